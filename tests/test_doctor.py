@@ -165,6 +165,8 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         "evaluate net.pt"),
     "loss at chance": (
         accuracy.loss_at_chance, hessian(arrays={"loss": ("batch", np.full(12, 2.4))}), hessian(), "--split train"),
+    "loss above guessing": (
+        accuracy.loss_above_guessing, surface(loss=BOWL + 6), surface(loss=BOWL + 2), "--split train"),
     "few per class": (
         accuracy.few_per_class, made("lesion", intact_accuracy=0.9, samples=30), made("lesion", intact_accuracy=0.9),
         "--samples"),

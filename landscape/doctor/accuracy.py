@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import binom, norm
 from scipy.stats import t as student
 
 from landscape.doctor.finding import Finding, Result, found, more_samples
@@ -68,6 +68,27 @@ def loss_at_chance(result: Result) -> Iterator[Finding]:
             "at-chance", "note" if untrained else "suspicious", result,
             f"the mean loss {loss.mean():.3g} is not below that of guessing, log {result.classes} = "
             f"{chance:.3g}: these are eigenvalues of a network that knows nothing",
+            _check_loading(result, " --split train"),
+        )  # fmt: skip
+
+
+def loss_above_guessing(result: Result) -> Iterator[Finding]:
+    """The training loss at the checkpoint is above that of guessing, log K, though its accuracy is better.
+
+    Training lowers this loss, so that other inputs than in training are likely, such as another mean and std. One-sided
+    at 1 %. Of test samples nothing is said: an overconfident network may honestly lose more there than by guessing.
+    """
+    grid, chance = Grid.around(result), math.log(result.classes or 1)
+    if grid is None or not grid.has_centre or not chance or result.spec.get("loss"):
+        return
+    if result.spec.get("split") == "test" or any(at_chance(result)):
+        return
+    if grid.at_centre - norm.ppf(1 - LEVEL) * grid.loss_se > chance:
+        untrained = result.attribute("epoch", math.nan) == 0
+        yield found(
+            "at-chance", "note" if untrained else "suspicious", result,
+            f"the training loss at the checkpoint, {grid.at_centre:.3g} ± {grid.loss_se:.2g}, is above that of "
+            f"guessing, log {result.classes} = {chance:.3g}",
             _check_loading(result, " --split train"),
         )  # fmt: skip
 
