@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ GAP = 1.5  # pt between neighbouring tick labels at least
 def tidied(figure: Any) -> Any:
     """Wrap long labels, lay the figure out once, and hide tick labels that touch; returns the figure.
 
-    The layout is fixed afterwards, so that saving in several formats does not repeat it.
+    The layout is fixed afterwards, so that saving does not repeat it. Nothing is drawn here: that costs as much as it.
     """
     import matplotlib
 
@@ -24,7 +25,8 @@ def tidied(figure: Any) -> Any:
             _wrap(ax)
     shown = figure.dpi
     figure.dpi = matplotlib.rcParams["savefig.dpi"]  # text is a little wider at some resolutions than at others
-    figure.draw_without_rendering()
+    with suppress(ValueError):  # axes of subfigures: their distances stay, as when matplotlib draws the figure
+        figure.get_layout_engine().execute(figure)
     plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
     for ax in plain:
         for side, axis in enumerate((ax.xaxis, ax.yaxis)):
@@ -34,7 +36,7 @@ def tidied(figure: Any) -> Any:
             ends = [_shown(ax.xaxis) for ax in (left, right)]
             if all(ends) and _touch(ends[0][-1], ends[1][0], 0):
                 ends[1][0].set_visible(False)
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # with "none", saving would draw the figure twice
     figure.dpi = shown
     return figure
 
@@ -58,6 +60,7 @@ def _broken(text: str, width: float, size: float) -> str:
 
 def _shown(axis: Any) -> list[Any]:
     """The labels of the ticks that are drawn, in order."""
+    axis.get_tightbbox(axis.get_figure(root=True).canvas.get_renderer())  # places the ticks for the present size
     low, high = sorted(axis.get_view_interval())
     margin = 1e-6 * (high - low)
     ticks = [tick for tick in axis.get_major_ticks() if low - margin <= tick.get_loc() <= high + margin]
