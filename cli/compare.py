@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from landscape.plots.comparison import Comparison
 
 Option = typer.Option
+LARGE = 2**30  # bytes of a file that is not copied in memory for a table
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 
 
@@ -83,6 +84,9 @@ def _store(path: Path, found: Comparison, *, quiet: bool) -> None:
     """Store the comparison; a file that cannot be changed is left as it is, with a note."""
     from landscape.plots import comparison_rows
 
+    if path.stat().st_size > LARGE:  # every change of a results file copies it in memory
+        say(f"note: not stored in {path}, which is larger than 1 GiB; --out writes the tables", quiet=quiet)
+        return
     try:
         group = comparison_rows.store(path, found)
     except OSError as error:

@@ -43,18 +43,18 @@ def animate(
     require(kind in KINDS, "figure", kind, f"one of {', '.join(KINDS)}")
     require(out.suffix.lower() in FORMATS, "out", out, "a file that ends in .gif or .mp4")
     probe = FIGURES[kind].probe
-    found = FIGURES[kind].selected([data for _, data in selection.of(reader.find(path, probe))])
-    lines = sorted(runs(found).values(), key=len)
-    if not lines:
-        raise ValueError(
-            f"{path} holds no run with results of {probe} at two epochs or more; measure its snapshots with equal "
-            f"options, for example: landscape {probe} RUN/epoch_*.pt --out {path}"
-        )
-    results = [found[i] for i in lines[-1]]
-    with applied(theme):
+    with reader.streaming(path, probe) as stored, applied(theme):
+        found = FIGURES[kind].selected([data for _, data in selection.of(stored)])
+        lines = sorted(runs(found).values(), key=len)
+        if not lines:
+            raise ValueError(
+                f"{path} holds no run with results of {probe} at two epochs or more; measure its snapshots with equal "
+                f"options, for example: landscape {probe} RUN/epoch_*.pt --out {path}"
+            )
+        results = [found[i] for i in lines[-1]]
         looks = selection.looks(results, results)
         _write(out, list(_frames(results, looks, kind)), rate)
-    return [epoch(data) for data in results]
+        return [epoch(data) for data in results]
 
 
 def _frames(results: Sequence[xr.Dataset], looks: Sequence[Look], kind: str) -> Iterator[np.ndarray]:

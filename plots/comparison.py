@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,9 +90,10 @@ def compare(*files: Path | str, group: str | Sequence[str] = (), against: str = 
         FileNotFoundError, ValueError: there is no such file, or nothing finished in it.
         OptionError: a group or the label to compare with is unknown.
     """
-    stored = [found for path in files for found in reader.groups(path)]
     rules = (group,) if isinstance(group, str) and group else tuple(group)
-    return compare_results(stored, group=rules, against=against, source=", ".join(map(str, files)))
+    with ExitStack() as opened:
+        stored = [found for path in files for found in opened.enter_context(reader.streaming(path))]
+        return compare_results(stored, group=rules, against=against, source=", ".join(map(str, files)))
 
 
 def compare_results(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +50,32 @@ def figure(
     one_of("columns", str(columns), ("0", "1", "2"))
     theme = Theme(style, columns, title)
     selection = Selection(tuple([only] if isinstance(only, str) else only))
-    everything = [result for _, result in selection.of(_named(data))]
-    results = entry.selected([result for result in everything if result.attrs.get("probe", entry.probe) == entry.probe])
-    if not results:
-        raise ValueError(
-            f"{name} draws finished {', '.join(entry.needs)} of landscape {entry.probe}, and the data hold none; "
-            f'measure them first, for example: landscape.measure("{entry.probe}", checkpoint)'
-        )
-    if ax is None:
-        with applied(theme):
-            return entry.module.page(results, selection.looks(results, everything))
-    return _into(entry, results, selection, everything, _axes(entry, ax))
+    with _named(data) as stored:
+        everything = [result for _, result in selection.of(stored)]
+        own = [result for result in everything if result.attrs.get("probe", entry.probe) == entry.probe]
+        results = entry.selected(own)
+        if not results:
+            raise ValueError(
+                f"{name} draws finished {', '.join(entry.needs)} of landscape {entry.probe}, and the data hold none; "
+                f'measure them first, for example: landscape.measure("{entry.probe}", checkpoint)'
+            )
+        if ax is None:
+            with applied(theme):
+                return entry.module.page(results, selection.looks(results, everything))
+        return _into(entry, results, selection, everything, _axes(entry, ax))
 
 
-def _named(data: Data) -> list[tuple[str, xr.Dataset]]:
-    """Results of any form of data, by group; checkpoints in the order of every figure."""
+@contextmanager
+def _named(data: Data) -> Iterator[list[tuple[str, xr.Dataset]]]:
+    """Results of any form of data, by group; checkpoints in the order of every figure. A file is streamed."""
     if isinstance(data, Path | str):
-        return reader.by_checkpoint(reader.groups(data))
-    if isinstance(data, xr.DataTree):
+        with reader.streaming(data) as stored:
+            yield reader.by_checkpoint(stored)
+    elif isinstance(data, xr.DataTree):
         found = [(node.path, node.to_dataset()) for node in data.leaves]
-        return reader.by_checkpoint([item for item in found if item[1].data_vars])
-    return [("", result) for result in ([data] if isinstance(data, xr.Dataset) else data)]
+        yield reader.by_checkpoint([item for item in found if item[1].data_vars])
+    else:
+        yield [("", result) for result in ([data] if isinstance(data, xr.Dataset) else data)]
 
 
 def _axes(entry: FigureEntry, ax: Any) -> Any:

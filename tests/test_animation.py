@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_an_animation_shows_the_epochs_in_order_on_common_colours(
 ) -> None:
     data = result_of(study, "surface")
     stored = [("surface/x", _snapshot(data, epoch)) for epoch in (3, 1, 2)]
-    monkeypatch.setattr(reader, "find", lambda *_: stored)
+    monkeypatch.setattr(reader, "streaming", lambda *_: nullcontext(stored))
     epochs = animation.animate("r.h5", tmp_path / "a.gif", selection=Selection(), theme=theme.Theme(), rate=4)
     assert epochs == [1.0, 2.0, 3.0]
     with Image.open(tmp_path / "a.gif") as picture:

@@ -94,14 +94,47 @@ print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
 
-def test_a_file_of_five_gigabytes_is_streamed(tmp_path: Path) -> None:
-    def swollen(group: h5py.Group) -> None:
-        form = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        form.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        form.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # a hole in the file, which takes no place on the disk
-        shape = (*group["loss"].shape, 5 * 2**30 // (8 * group["loss"].size))
-        h5py.h5d.create(group.id, b"samples_loss", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple(shape), form)
+COMPARED = """
+import resource, sys
+import landscape
+from landscape.cli.main import exit_code
+resource.setrlimit(resource.RLIMIT_AS, (5 * 2**30, 5 * 2**30))
+path, out = sys.argv[1:]
+codes = [exit_code(words) for words in (["compare", path], ["animate", path, "--out", out])]
+landscape.plots.surface_height(path)
+assert "net 1" in landscape.compare(path)._repr_html_()
+print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
 
+
+def swollen(group: h5py.Group) -> None:
+    """Add 5 GB: a hole in the file, which takes no place on the disk."""
+    form = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    form.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    form.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    shape = (*group["loss"].shape, 5 * 2**30 // (8 * group["loss"].size))
+    h5py.h5d.create(group.id, b"samples_loss", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple(shape), form)
+
+
+def test_comparison_animation_and_figures_from_python_stream_a_file_of_five_gigabytes(tmp_path: Path) -> None:
+    path = tmp_path / "large.h5"
+    networks = [synthetic.transformer(f"net {i}", model=f"net_{i}") for i in range(2)]
+    synthetic.write(path, networks, probes=("surface",))
+    with h5py.File(path, "r+") as file:
+        for epoch, group in enumerate(file["surface"].values()):
+            group.attrs.update(epoch=float(epoch), spec='{"checkpoint": "run/net.pt"}')
+        swollen(group)
+    command = [sys.executable, "-c", COMPARED, str(path), str(tmp_path / "a.gif")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    codes, _, peak = ended.stdout.splitlines()[-1].rpartition(" ")
+    assert codes == "[0, 0]", ended.stderr
+    assert int(peak) < 1024, "MiB"
+    assert "not stored" in ended.stderr
+    assert (tmp_path / "a.gif").exists()
+
+
+def test_a_file_of_five_gigabytes_is_streamed(tmp_path: Path) -> None:
     path = changed(tmp_path / "large.h5", swollen)
     assert path.stat().st_size > 5e9
     command = [sys.executable, "-c", STREAMED, str(path), str(tmp_path / "out")]

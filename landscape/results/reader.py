@@ -56,8 +56,8 @@ def find(path: Path | str, probe: str | None = None, label: str | None = None) -
 
 
 @contextlib.contextmanager
-def streaming(path: Path | str) -> Iterator[list[tuple[str, xr.Dataset]]]:
-    """The results as `groups` returns them, but arrays above a megabyte are read when they are used, and not kept.
+def streaming(path: Path | str, probe: str | None = None) -> Iterator[list[tuple[str, xr.Dataset]]]:
+    """The results (of a probe), as `find` returns them, but arrays above a megabyte are read when used, and not kept.
 
     They can be used inside the `with` block only. So a file much larger than the memory can be drawn.
 
@@ -68,7 +68,7 @@ def streaming(path: Path | str) -> Iterator[list[tuple[str, xr.Dataset]]]:
     hdf5_file.check(path)
     with hdf5_file.reading(path) as file:
         try:
-            found = _ordered(_datasets(path, file, lazy=True))
+            found = _ordered(_datasets(path, file, probe, lazy=True))
         except hdf5_file.DAMAGE as error:
             raise hdf5_file.damaged(path, error) from error
         yield found
