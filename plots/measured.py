@@ -244,6 +244,13 @@ def _similarity(data: xr.Dataset) -> Iterator[Measured]:
     yield from number(data, "first with last", "cka", at={"layer": 0, "other": -1})
 
 
+def _tokens(data: xr.Dataset) -> Iterator[Measured]:
+    """The common displacement of the last layer that is finished; a divergence of t-SNE has no error."""
+    done = np.flatnonzero(np.isfinite(data["common"].values)) if "common" in data else np.empty(0, dtype=int)
+    if done.size:
+        yield from number(data, "common displacement", "common", at={"layer": int(done[-1])})
+
+
 def _line(data: xr.Dataset) -> Iterator[Measured]:
     """The highest barrier between checkpoints."""
     if headlines.finite(data, "barrier").size:
@@ -294,6 +301,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
                                ("critical sharpness", "mean_critical_sharpness", FLATTER),
                                ("sharpness along the update", "mean_directional_sharpness", FLATTER),
                                ("change of the objective", "mean_actual_change", ""))),
+    "tokens": _tokens,
     "trace": partial(_scalars, (("trace", "trace", FLATTER),)),
     "uncertainty": partial(_ends, (("model ", "model_uncertainty"), ("data ", "data_uncertainty"))),
     "variance": partial(_ends, (("", "variance"),)),

@@ -13,6 +13,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers
+from landscape.plots.theme import ground
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,11 +26,11 @@ MEANING = (
     "gradients and momentum keep a run below it, and it says nothing about optimisers with a preconditioner."
 )
 ABOVE = 10.0  # times the largest eigenvalue, above which thresholds are not shown
-FEW = 60  # rows that are drawn with a mark each
+MARKS = 14  # of a line: with more rows not every one has a mark
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
-    """Draw the largest eigenvalue over the steps and its threshold; hollow where a search has not converged."""
+    """Draw the largest eigenvalue over the steps and its threshold; ringed where a search has not converged."""
     return over_steps(data, ax, "eigenvalue", "threshold", "converged", "largest Hessian eigenvalue", look)
 
 
@@ -45,12 +46,15 @@ def over_steps(
     look = look or look_of(data)
     step, value = data["step"].values, data[quantity].transpose("step", "rank").values[:, 0]
     known = np.isfinite(value)
-    mark = look.marker if known.sum() <= FEW else ""
-    ax.plot(step[known], value[known], color=look.color, linewidth=0.9, label=look.label, marker=mark, markersize=2.2)
+    every = max(1, int(known.sum()) // MARKS)
+    ax.plot(step[known], value[known], color=look.color, linewidth=0.9, label=look.label, marker=look.marker,
+            markersize=3.5, markevery=every)  # fmt: skip
     unsure = known & (data[converged].transpose("step", "rank").values[:, 0] == 0)
-    ax.plot(step[unsure], value[unsure], look.marker, color=look.color, markerfacecolor="none", markersize=4)
+    ax.plot(step[unsure], value[unsure], look.marker, color=look.color, markerfacecolor="none", markersize=5.5)
     limit = data[threshold].values
-    ax.plot(step[np.isfinite(limit)], limit[np.isfinite(limit)], "--", color=look.color, linewidth=0.8)
+    there = np.isfinite(limit)
+    ax.plot(step[there], limit[there], "--", color=look.color, linewidth=0.8, marker=look.marker, markersize=3.5,
+            markerfacecolor=ground(), markevery=[-1] if there.any() else None)  # fmt: skip
     units = str(data[quantity].attrs.get("units", "1"))
     ax.set(xlabel="step", ylabel=f"{name}\n({units})" if units != "1" else name)
     return ax
@@ -62,7 +66,7 @@ def overlaid(
     """Runs in one panel, logarithmic where their largest values lie decades apart."""
     note = _about_threshold(results, threshold)
     legend = [replace(look, line="-").legend_handle() for look in looks]
-    figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note} Hollow: not converged.")
+    figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note} Ringed: not converged.")
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):
         draw(data, ax, look=look)

@@ -42,7 +42,7 @@ def draw(
     """Draw the sharpness (first axes) and the change of the objective (second, if any), with 95 % intervals.
 
     The change is in shares of what the first order predicts: changes of two learning rates may be decades apart.
-    Dots are single mini-batches; the dashed line is 2 / learning rate, if that is near. Open marks are the other
+    Small marks are single mini-batches; the dashed line is 2 / learning rate, if that is near. Open marks are the other
     mini-batches.
     """
     look = look or look_of(data)
@@ -89,12 +89,19 @@ def _column(
     places = at + width * (np.arange(len(values)) / max(len(values) - 1, 1) - 0.5) * 0.8
     face = look.color if filled else ground()
     ax.plot(
-        places, values, linestyle="none", marker="o", markersize=2, color=look.color, markerfacecolor=face, alpha=DOTS
+        places,
+        values,
+        linestyle="none",
+        marker=look.marker,
+        markersize=1.8,
+        color=look.color,
+        markerfacecolor=face,
+        alpha=DOTS,
     )
     mean, error = (float(data[key]) if key in data else np.nan for key in (summary, f"{summary}_se"))
     ax.errorbar(
         [at], [mean], QUANTILE * error if np.isfinite(error) else None, color=look.color, marker=look.marker,
-        markersize=5, elinewidth=1.2, capsize=2, markerfacecolor=face, linestyle="none", zorder=3,
+        markersize=6, elinewidth=1.2, capsize=2, markerfacecolor=face, linestyle="none", zorder=3,
     )  # fmt: skip
 
 
@@ -104,7 +111,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         replace(look, label=f"{look.label}: {_optimizer(data)}") for data, look in zip(results, looks, strict=True)
     ]
     note = (
-        "Dots: mini-batches; bars: 95 % intervals of their mean; dashed: 2 / learning rate, if within a factor of 100. "
+        "In each column the networks stand in the order of the legend. Small: mini-batches; bars: 95 % intervals of "
+        "their mean; dashed: 2 / learning rate, if within a factor of 100. "
         "Right: shares of what the first order predicts; filled, on the mini-batch of the gradient; open, on others."
     )
     figure = style.page(results, looks, height=2.8, legend=[look.legend_handle() for look in labels], note=note)

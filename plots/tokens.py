@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -42,18 +42,38 @@ def draw(data: xr.Dataset, ax: Axes, *, layer: int = -1) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per layer."""
+    return layers_in_rows(results, looks, draw, titles=0.15, note="Colours and shapes: images.")
+
+
+def layers_in_rows(
+    results: Sequence[xr.Dataset],
+    looks: Sequence[Look],
+    draw: Callable[..., Any],
+    *,
+    titles: float,
+    projection: str | None = None,
+    note: str = "",
+    legend: Sequence[Any] = (),
+) -> Figure:
+    """Panels of `draw(data, ax, layer=i)`: a row per network, named at its left, a column per layer.
+
+    `titles` is the height of the titles of a row, in inches.
+    """
     columns = max(len(data["layer"]) for data in results)
     side = page_width() / max(columns, 3)
-    note = "Colours and shapes: images."
-    figure = style.page(results, looks, height=len(results) * (side + 0.15), note=note)
-    grid = figure.subplots(len(results), columns, squeeze=False)
+    figure = style.page(results, looks, height=len(results) * (side + titles), legend=legend, note=note)
+    grid = figure.subplots(len(results), columns, squeeze=False, subplot_kw={"projection": projection})
     for data, look, row in zip(results, looks, grid, strict=True):
         for layer, ax in enumerate(row):
             if layer < len(data["layer"]):
                 draw(data, ax, layer=layer)
             else:
                 ax.remove()
-        row[0].set_ylabel(style.fitted(look.label, side, style.SMALL), fontsize=style.SMALL)
+        name: dict[str, Any] = {"s": style.fitted(look.label, side, style.SMALL), "fontsize": style.SMALL}
+        if projection == "3d":  # which has no vertical label of its own
+            row[0].text2D(0.0, 0.5, **name, transform=row[0].transAxes, rotation=90, va="center", ha="right")
+        else:
+            row[0].set_ylabel(name.pop("s"), **name)
     return figure
 
 

@@ -10,7 +10,7 @@ import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
-from landscape.plots.theme import page_width
+from landscape.plots.tokens import layers_in_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,14 +22,15 @@ MEANING = (
     "example; the common share of the displacement is of all channels, mean over images."
 )
 COLORS, NAMES = ("tab:blue", "tab:red"), ("before attention", "after attention")
+MARKERS = "o^"
 
 
 def draw(data: xr.Dataset, ax: Any, *, layer: int = -1, image: int = 0) -> Any:
     """Draw the tokens of one image around one layer, by default the last; axes without numbers."""
     position = data["stream_position"].transpose("layer", "side", "image", "token", "axis").values[layer, :, image]
-    for tokens, color in zip(position, COLORS, strict=True):
+    for tokens, color, marker in zip(position, COLORS, MARKERS, strict=True):
         shown = tokens[np.isfinite(tokens).all(axis=1)]
-        ax.scatter(*shown.T, s=5, color=color, linewidths=0, alpha=0.8, depthshade=False)
+        ax.scatter(*shown.T, s=7, color=color, marker=marker, linewidths=0, alpha=0.8, depthshade=False)
     ax.set(xticklabels=[], yticklabels=[], zticklabels=[])
     depth, common = (float(data[name].values[layer]) for name in ("depth", "common"))
     ax.set_title(f"depth {depth:.2f}, common {common:.2f}", fontsize=style.SMALL)
@@ -40,23 +41,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per layer."""
     from matplotlib.lines import Line2D
 
-    columns = max(len(data["layer"]) for data in results)
-    side = page_width() / max(columns, 3)
     legend: list[Any] = [
-        Line2D([], [], color=color, marker="o", markersize=3, linestyle="none", label=name)
-        for color, name in zip(COLORS, NAMES, strict=True)
+        Line2D([], [], color=color, marker=marker, markersize=3.5, linestyle="none", label=name)
+        for color, marker, name in zip(COLORS, MARKERS, NAMES, strict=True)
     ]
     note = (
         "Tokens of the first image; common: share of the displacement that all tokens have in common, mean over images."
     )
-    figure = style.page(results, looks, height=len(results) * (side + 0.25), legend=legend, note=note)
-    grid = figure.subplots(len(results), columns, squeeze=False, subplot_kw={"projection": "3d"})
-    for data, look, row in zip(results, looks, grid, strict=True):
-        for layer, ax in enumerate(row):
-            if layer < len(data["layer"]):
-                draw(data, ax, layer=layer)
-            else:
-                ax.remove()
-        row[0].text2D(0.0, 0.5, style.fitted(look.label, side, style.SMALL), transform=row[0].transAxes,
-                      fontsize=style.SMALL, rotation=90, va="center", ha="right")  # fmt: skip
-    return figure
+    return layers_in_rows(results, looks, draw, titles=0.25, projection="3d", note=note, legend=legend)

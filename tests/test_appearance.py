@@ -52,6 +52,16 @@ def test_families_have_their_colours_and_markers(study: Path) -> None:
     assert alternet.color not in (vit.color, resnet.color)
 
 
+@pytest.mark.parametrize("name", ["monitor", "step"])
+def test_networks_have_marks_of_their_own_beside_their_colours(study: Path, name: str) -> None:
+    page = getattr(landscape.plots, name)(study)
+    marks: dict[str, set[str]] = {}
+    for line in page.axes[0].get_lines():
+        if len(line.get_xdata()) and line.get_marker() in tuple("oDs"):
+            marks.setdefault(str(line.get_color()), set()).add(str(line.get_marker()))
+    assert sorted(map(sorted, marks.values())) == [["D"], ["o"], ["s"]]
+
+
 @pytest.mark.parametrize(
     ("model", "family"),
     [("vit_demo", "ViT"), ("timm:deit_small", "ViT"), ("preresnet_demo", "ResNet"), ("resnext50", "ResNet"),

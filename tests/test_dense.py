@@ -99,7 +99,10 @@ def test_the_ignored_class_is_an_option_and_part_of_the_data() -> None:
     inputs, targets = samples()
     moved = targets.masked_fill(targets == 255, 0)
     zero, other = subject_of((inputs, moved), ignore_index=0), subject_of((inputs, targets))
-    assert "0 ignored" in measure("line", zero, out=None, resolution=2, quiet=True).attrs["protocol"]
+    assert (
+        "class per pixel, 0 and negative targets ignored"
+        in measure("line", zero, out=None, resolution=2, quiet=True).attrs["protocol"]
+    )
     assert metrics_of(zero)["loss"] != metrics_of(other)["loss"]
     assert zero.data_sha256 != subject_of((inputs, moved), ignore_index=1).data_sha256
     with pytest.raises(

@@ -13,8 +13,10 @@ import landscape
 from landscape.layers.principal_tokens import attended_layers, on_principal_axes, tokens_around
 from landscape.options import OptionError
 from landscape.plots import drawing
+from landscape.plots.measured import measured
 from landscape.probe import NotApplicable
 from landscape.probes.tokens import Tokens
+from landscape.results import reader
 from landscape.run import run_key
 
 PROBE = Tokens(images=5, method="principal", depths="0,1")
@@ -75,6 +77,8 @@ def test_it_is_stored_drawn_and_another_measurement_than_t_sne(tmp_path: Path) -
     row = data["common_displacement"].values[0]
     assert float(data["common"][0]) == pytest.approx(row.mean())
     assert float(data["common_se"][0]) == pytest.approx(row.std(ddof=1) / 5**0.5)
+    (number,) = measured(reader.find(tmp_path / "r.h5", "tokens")[0][1])
+    assert (number.value, number.error) == (float(data["common"][-1]), float(data["common_se"][-1]))
     assert [path.name for path in drawing.draw(tmp_path / "r.h5", tmp_path / "figures")] == ["tokens_moved.png"]
     digests = {run_key(probe, subject, "").digest for probe in (PROBE, Tokens(images=5, perplexity=2.0))}
     assert len(digests) == 2

@@ -136,7 +136,7 @@ def protocol(subject: Subject, *, samples: int | None = None) -> str:
         f"weight decay {subject.weight_decay:g}",
         f"mean of {subject.members} dropout masks" if subject.members else "",
         f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
-        f"class per pixel, {spec.ignore_index} ignored" if subject.dense else "",
+        _unlabelled_in_words(spec) if subject.dense else "",
         f"seed {subject.seed}",
     ]
     return ", ".join(filter(None, parts))
@@ -159,6 +159,12 @@ def _samples_in_words(count: int, images: Images | None) -> str:
     if images is not None and images.sequences:
         return images.sequences
     return f"{count} sample{'s' * (count != 1)}"
+
+
+def _unlabelled_in_words(spec: Spec) -> str:
+    """Which targets of pixels stand for no label: negative ones never have any."""
+    chosen = f"{spec.ignore_index} and " if spec.ignore_index >= 0 else ""
+    return f"class per pixel, {chosen}negative targets ignored"
 
 
 def _data_in_words(subject: Subject, spec: Spec) -> str:
