@@ -11,7 +11,7 @@ from landscape.plots import depth, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.theme import page_width
+from landscape.plots.theme import narrow, page_width
 
 MEANING = (
     "Singular values of the tokens of one image and of the token means of a mini-batch, relative to the largest, from "
@@ -63,6 +63,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for data, look in zip(results, looks, strict=True):
             draw_over_depth(data, ax, quantity, rank, look=look)
         ax.set_title(f"rank {rank}", fontsize=style.SMALL)
+        if narrow():  # the colour bar beside it has the same quantity
+            ax.set_xlabel("depth")
     for column, (data, look) in enumerate(zip(results, looks, strict=True)):
         for ax, (quantity, what) in zip(grid[:, column], PANELS.items(), strict=True):
             draw(data, ax, quantity=quantity)

@@ -15,7 +15,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.plane import annotate, axis_label, complete_cells
 from landscape.plots.surface import add_colour_bar, contour_levels, fill_contours
-from landscape.plots.theme import PAGE, page_width, panel_width
+from landscape.plots.theme import PAGE, narrow, page_width, panel_width
 
 MEANING = (
     "Snapshots of a run projected onto the plane that holds most of its path (or the checkpoints that span a plane), "
@@ -52,10 +52,10 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result with common contour levels and one colour bar."""
     levels = contour_levels(results)
     note = "A star: the weights through which the plane passes."
-    columns = min(len(results), 2)
+    columns = 1 if narrow() else min(len(results), 2)
     rows = math.ceil(len(results) / columns)
     width = page_width() if columns > 1 else panel_width(0.7 * PAGE)
-    figure = style.page(results, looks, height=2.4 * rows, width=width, note=note)
+    figure = style.page(results, looks, height=(1.9 if narrow() else 2.4) * rows, width=width, note=note)
     grid = figure.subplots(rows, columns, squeeze=False)
     for spare in grid.flat[len(results) :]:
         spare.remove()

@@ -13,7 +13,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
-from landscape.plots.theme import ground, ink, muted
+from landscape.plots.theme import ground, ink, muted, narrow
 from landscape.results.statistics import QUANTILE
 
 MEANING = (
@@ -112,11 +112,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     ]
     note = (
         "In each column the networks stand in the order of the legend. Small: mini-batches; bars: 95 % intervals of "
-        "their mean; dashed: 2 / learning rate, if within a factor of 100. "
-        "Right: shares of what the first order predicts; filled, on the mini-batch of the gradient; open, on others."
+        f"their mean; dashed: 2 / learning rate, if within a factor of 100. {'Below' if narrow() else 'Right'}: shares "
+        "of what the first order predicts; filled, on the mini-batch of the gradient; open, on others."
     )
-    figure = style.page(results, looks, height=2.8, legend=[look.legend_handle() for look in labels], note=note)
-    axes = tuple(figure.subplots(1, 2, width_ratios=[1.1, 1.0]))
+    legend = [look.legend_handle() for look in labels]
+    figure = style.page(results, looks, height=4.2 if narrow() else 2.8, legend=legend, note=note)
+    axes = tuple(figure.subplots(2, 1) if narrow() else figure.subplots(1, 2, width_ratios=[1.1, 1.0]))
     width = BESIDE / len(results)
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):
         draw(data, axes, look=look, shift=BESIDE * (i + 0.5) / len(results) - BESIDE / 2, width=width)
