@@ -22,6 +22,7 @@ from landscape.cli.command_options import (
     typed_options,
     with_options,
 )
+from landscape.cli.flatness_table import flatness_table
 from landscape.cli.loading import load
 from landscape.cli.process_setup import executor_of, free_large_blocks, importing, sharing_processes
 from landscape.event_log import event_log, record
@@ -240,3 +241,5 @@ def _measure(
             say(f"{place}: {said}, {kept:,} kept from before. {headline}", quiet=quiet)
         else:
             say(f"{place}: {outcome.units} of {outcome.units} units in {took}. {headline}", quiet=quiet)
+        if command == "flatness" and shard == WHOLE and not quiet:
+            typer.echo(flatness_table(out, outcome.group))

@@ -14,7 +14,7 @@ import xarray as xr
 from landscape.options import OptionError, did_you_mean
 from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.grouping import Groups
-from landscape.plots.measured import FLATTER, HIGHER, Measured
+from landscape.plots.measured import FLATTER, FLATTER_ABOVE, HIGHER, Measured
 from landscape.plots.pairing import mini_batches, paired
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
@@ -195,7 +195,8 @@ def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:
     if verdict == REAL and reading:
         lower = contrast.first if contrast.difference.value < 0 else contrast.second
         higher = contrast.second if lower == contrast.first else contrast.first
-        favours = f"{higher if reading == HIGHER else lower} is {'flatter' if reading == FLATTER else 'better'}"
+        favoured = higher if reading in (HIGHER, FLATTER_ABOVE) else lower
+        favours = f"{favoured} is {'flatter' if reading in (FLATTER, FLATTER_ABOVE) else 'better'}"
         if contrast.probe == "surface" and reading == FLATTER and "errors" in contrast.difference.method:
             favours += " on this plane"
     return replace(contrast, adjusted=adjusted, verdict=verdict, favours=favours)
@@ -220,7 +221,7 @@ def flatness(comparison: Comparison) -> list[str]:
     for first, second in dict.fromkeys((c.first, c.second) for c in comparison.contrasts):
         said: dict[str, list[str]] = {}
         for c in comparison.contrasts:
-            if (c.first, c.second) == (first, second) and readings.get((c.probe, c.number)) == FLATTER:
+            if (c.first, c.second) == (first, second) and readings.get((c.probe, c.number)) in (FLATTER, FLATTER_ABOVE):
                 word = ALIKE if c.verdict == ALIKE else c.favours if c.verdict == REAL else "not judged"
                 said.setdefault(word, []).append(f"{c.number} ({c.probe})")
         if said:

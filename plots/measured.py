@@ -16,13 +16,15 @@ import xarray as xr
 from landscape.plots import headlines
 from landscape.results.statistics import QUANTILE, mean_and_standard_error, score_interval
 
-Reading = Literal["", "lower is better", "higher is better", "lower is flatter"]
+Reading = Literal["", "lower is better", "higher is better", "lower is flatter", "higher is flatter"]
 At = Mapping[str, int]  # a position on some axes
 LOWER: Reading = "lower is better"
 HIGHER: Reading = "higher is better"
 FLATTER: Reading = "lower is flatter"
+FLATTER_ABOVE: Reading = "higher is flatter"
 HEIGHT_RADIUS = 0.5  # of the surface's headline
 OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all others over samples
+    "flatness": "mini-batches, samples, random vectors or noise draws",
     "hessian": "mini-batches",
     "step": "mini-batches",
     "trace": "random vectors",
@@ -180,6 +182,16 @@ def linearised(data: xr.Dataset, *, share: bool) -> np.ndarray:
         return np.asarray(float(data["nep" if share else "ape"]) + (above - ratio * below) / below.mean())
 
 
+def _flatness(data: xr.Dataset) -> Iterator[Measured]:
+    """Every measure."""
+    from landscape.plots.flatness import rows_of
+
+    for row in rows_of(data):
+        half, unit = QUANTILE * row.error, "" if row.units == "1" else row.units
+        reading = FLATTER if row.flatter == "lower" else FLATTER_ABOVE
+        yield Measured(row.name, row.value, row.error, row.value - half, row.value + half, unit, reading)
+
+
 def _surface(data: xr.Dataset) -> Iterator[Measured]:
     """Loss and accuracy at the centre, and the height."""
     centre = {axis: np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y") if axis in data}
@@ -285,6 +297,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "density": partial(_scalars, (("mean", "mean", FLATTER),)),
     "ensemble": _ensemble,
     "evaluate": _evaluate,
+    "flatness": _flatness,
     "fourier": partial(_ends, (("", "high_frequency"),)),
     "hessian": _hessian,
     "lesion": partial(_largest_change, "unit"),

@@ -19,6 +19,7 @@ from landscape.data import corruptions
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes import PROBES, probe_class
 from landscape.probes.ensemble import Ensemble
+from landscape.probes.flatness import Flatness
 from landscape.probes.sensitivity import Sensitivity
 from landscape.probes.step import Step
 from landscape.results import corruption_summary
@@ -695,6 +696,21 @@ def step(network: Network) -> tuple[Plan, Measure]:
     return plan, measure
 
 
+def flatness(network: Network) -> tuple[Plan, Measure]:
+    """Sharper where the network is narrower, but by the average-case measures."""
+    plan = Flatness(**Flatness.smallest).plan(tanh_net())
+    names = [str(name) for name in plan.labels["measure_name"][1]]
+
+    def measure(unit: Unit) -> Values:
+        (i,), known = unit.index, np.arange(len(names)) == plan.labels["unit_measure"][1][unit.index[0]]
+        levels = np.array([0.1 * network.width ** (1 if "average" in name else -1) for name in names])
+        known |= known[names.index("trace")] & (np.array(names) == "frobenius")
+        terms = np.where(known, levels * (1 + 0.1 * math.sin(3 * i)), np.nan)
+        return {"term": terms, "term_se": 0.2 * terms, "samples": 6}
+
+    return plan, measure
+
+
 MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "monitor": monitor,
     "surface": surface,
@@ -706,6 +722,7 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "sensitivity": sensitivity,
     "trace": trace,
     "step": step,
+    "flatness": flatness,
     "density": density,
     "line": line,
     "noise": noise,

@@ -79,6 +79,9 @@ CASES = {
     "trace, hutchinson": Case("trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3, once=7),
     # The length of the critical step depends on which side of its start a loss falls.
     "step": Case("step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, per_unit=60, once=40),
+    "flatness": Case(
+        "flatness", {"steps": 2, "draws": 4, "vectors": 2}, rtol=1e-2, simulated=1e-6, per_unit=60, once=40
+    ),
     "density": Case("density", {"vectors": 2, "steps": 3}, rtol=1e-3, simulated=1e-6, per_unit=8),
     "noise-scale": Case("noise-scale", {"groups": 3}, rtol=1e-2, per_unit=8, once=40),
     "fourier": Case("fourier", {"spectrum": "full"}, per_unit=4, simulated=1e-6),

@@ -389,7 +389,8 @@ def test_the_digest_does_not_depend_on_files_label_or_unused_options(
     )
     changed = digest(small(name), loaded(folder, batch_size=16))
     assert (changed != reference[name]) == (
-        name in ("hessian", "trace", "step", "sensitivity", "similarity", "attention", "ensemble", "uncertainty")
+        name
+        in ("hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty")
     )
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
     assert (changed != reference[name]) == (

@@ -38,7 +38,7 @@ NEEDS = {"corruption": "imagecorruptions", "tokens": "sklearn"}  # packages that
 TOLERANCE, OF_SPECTRA, OF_ACCURACY = 1e-3, 1e-2, 0.05
 SPECTRA = (
     "smallest", "largest", "ratio", "eigenvalue", "ape", "ape_low", "ape_high", "trace", "trace_se", "batch_trace",
-    "batch_trace_se",
+    "batch_trace_se", "value", "se", "term", "term_se",
 )  # fmt: skip
 SEARCH = {
     "hessian": (
@@ -57,6 +57,7 @@ DRAWN = ("density",)  # its random vectors are others in double precision
 OPTIONS: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "7"}, "line": {"resolution": 9, "directions": 2}, "hessian": {"batches": 4},
     "step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)},
+    "flatness": {"steps": 5, "draws": 4, "vectors": 8},
     "noise-scale": {"groups": 8}, "trace": {"vectors": 16}, "sensitivity": {"bits": "8,4", "vectors": 2},
     "density": {"vectors": 4, "steps": 30}, "trajectory": {},
 }  # fmt: skip

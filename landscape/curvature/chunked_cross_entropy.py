@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.data.structure import Nested, rows_of
+from landscape.subject.linear_head import linear_head
 from landscape.subject.losses import cross_entropy
-from landscape.subject.outputs import logits_or_none
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -61,20 +61,8 @@ def _head(subject: Subject) -> nn.Linear | None:
     """The linear layer whose outputs, as they are, are the logits of sequences; None if there is none."""
     if subject.losses is not cross_entropy or subject.members:
         return None
-    found: list[tuple[nn.Linear, Tensor]] = []
-
-    def note(module: nn.Module, given: Any, returned: Any) -> None:
-        assert isinstance(module, nn.Linear)
-        found.append((module, returned))
-
-    with contextlib.ExitStack() as hooks, subject.evaluating():
-        for module in subject.model.modules():
-            if type(module) is nn.Linear:
-                hooks.enter_context(module.register_forward_hook(note))
-        logits = logits_or_none(subject.outputs(rows_of(subject.batch(0)[0], slice(1))))
-    calls = [module for module, _ in found]
-    head = next((module for module, returned in found if returned is logits), None)
-    return head if head is not None and calls.count(head) == 1 and logits is not None and logits.dim() == 3 else None
+    found = linear_head(subject, rows_of(subject.batch(0)[0], slice(1)))
+    return found[0] if found is not None and found[2].dim() == 3 else None
 
 
 @contextlib.contextmanager

@@ -39,6 +39,9 @@ PROBES: dict[str, ProbeEntry] = {
     "step": ProbeEntry("step", "Step", "The optimiser's next update: sharpness along it, predicted and actual change."),
     "trace": ProbeEntry("trace", "Trace", "Trace of the Hessian, with its standard error."),
     "density": ProbeEntry("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
+    "flatness": ProbeEntry(
+        "flatness", "Flatness", "How flat the loss is: sharpness, noise and curvature measures, each with its error."
+    ),
     "noise-scale": ProbeEntry(
         "noise_scale", "NoiseScale", "Gradient noise scale, simple and weighted by the curvature: useful batch sizes."
     ),

@@ -19,6 +19,7 @@ BATCHWISE = (
     "attention",
     "ensemble",
     "evaluate",
+    "flatness",
     "hessian",
     "sensitivity",
     "similarity",
@@ -28,9 +29,9 @@ BATCHWISE = (
 )
 DECAYED = ("convexity", "density", "hessian", "noise-scale", "step", "trace")
 SEEDED = ("evaluate", "uncertainty")
-# Parameters that change how exact a number is, or how fast it is found, not which number it is.
+# Parameters that change how exact a number is, how fast it is found, or which numbers there are.
 ACCURACY = ("hvp", "draws", "vectors", "max_vectors", "tol", "tol_residual", "max_products", "ends", "eigenvectors",
-            "verify", "timed", "tune", "budget", "pictures", "memory_format", "compile")  # fmt: skip
+            "verify", "timed", "tune", "budget", "measures", "pictures", "memory_format", "compile")  # fmt: skip
 OF_THE_NETWORK = ("members", "snapshots", "run")  # parameters that name checkpoints
 # Facts that forbid a test of the difference, but not a figure side by side: how finely a grid is resolved, the seed,
 # and where a plane or line lies that each network's own curvature, run or checkpoints set.

@@ -1,0 +1,60 @@
+"""Relative flatness of the last linear layer, exact (Petzka et al. 2021, arXiv 2001.00939)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from landscape.data.structure import Nested
+from landscape.subject.linear_head import linear_head
+from landscape.subject.normalised_logits import NormalisedLogits, normalised
+from landscape.subject.subject import Subject
+
+
+def relative_flatness(subject: Subject, i: int) -> Tensor:
+    """Terms of every sample of mini-batch i, (N,) float64, whose mean is sum_{s,t} <w_s, w_t> Tr H_st.
+
+    w_s are the rows of the weights of the last layer, z = W x + b, H_st the blocks of the Hessian of the loss with
+    respect to them. With the Hessian K of a sample's loss with respect to its logits z, H_st = K_st x x', so that its
+    term is |x|^2 sum_{s,t} K_st <w_s, w_t>: a forward pass and the K of all samples, and no estimate.
+
+    Raises:
+        ValueError: the logits (N, C) are not those of a linear layer.
+    """
+    inputs, targets = subject.batch(i)
+    found = linear_head(_unnormalised(subject), inputs)
+    if found is None or found[2].dim() != 2:
+        raise ValueError("the logits are not the outputs (N, classes) of a linear layer")
+    head, features, logits = found
+    weight = head.weight.detach()
+    alike = (weight @ weight.T).double()  # <w_s, w_t>
+    terms = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+    for s, row in enumerate(_hessian_rows(subject, logits.detach().clone(), targets)):
+        terms += row.double() @ alike[s]
+    return features.detach().double().square().sum(dim=1) * terms
+
+
+def has_relative_flatness(subject: Subject) -> bool:
+    """Whether the logits (N, C) are those of a linear layer, and the loss is one per sample."""
+    if subject.members or subject.mean_only or subject.coupled:
+        return False
+    found = linear_head(_unnormalised(subject), subject.example()[0])
+    return found is not None and found[2].dim() == 2 and found[1].dim() == 2
+
+
+def _unnormalised(subject: Subject) -> Subject:
+    """The subject whose outputs are the logits of the last layer."""
+    return replace(subject, forward=subject.forward.base) if isinstance(subject.forward, NormalisedLogits) else subject
+
+
+def _hessian_rows(subject: Subject, logits: Tensor, targets: Nested) -> list[Tensor]:
+    """Rows K_s of the Hessian of every sample's loss with respect to its logits, (N, C) each."""
+    with torch.enable_grad():
+        logits.requires_grad_()
+        given = normalised(logits) if isinstance(subject.forward, NormalisedLogits) else logits
+        loss = subject.losses(given, targets).sum()
+        (slope,) = torch.autograd.grad(loss, logits, create_graph=True)
+        slope = slope + 0 * logits  # a loss that is linear in the logits has a graph too
+        return [torch.autograd.grad(of.sum(), logits, retain_graph=True)[0] for of in slope.unbind(dim=1)]
