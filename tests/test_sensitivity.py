@@ -21,6 +21,7 @@ from torch.nn.utils import prune
 
 from landscape import plots
 from landscape.cli.main import exit_code
+from landscape.layers import partial_forward
 from landscape.layers.partial_forward import ResumePoint
 from landscape.options import OptionError
 from landscape.probe import NotApplicable
@@ -151,12 +152,14 @@ def test_one_product_is_shared_by_all_units_and_their_samples_add_up() -> None:
 
 
 def test_resuming_in_the_middle_of_the_pass_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, probe = attention_net(), Sensitivity(bits="2", vectors=0)
+    subject, probe = attention_net(), Sensitivity(bits="4,2", vectors=0)
     units = probe._units(subject)
     points = [sensitivity._resume_point(subject, *sensitivity._first_use(unit)) for unit in units]
     assert [point.operations for point in points] == sorted(point.operations for point in points)
     assert all(point != ResumePoint() for point in points[1:])
     resumed = run_probe(probe, subject)
+    monkeypatch.setattr(partial_forward, "MOST_KEPT", 3000)  # some of the cached outputs
+    np.testing.assert_array_equal(run_probe(probe, subject)["part_loss_increase"], resumed["part_loss_increase"])
     monkeypatch.setattr(sensitivity, "_resume_point", lambda *args: ResumePoint())
     whole = run_probe(probe, subject)
     np.testing.assert_array_equal(resumed["part_loss_increase"], whole["part_loss_increase"])
@@ -327,6 +330,7 @@ def test_the_table_is_the_best_of_all_and_keeps_the_budget() -> None:
         assert found.expected == pytest.approx(best)
         assert found.mean_bits <= 4.5
         assert found.expected_se > 0
+        assert found.held_out == pytest.approx(found.expected)  # both halves have increases in the same proportions
 
 
 def test_noise_does_not_make_fewer_bits_look_better() -> None:

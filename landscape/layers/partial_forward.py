@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.data.batch_layout import Forward, call_model
+from landscape.data.memory import available, available_on
 from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.discovery.graph import Flow, Node, record
 from landscape.discovery.layer import Tap
@@ -18,6 +19,7 @@ from landscape.layers.forward_hooks import hooked_calls
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
+MOST_KEPT = 2**30  # bytes of cached outputs of one mini-batch
 Cache = Mapping[Tap, Any]  # outputs of module calls; only the shapes of those that nothing reads again
 
 
@@ -185,6 +187,50 @@ def _shape_only(tensor: Tensor) -> Tensor:
 def _restored(tensor: Tensor) -> Tensor:
     """A copy, as later operations may work in place; of a mere shape NaN, which would show if anything read it."""
     if isinstance(tensor, _ShapeOnly):
-        filler = torch.empty_like(tensor.as_subclass(Tensor), device=tensor.original_device)
-        return filler.fill_(torch.nan) if filler.is_floating_point() else filler
+        value = torch.nan if tensor.is_floating_point() else 0
+        return torch.full((), value, dtype=tensor.dtype, device=tensor.original_device).expand(tensor.shape)
     return tensor.clone()
+
+
+class Prefixes:
+    """Cached outputs before the resume points of one mini-batch at a time, which several changes of a network share.
+
+    Those of all points are kept as long as they fit into an eighth of the free memory and `MOST_KEPT`; else a pass
+    starts from the latest point before that is kept.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.release()
+
+    def release(self) -> None:
+        """Free all that is kept."""
+        self._batch = -1
+        self._kept: dict[ResumePoint, Cache] = {}
+        self._latest: tuple[ResumePoint, Cache] = (ResumePoint(), {})
+        self._seen: set[int] = set()  # ids of tensors that are kept
+        self._free = 0  # bytes
+
+    def at(self, batch: int, point: ResumePoint) -> Cache:
+        """The cache of a point for mini-batch `batch`."""
+        if batch != self._batch:
+            self.release()
+            self._batch = batch
+            device = self._subject.device
+            free = available_on(device) if device.type == "cuda" else available()
+            self._free = min(free // 8, MOST_KEPT)  # other workers may share the memory
+        if point in self._kept:
+            return self._kept[point]
+        before = [known for known in (*self._kept.items(), self._latest) if known[0].operations <= point.operations]
+        _, start = max(before, key=lambda known: known[0].operations, default=(point, {}))
+        inputs, _ = self._subject.batch(batch)
+        with self._subject.evaluating():
+            cache = advance(self._subject.model, inputs, point, start, self._subject.forward)
+        self._latest = (point, cache)
+        new = [t for t in tensors_in(list(cache.values())) if not isinstance(t, _ShapeOnly) and id(t) not in self._seen]
+        needed = sum(t.numel() * t.element_size() for t in new)
+        if needed <= self._free:
+            self._free -= needed
+            self._seen.update(map(id, new))
+            self._kept[point] = cache
+        return cache

@@ -19,9 +19,8 @@ from landscape.curvature.vectors import flat, unflat
 from landscape.discovery.layer import Layer
 from landscape.layers.head_rows import rows_of_heads
 from landscape.layers.partial_forward import (
-    Cache,
+    Prefixes,
     ResumePoint,
-    advance,
     flow_of,
     resume_before,
     resumed,
@@ -139,14 +138,14 @@ class Sensitivity(Probe):
         return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
-        """Units of one mini-batch and setting share cached outputs of the modules before them; of one vector, H v."""
+        """Units of one mini-batch share cached outputs of the modules before them; those of one vector, H v."""
         places, settings = self._units(subject), self._settings()
-        cache: Cache = {}
-        current, reached = (-1, -1), -1  # what the cache belongs to, and its number of operations
+        prefixes = Prefixes(subject)
         traces = _Traces(subject, places, self.seed)
         for unit in units:
             batch, trial, place = unit.index
             if trial >= len(settings):
+                prefixes.release()
                 yield {**dict.fromkeys(self._measured, math.nan), "samples": subject.samples(batch),
                        "part_loss_increase": np.full(PARTS, math.nan),
                        "quadratic_form": traces.sample(batch, trial - len(settings))[place]}  # fmt: skip
@@ -155,11 +154,7 @@ class Sensitivity(Probe):
             chosen = places if place == ALL else [places[place - 1]]
             point = ResumePoint() if place == ALL else _resume_point(subject, *_first_use(chosen[0]))
             inputs, targets = subject.batch(batch)
-            if (batch, trial) != current or point.operations < reached:
-                current, cache = (batch, trial), {}
-            with subject.evaluating():
-                cache = advance(subject.model, inputs, point, cache, subject.forward)
-            reached = point.operations
+            cache = prefixes.at(batch, point)
             pieces = [piece for one in chosen for piece in one.pieces]
             weights, squared = changed_weights(subject, pieces, settings[trial].applied)
             with with_weights(subject, weights), resumed(subject.model, cache), subject.evaluating():

@@ -29,6 +29,7 @@ class BitTable:
     increase_se: np.ndarray
     expected: float  # sum of these
     expected_se: float  # its error over parts of the mini-batches
+    held_out: float  # that sum where the table is chosen by one half of the samples and measured on the other
     uniform: tuple[tuple[int, float, float, float, float], ...]  # of all units at one width: see `uniform_of`
     units: str  # of the loss
 
@@ -54,7 +55,8 @@ class BitTable:
         """What is expected of the table, under which assumption, and how far that was from the truth."""
         said = [
             f"mean {self.mean_bits:.3g} bits per weight, {self.bytes:,} bytes without scales; expected loss increase "
-            f"{self.expected:.4g} +- {self.expected_se:.2g} {self.units}, if {ASSUMPTION}"
+            f"{self.expected:.4g} +- {self.expected_se:.2g} {self.units}, if {ASSUMPTION} "
+            f"({self.held_out:.4g} on samples that it is not chosen by)"
         ]
         for bits, together, together_se, error, error_se in self.uniform:
             said.append(
@@ -72,6 +74,7 @@ class BitTable:
             "bytes": self.bytes,
             "expected_loss_increase": self.expected,
             "expected_loss_increase_se": self.expected_se,
+            "held_out_loss_increase": self.held_out,
             "assumption": ASSUMPTION,
             "uniform": [
                 dict(zip(("bits", "loss_increase", "loss_increase_se", "additivity_error", "additivity_error_se"), row,
@@ -109,14 +112,20 @@ def bit_table(data: Any, budget: str) -> BitTable:
             f"--budget {budget} is below {bits.min()} bits for every weight ({least:,} bytes), the fewest that were "
             "measured; give more, or measure fewer --bits"
         )
-    chosen = _knapsack(np.maximum.accumulate(np.maximum(increase, 0.0), axis=1), np.outer(sizes, bits), total)
-    units = np.arange(len(sizes))
+    bits_of, units = np.outer(sizes, bits), np.arange(len(sizes))
+    chosen = _knapsack(increase, bits_of, total)
     sums, parts = parts_of(arrays)
-    expected, error = over_parts(sums[:, quantised[chosen], 1 + units].sum(axis=1), parts)
+    sums = sums[:, quantised, 1:]  # (part, width, unit)
+    expected, error = over_parts(sums[:, chosen, units].sum(axis=1), parts)
+    held_out = []
+    for half in (np.arange(len(parts)) % 2 == 0, np.arange(len(parts)) % 2 == 1) if len(parts) > 1 else ():
+        own = _knapsack(sums[half].sum(axis=0).T / parts[half].sum(), bits_of, total)
+        held_out.append(float(sums[~half][:, own, units].sum() / parts[~half].sum()))
     attributes = getattr(data["loss_increase"], "attrs", {})
     return BitTable(
         tuple(map(str, arrays["name"])), tuple(map(str, arrays["weights"])), sizes, bits[chosen],
         increase[units, chosen], arrays["loss_increase_se"][units, quantised[chosen]], float(expected), float(error),
+        float(np.mean(held_out)) if held_out else math.nan,
         uniform_of(arrays, quantised, float(sizes @ bits[chosen] / sizes.sum())), str(attributes.get("units", "nats")),
     )  # fmt: skip
 
@@ -154,11 +163,12 @@ def uniform_of(
     return tuple((int(arrays["level"][i]), *(float(arrays[name][i]) for name in names)) for i in sorted(near))  # type: ignore[misc]
 
 
-def _knapsack(costs: np.ndarray, sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """One column per row, (n,), with the least total cost among those whose sizes fit; costs and sizes are (n, k)."""
+def _knapsack(increase: np.ndarray, sizes: np.ndarray, capacity: int) -> np.ndarray:
+    """One column per row, (n,), with the least total cost among those whose sizes fit; arguments are (n, k)."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import block_diag, csr_matrix, vstack
 
+    costs = np.maximum.accumulate(np.maximum(increase, 0.0), axis=1)
     n, k = costs.shape
     one_each = block_diag([np.ones((1, k))] * n)
     scale = SCALE / max(float(costs.max()), 1e-300)
