@@ -35,6 +35,7 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
     "noise-scale": {"groups": 16},
     "corruption": {"severities": "1,3,5"},
     "attack": {"eps": "1/255,4/255,16/255", "steps": 10},
+    "input-surface": {"resolution": 11},
 }
 SAMPLES: Mapping[str, int] = {
     "surface": 256,
@@ -49,6 +50,7 @@ SAMPLES: Mapping[str, int] = {
     "noise-scale": 256,
     "corruption": 128,
     "attack": 128,
+    "input-surface": 64,
     "perturbation": 64,
 }
 

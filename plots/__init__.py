@@ -106,6 +106,13 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry(
             "attack", "attack", needs=("accuracy", "loss", "accuracy_drop", "eps", "method_name"), instead="loss"
         ),
+        FigureEntry(
+            "input_surface",
+            "input-surface",
+            needs=("line_rise", "line_rise_se", "direction_name", "t"),
+            panels=(None,) * 2,
+        ),
+        FigureEntry("input_images", "input-surface", needs=("image_loss", "image_accuracy", "image", "x", "y")),
         FigureEntry("perturbation", "perturbation", needs=("consistency", "cross_entropy", "perturbation_name")),
         FigureEntry("perturbation_frames", "perturbation", needs=("consistency_at", "accuracy_at", "frames")),
         FigureEntry("shape_bias", "shape-bias", needs=("category_bias", "shape_bias", "category_name")),

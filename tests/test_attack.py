@@ -18,10 +18,11 @@ from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.plots import appearance
 from landscape.plots import attack as figure
-from landscape.probes.attack import Attack, fgsm, parse_pixels, pgd
+from landscape.probes.attack import Attack
 from landscape.results.paired import mean_difference
 from landscape.subject.losses import cross_entropy
 from landscape.subject.members import with_members
+from landscape.subject.pixels import fgsm, parse_pixels, pgd
 from landscape.subject.subject import Subject
 
 EPS = 3 / 255

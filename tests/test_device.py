@@ -101,6 +101,9 @@ CASES = {
         "perturbation", {"perturbations": "translate", "source": "generated"}, per_unit=3, split="test"
     ),
     "shape-bias": Case("shape-bias", {}, once=4, split="test"),
+    "input-surface": Case(
+        "input-surface", {"directions": "gradient,random", "resolution": 3, "images": 2}, rtol=0.1
+    ),
     "attack": Case("attack", {"eps": "2/255", "steps": 2}, rtol=0.1),
     "corruption": Case("corruption", {"corruptions": "brightness", "severities": "3"}, per_unit=8, split="test"),
     "stream": Case("stream", {"tau": "1", "timed": 0}, per_unit=4, split="test"),

@@ -23,6 +23,7 @@ GRAPH = 6  # memory of the products of a graph in that of the tensors that a for
 VECTORS = 10  # of the length of the parameters beside the stored ones: gradients with graphs, sums, temporary ones
 CHUNKS = 5  # tensors of the logits that are held at once
 SAID = 2**30  # bytes from which the forecast is said where nobody gave a limit
+SHORT = 0.5  # of the free memory, from which freed memory is returned at once, for up to half as much time again
 SHARE = 0.9  # of the free memory that mini-batches are planned for
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], st
     if (limit is not None or needed >= SAID or parts > 1) and not said:
         log.info("memory: about %s", _in_words(found, parts))
         said.append(needed)
-        memory.return_freed_memory()
+        if limit is not None or needed > SHORT * free:
+            memory.return_freed_memory()
     return parts
 
 

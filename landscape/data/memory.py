@@ -77,7 +77,8 @@ def return_freed_memory() -> None:
     """Let this process give large freed blocks back to the system at once, and those that it holds now.
 
     glibc keeps freed blocks of up to 32 MiB for later allocations, which rarely fit them: a gradient graph leaves
-    gigabytes of holes. Does nothing with other C libraries.
+    gigabytes of holes. Memory that comes back has to be cleared again by the system, which may take a third of a
+    measurement's time. Does nothing with other C libraries.
     """
     if sys.platform != "linux":
         return

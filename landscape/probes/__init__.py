@@ -83,6 +83,11 @@ PROBES: dict[str, ProbeEntry] = {
         "perturbation", "Perturbation", "Consistency of the predictions on slowly changing images: CIFAR-P."
     ),
     "attack": ProbeEntry("attack", "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."),
+    "input-surface": ProbeEntry(
+        "input_surface",
+        "InputSurface",
+        "Loss around the images: along the gradient, towards adversarial images, at random.",
+    ),
     "shape-bias": ProbeEntry(
         "shape_bias", "ShapeBias", "Decisions for the shape against the texture of cue-conflict pictures."
     ),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,15 +13,22 @@ from torch import Tensor
 from landscape.options import OptionError, at_least, parse_choices, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.results.statistics import mean_and_standard_error_from_sums
-from landscape.subject import outputs, sample_statistics
+from landscape.subject import sample_statistics
 from landscape.subject.identity import protocol
-from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.outputs import intact_per_sample
+from landscape.subject.pixels import (
+    fgsm,
+    loss_and_correctness_at,
+    losses_of,
+    parse_pixels,
+    pgd,
+    pixels_of,
+    refuse_other_than_pixels,
+)  # fmt: skip
 from landscape.subject.subject import Subject
 
 METHODS = ("fgsm", "pgd")
 STEP = 2.5  # times eps / steps, which reaches any point of the ball (Madry et al.)
-Losses = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> a loss per sample
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Attack(Probe):
         return {**asdict(self), **parsed, **step, **({} if self.random_start else {"seed": 0})}
 
     def plan(self, subject: Subject) -> Plan:
-        refuse_other_than_pixels(subject)
+        refuse_other_than_pixels(subject, "attack")
         loss, right = intact_per_sample(subject)
         methods, per_method = parse_choices("methods", self.methods, METHODS), ("method",)
         after, rows = ("method", "eps"), max(map(subject.samples, range(len(subject.batches))))
@@ -131,14 +138,8 @@ class Attack(Probe):
         for unit in units:
             batch, method, _ = unit.index
             if batch != current:
-                current, (whole, targets) = batch, subject.batch(batch)
-                pixels = pixels_of(subject, batch)
+                current, pixels, losses = batch, pixels_of(subject, batch), losses_of(subject, batch)
                 directions = self._directions(subject, batch, pixels)
-
-            def losses(changed: Tensor, whole: Any = whole, targets: Any = targets) -> Tensor:
-                inputs = with_inputs(whole, as_inputs(subject, changed, unpositioned(whole)))
-                return subject.losses(subject.outputs(inputs), targets)
-
             eps = float(unit.at["eps"])
             if methods[method] == "fgsm":
                 found = [fgsm(losses, pixels, eps)]
@@ -147,14 +148,7 @@ class Attack(Probe):
                 starts = [(pixels + eps * direction).clamp(0, 1) for direction in directions] or [pixels]
                 found = [pgd(losses, pixels, eps, step=size, steps=self.steps, start=start) for start in starts]
             with subject.evaluating():
-                each = torch.stack(
-                    [
-                        outputs.loss_and_correctness(
-                            subject, with_inputs(whole, as_inputs(subject, one, unpositioned(whole))), targets
-                        )
-                        for one in found
-                    ]
-                )
+                each = torch.stack([loss_and_correctness_at(subject, batch, one) for one in found])
             after = torch.stack([each[:, 0].amax(dim=0), each[:, 1].amin(dim=0)]).cpu()
             loss, right = after
             yield {
@@ -199,94 +193,3 @@ class Attack(Probe):
 def _padded(values: Tensor, rows: int) -> np.ndarray:
     """Values of the samples of a mini-batch, with NaN for those that it lacks to the largest one."""
     return np.pad(values.double().numpy(), (0, rows - len(values)), constant_values=np.nan)
-
-
-def fgsm(losses: Losses, pixels: Tensor, eps: float) -> Tensor:
-    """One step of eps along the sign of the gradient of the loss, clamped to [0, 1]."""
-    return (pixels + eps * gradient(losses, pixels).sign()).clamp(0, 1)
-
-
-def pgd(losses: Losses, pixels: Tensor, eps: float, *, step: float, steps: int, start: Tensor) -> Tensor:
-    """Steps along the sign of the gradient, each projected onto the ball of eps around the pixels and onto [0, 1]."""
-    changed = start
-    for _ in range(steps):
-        changed = changed + step * gradient(losses, changed).sign()
-        changed = (pixels + (changed - pixels).clamp(-eps, eps)).clamp(0, 1)
-    return changed
-
-
-def gradient(losses: Losses, pixels: Tensor) -> Tensor:
-    """Gradient of the sum of the losses by the pixels; that of each sample, as the losses are independent."""
-    with torch.inference_mode(False), torch.enable_grad():
-        leaf = pixels.detach().clone().requires_grad_()
-        (found,) = torch.autograd.grad(losses(leaf).sum(), leaf)
-    return found.detach()
-
-
-def pixels_of(subject: Subject, batch: int) -> Tensor:
-    """Pixels of a mini-batch in [0, 1], in the precision of the model."""
-    images = subject.images
-    if images is None or not images.mean:
-        inputs: Any = unpositioned(subject.batch(batch)[0])
-        return cast(Tensor, inputs)
-    rows = slice(batch * subject.batch_size, (batch + 1) * subject.batch_size)
-    return images.inputs[rows].to(subject.device).to(subject.dtype) / 255
-
-
-def as_inputs(subject: Subject, pixels: Tensor, like: Any) -> Tensor:
-    """What the model takes for pixels in [0, 1]: normalised as the data are."""
-    images = subject.images
-    if images is None or not images.mean:
-        return pixels
-    mean, std = (torch.tensor(values, dtype=pixels.dtype).view(-1, 1, 1) for values in (images.mean, images.std))
-    return ((pixels - mean.to(pixels.device)) / std.to(pixels.device)).to(like.dtype)
-
-
-def refuse_other_than_pixels(subject: Subject) -> None:
-    """Reject inputs that are no pixels in [0, 1], of which eps would have no meaning, and losses of whole batches.
-
-    Raises:
-        ValueError: the inputs are something else; says what.
-    """
-    if subject.whole == "both" or subject.mean_only:
-        raise ValueError(
-            "attack needs a loss per sample of (outputs, targets), got one that calls the model or gives a mean; "
-            "give --loss cross-entropy"
-        )
-    inputs = unpositioned(subject.batch(0)[0])
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim != 4:
-        got = f"{tuple(inputs.shape)} {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-        raise ValueError(f"attack needs images (N, C, H, W), got {got}; measure it on image data")
-    if getattr(subject.batches, "augmentation", None) is not None:
-        raise OptionError("--augment changes the pixels that are attacked; drop it: attack measures clean images")
-    if subject.images is not None and subject.images.mean:
-        return
-    low, high = extremes(subject)
-    if low < 0 or high > 1:
-        raise ValueError(
-            f"attack needs pixels in [0, 1], got inputs from {low:.3g} to {high:.3g} that are "
-            "used as they are; return uint8 pictures, and give --mean and --std"
-        )
-
-
-def extremes(subject: Subject) -> tuple[float, float]:
-    """The smallest and the largest value of all inputs, which are tensors."""
-    batches: list[Any] = [unpositioned(inputs) for inputs, _ in subject.each_batch()]
-    found = torch.stack([torch.stack(torch.aminmax(inputs)) for inputs in batches])
-    return found[:, 0].min().item(), found[:, 1].max().item()
-
-
-def parse_pixels(name: str, text: str) -> tuple[float, ...]:
-    """Parse `0.007,2/255`.
-
-    Raises:
-        OptionError: a part is not a number or a fraction.
-    """
-    found = []
-    for part in text.split(","):
-        try:
-            above, slash, below = part.partition("/")
-            found.append(float(above) / (float(below) if slash else 1.0))
-        except (ValueError, ZeroDivisionError):
-            require(False, name, text or "nothing", "numbers or fractions such as 8/255, separated by commas")
-    return tuple(found)

@@ -1,0 +1,251 @@
+"""Measure the loss around the images themselves: along their gradient, towards adversarial images, at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.options import at_least, parse_choices, parse_range, require
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.results.statistics import mean_and_standard_error_from_sums
+from landscape.subject import sample_statistics
+from landscape.subject.identity import protocol
+from landscape.subject.losses import Meaning
+from landscape.subject.pixels import (
+    gradient,
+    loss_and_correctness_at,
+    losses_of,
+    parse_pixels,
+    pgd,
+    pixels_of,
+    refuse_other_than_pixels,
+)  # fmt: skip
+from landscape.subject.subject import Subject
+from landscape.weight_space.coordinates import ticks
+
+DIRECTIONS = ("gradient", "sign", "pgd", "random")
+STEP = 2.5  # of PGD, times eps / steps
+NAMES = {
+    "gradient": "gradient of the image's loss",
+    "sign": "sign of the gradient",
+    "pgd": "towards the image that PGD finds",
+    "random": "random",
+}
+UNITS = "root mean square change of a pixel in [0, 1]"
+
+
+@dataclass(frozen=True)
+class InputSurface(Probe):
+    """The loss at image + x d1 + y d2, averaged over images that have directions of their own, and of single images.
+
+    Pixels are in [0, 1] before normalisation and are not clamped, so that the plane is flat. A direction is that of the
+    gradient of the image's loss, its sign, the change that PGD finds from the image, or standard normal noise; each is
+    scaled to a root mean square of 1 over the image's pixels, so that a coordinate means the same at every resolution.
+    On the plane the second direction is made orthogonal to the first, image by image; lines follow every direction
+    itself. Where the loss has no gradient at an image, its direction is zero. Errors are over images, those of rises
+    paired with the intact images.
+
+    Planes of this kind: Moosavi-Dezfooli et al. 2019 (arXiv 1811.09716), Fig. 2; PGD: Madry et al. 2018
+    (arXiv 1706.06083), Section 2.1.
+    """
+
+    name: ClassVar[str] = "input-surface"
+    smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "steps": 2}
+
+    directions: Annotated[
+        str, "of gradient, sign, pgd, random: a line along each; the first two span the plane, one alone has none"
+    ] = "gradient,random,pgd"
+    resolution: Annotated[int, "points per axis and line; odd numbers include the image itself"] = 21
+    range: Annotated[str, "R or LOW:HIGH, as the root mean square change of a pixel in [0, 1]"] = "0.1"
+    images: Annotated[int, "of the first images, planes of their own are kept"] = 6
+    eps: Annotated[str, "largest change of a pixel by PGD, as a number or a fraction"] = "8/255"
+    steps: Annotated[int, "steps of PGD"] = 10
+    seed: Annotated[int, "seed of the random directions"] = 0
+
+    def __post_init__(self) -> None:
+        names = parse_choices("directions", self.directions, DIRECTIONS)
+        require(len(set(names)) == len(names), "directions", self.directions, "each direction once")
+        at_least("resolution", self.resolution, 2)
+        at_least("images", self.images, 0)
+        at_least("steps", self.steps, 1)
+        for name in ("range", "eps"):  # Python callers may give numbers
+            object.__setattr__(self, name, str(getattr(self, name)))
+        parse_range("range", self.range)
+        sizes = parse_pixels("eps", self.eps)
+        require(len(sizes) == 1 and 0 < sizes[0] <= 1, "eps", self.eps, "one number above 0, at most 1")
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, with texts parsed; what no direction uses does not matter."""
+        names = parse_choices("directions", self.directions, DIRECTIONS)
+        unused = [*(("seed",) if "random" not in names else ()), *(("eps", "steps") if "pgd" not in names else ())]
+        parsed = {"directions": names, "range": parse_range("range", self.range), "eps": parse_pixels("eps", self.eps)}
+        return {name: value for name, value in {**asdict(self), **parsed}.items() if name not in unused}
+
+    def plan(self, subject: Subject) -> Plan:
+        refuse_other_than_pixels(subject, "input-surface")
+        meaning, names = subject.meaning, self._names
+        plane = ("x", "y") if len(names) > 1 else ()
+        line, image, at = (
+            ("direction", "t"),
+            ("image", *plane),
+            ticks(*parse_range("range", self.range), self.resolution),
+        )
+        kept = min(self.images, subject.samples(0)) if plane else 0
+
+        own = {
+            "image_loss": Quantity("loss of one image", meaning.units, image),
+            "image_accuracy": meaning.of_accuracy("accuracy of one image", image),
+        }
+        planes = {"x": Quantity(names[0], UNITS), "y": Quantity(names[1], UNITS)} if plane else {}
+        return Plan(
+            over={"batch": np.arange(len(subject.batches))},
+            axes={
+                "direction": np.arange(len(names)),
+                "t": at,
+                **({"x": at, "y": at, **({"image": np.arange(kept)} if kept else {})} if plane else {}),
+            },
+            labels={"direction_name": (Quantity("direction", dims=("direction",)), np.array(names))},
+            quantities={
+                "samples": Quantity("images in the mini-batch"),
+                **_of_sums(meaning, "line_", line),
+                **(_of_sums(meaning, "", plane) if plane else {}),
+                **(own if kept else {}),
+            },
+            summaries={**_of_means(meaning, "line_", line), **(_of_means(meaning, "", plane) if plane else {})},
+            about={
+                "batch": Quantity("mini-batch"),
+                "direction": Quantity("direction"),
+                "t": Quantity("position on the line", UNITS),
+                "image": Quantity("image, in the order of the data"),
+                **planes,
+            },
+            facts={"data_sha256": subject.data_sha256, "protocol": f"{protocol(subject)}, {self._in_words()}"},
+        )
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        """All points of one mini-batch, whose directions are computed first."""
+        (batch,) = unit.index
+        pixels = pixels_of(subject, batch)
+        chosen = parse_choices("directions", self.directions, DIRECTIONS)
+        directions = [_scaled(self._direction(name, subject, batch, pixels)) for name in chosen]
+        at = ticks(*parse_range("range", self.range), self.resolution)
+        with subject.evaluating():
+            intact = loss_and_correctness_at(subject, batch, pixels)[0]
+
+            def shifted(*moves: tuple[float, Tensor]) -> Tensor:
+                moved = sum((size * direction for size, direction in moves), start=pixels)
+                return loss_and_correctness_at(subject, batch, moved)
+
+            lines = torch.stack([torch.stack([shifted((t, d)) for t in at]) for d in directions])
+            found: dict[str, Any] = {"samples": len(pixels), **_sums("line_", lines, intact)}
+            if len(directions) > 1:
+                first, second = directions[0], _scaled(_orthogonal(directions[1], directions[0]))
+                plane = torch.stack([torch.stack([shifted((x, first), (y, second)) for y in at]) for x in at])
+                found |= _sums("", plane, intact)
+                if kept := min(self.images, subject.samples(0)):
+                    found |= _single_images(plane, kept, first=batch == 0)
+        return found
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Means over all finished images, and their standard errors."""
+        done = data["done"] == 1
+        n = np.where(done, data["samples"], 0.0).sum()
+        found: dict[str, np.ndarray] = {}
+        for prefix in ("line_", *(("",) if "loss_sum" in data else ())):
+            totals = {
+                name: np.where(done[:, None, None], data[f"{prefix}{name}_sum"], 0.0).sum(axis=0)
+                for name in ("loss", "loss_square", "rise", "rise_square", "accuracy")
+            }
+            for name in ("loss", "rise"):
+                found[f"{prefix}{name}"], found[f"{prefix}{name}_se"] = mean_and_standard_error_from_sums(
+                    totals[name], totals[f"{name}_square"], n
+                )
+            found[f"{prefix}accuracy"] = totals["accuracy"] / n if n else np.full_like(totals["accuracy"], np.nan)
+        return found
+
+    @property
+    def _names(self) -> list[str]:
+        """Directions in words; the second one of the plane is what is left of it beside the first."""
+        return [NAMES[name] for name in parse_choices("directions", self.directions, DIRECTIONS)]
+
+    def _direction(self, name: str, subject: Subject, batch: int, pixels: Tensor) -> Tensor:
+        losses = losses_of(subject, batch)
+        if name == "random":
+            first = sample_statistics.first_row(subject, batch)
+            drawn = [_standard_normal(pixels.shape[1:], derived_seed(self.seed, first + i)) for i in range(len(pixels))]
+            return torch.stack(drawn).to(pixels)
+        if name == "pgd":
+            (eps,) = parse_pixels("eps", self.eps)
+            return pgd(losses, pixels, eps, step=STEP * eps / self.steps, steps=self.steps, start=pixels) - pixels
+        slope = gradient(losses, pixels)
+        return slope.sign() if name == "sign" else slope
+
+    def _in_words(self) -> str:
+        attack = f"; PGD of {self.steps} steps within {self.eps}" if "pgd" in self.directions else ""
+        return f"directions of every image scaled to a root mean square of 1, pixels not clamped{attack}"
+
+
+def _of_sums(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str, Quantity]:
+    """What every mini-batch stores of its points, as `_sums` returns it."""
+    squared = f"{meaning.units}^2"
+    return {
+        f"{prefix}loss_sum": Quantity("sum over images of the loss", meaning.units, dims),
+        f"{prefix}loss_square_sum": Quantity("sum over images of the squared loss", squared, dims),
+        f"{prefix}rise_sum": Quantity("sum over images of the loss minus the intact image's", meaning.units, dims),
+        f"{prefix}rise_square_sum": Quantity("sum over images of its square", squared, dims),
+        f"{prefix}accuracy_sum": meaning.of_accuracy("sum over images of the accuracy", dims),
+    }
+
+
+def _of_means(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str, Quantity]:
+    """What `InputSurface.reduce` returns of these sums."""
+    return {
+        f"{prefix}loss": Quantity("loss", meaning.units, dims),
+        f"{prefix}loss_se": Quantity("standard error of the loss over images", meaning.units, dims),
+        f"{prefix}rise": Quantity("loss minus that of the intact images", meaning.units, dims),
+        f"{prefix}rise_se": Quantity("its standard error, paired over images", meaning.units, dims),
+        f"{prefix}accuracy": meaning.of_accuracy("accuracy", dims),
+    }
+
+
+def _standard_normal(shape: Sequence[int], seed: int) -> Tensor:
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
+
+
+def _scaled(direction: Tensor) -> Tensor:
+    """Every image's direction with a root mean square of 1 over its pixels; zero stays zero."""
+    size = direction.double().square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+    return (direction / torch.where(size > 0, size, torch.inf)).to(direction.dtype)
+
+
+def _orthogonal(direction: Tensor, other: Tensor) -> Tensor:
+    """What is left of directions beside others of the root mean square 1, image by image; zero where nothing is."""
+    one, along = direction.double(), other.double()
+    share = (one * along).mean(dim=(1, 2, 3), keepdim=True)
+    rest = one - share * along
+    left = rest.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+    return torch.where(left > 1e-6, rest, 0.0).to(direction.dtype)
+
+
+def _sums(prefix: str, points: Tensor, intact: Tensor) -> dict[str, np.ndarray]:
+    """Sums over images of loss and correctness (..., 2, n), with `intact` losses (n,)."""
+    loss, right = points.unbind(dim=-2)
+    rise = loss - intact
+    sums = {
+        "loss": loss, "loss_square": loss.square(), "rise": rise, "rise_square": rise.square(), "accuracy": right,
+    }  # fmt: skip
+    return {f"{prefix}{name}_sum": values.sum(dim=-1).cpu().numpy() for name, values in sums.items()}
+
+
+def _single_images(plane: Tensor, kept: int, *, first: bool) -> dict[str, np.ndarray]:
+    """Loss and accuracy of the first images on their planes, (kept, x, y); NaN for mini-batches without them."""
+    if not first:
+        return dict.fromkeys(("image_loss", "image_accuracy"), np.full((kept, *plane.shape[:2]), math.nan))
+    loss, right = plane[..., :kept].permute(2, 3, 0, 1).cpu().numpy()
+    return {"image_loss": loss, "image_accuracy": right}
