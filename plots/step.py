@@ -138,7 +138,10 @@ def _optimizer(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Batch sharpness, critical sharpness, sharpness along the update, and the change that the update makes."""
+    """Batch sharpness, critical sharpness, sharpness along the update, and the change that the update makes.
+
+    Where a threshold is known, the preconditioned sharpness as a share of it too.
+    """
     names = {
         "mean_batch_sharpness": "batch sharpness",
         "mean_critical_sharpness": "critical sharpness",
@@ -146,6 +149,8 @@ def headline(data: xr.Dataset) -> Numbers:
         "mean_actual_change": "change of the objective",
     }
     found: Numbers = {name: float(data[key]) for key, name in names.items() if key in data}
+    if "preconditioned" in data and "threshold" in data:
+        found["preconditioned sharpness / threshold"] = float(data["preconditioned"][0]) / float(data["threshold"])
     share = float(data["descending"]) if "descending" in data else np.nan
     if np.isfinite(share) and share < 1:
         found["mini-batches whose objective falls at first"] = f"{share:.0%}"

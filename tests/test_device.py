@@ -78,7 +78,9 @@ CASES = {
     "trace, hutch++": Case("trace", {"vectors": 8, "method": "hutch++"}, rtol=1e-3, per_unit=6, once=7),
     "trace, hutchinson": Case("trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3, once=7),
     # The length of the critical step depends on which side of its start a loss falls.
-    "step": Case("step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, per_unit=60, once=40),
+    "step": Case(
+        "step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, simulated=1e-6, per_unit=80, once=40
+    ),
     "flatness": Case(
         "flatness", {"steps": 2, "draws": 4, "vectors": 2}, rtol=1e-2, simulated=1e-6, per_unit=60, once=40
     ),

@@ -305,3 +305,68 @@ def test_batch_norm_dropout_modes_and_random_numbers_are_left_as_they_were() -> 
     after = (model.state_dict(), torch.get_rng_state(), [m.training for m in model.modules()])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert torch.equal(next(model.parameters()).grad, torch.ones(5, 4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_the_preconditioned_eigenvalues_are_those_of_dense_matrices(
+    kind: str, weight_decay: float, tmp_path: Path
+) -> None:
+    subject = tanh_net()
+    made: dict[str, Any] = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5, weight_decay=0.25),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.5),
+    }
+    optimizer = made[kind](subject.model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        subject.objective(0).backward()
+        optimizer.step()
+    torch.save({"model": subject.model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef net():\n"
+        "    return nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).double()\n"
+    )
+    data = tuple(torch.cat(parts) for parts in zip(*subject.batches, strict=True))
+    loaded = landscape.load(
+        tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:net", data=data, batch_size=6, weight_decay=weight_decay
+    )
+    found = landscape.measure("step", loaded, out=None, quiet=True, top=2)
+    if kind == "sgd":
+        diagonal, decay, threshold = torch.ones(subject.size, dtype=torch.float64), 0.25, 3 / 0.1
+    else:
+        second = torch.cat([optimizer.state[p]["exp_avg_sq"].flatten() for p in subject.model.parameters()])
+        diagonal = (1 - 0.9**5) * ((second / (1 - 0.999**5)).sqrt() + 1e-8)
+        decay, threshold = 0.0, 3.8 / (0.1 * 0.05) * (1 - 0.05 * 0.5 / 2)
+    scale = diagonal.rsqrt()
+    rows = []
+    for i in range(len(subject.batches)):
+        matrix = dense_hessian(subject, i) + decay * torch.eye(subject.size, dtype=torch.float64)
+        rows.append(torch.linalg.eigvalsh(scale[:, None] * matrix * scale).flip(0)[:2].numpy())
+    exact = np.array(rows)
+    assert found["batch_preconditioned"].values == pytest.approx(exact, rel=2e-3)
+    assert (np.abs(found["batch_preconditioned"] - exact) <= found["batch_preconditioned_error"] + 1e-9 * exact).all()
+    assert (found["batch_preconditioned_converged"] == 1).all()
+    assert found["preconditioned"].values == pytest.approx(exact.mean(axis=0), rel=2e-3)
+    error = exact.std(axis=0, ddof=1) / math.sqrt(len(exact))
+    assert found["preconditioned_se"].values == pytest.approx(error, rel=0.05)
+    assert found["threshold"].item() == pytest.approx(threshold, rel=1e-12)
+
+
+@pytest.mark.parametrize("options", [("adam", ("lr=0.1",)), ("rprop", ())], ids=["before an update", "no threshold"])
+def test_an_optimiser_without_a_preconditioner_has_no_preconditioned_eigenvalues(
+    options: tuple[str, tuple[str, ...]],
+) -> None:
+    optimizer, arguments = options
+    subject = tanh_net()
+    found = landscape.measure(
+        "step", subject, out=None, quiet=True, optimizer=optimizer, optimizer_arg=arguments, optimizer_state=False
+    )
+    assert {"preconditioned", "batch_preconditioned", "threshold", "rank"}.isdisjoint(found.variables)
+    assert np.isfinite(found["mean_batch_sharpness"].item())
+
+
+def test_preconditioned_eigenvalues_can_be_left_out() -> None:
+    found = landscape.measure("step", tanh_net(), out=None, quiet=True, top=0, **SGD)
+    assert "preconditioned" not in found
+    assert found["threshold"].item() == pytest.approx(20)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from landscape.curvature.preconditioner import Preconditioner, preconditioner
-from landscape.probe import Quantity
+from landscape.curvature.spectrum import Request, spectrum
+from landscape.curvature.vectors import random_unit
+from landscape.probe import Quantity, derived_seed
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.optimizer_options import OptimizerOptions
 from landscape.subject.optimizers import restored_optimizer
@@ -16,6 +20,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 UNITS = "1 / learning rate"
+SEEN = ("batch_preconditioned", "batch_preconditioned_error", "batch_preconditioned_converged")
 
 
 @once_per_weights
@@ -32,6 +37,56 @@ def optimizer_of(subject: Subject, options: OptimizerOptions) -> tuple[Precondit
         )
     restored = restored_optimizer(subject, options)
     return preconditioner(restored.optimizer, restored.copies), restored.words
+
+
+@dataclass(frozen=True)
+class SeenByOptimizer:
+    """The largest eigenvalues of P^-1/2 H P^-1/2 for one optimiser, measured with products that others need too."""
+
+    known: Preconditioner
+    request: Request
+
+    def values(
+        self, product: Callable[[Tensor], Tensor], parameters: Mapping[str, Tensor], shift: float, i: int
+    ) -> dict[str, np.ndarray]:
+        """Those of mini-batch i with their errors, (rank,) each; NaN where the matrix is not finite.
+
+        `product` is v -> H v + shift v in the parameters; the shift is left out, as the optimiser has its own decay.
+        """
+        own = next(iter(parameters.values()))
+        size = sum(p.numel() for p in parameters.values())
+        matrix = self.known.of(lambda v: product(v) - shift * v if shift else product(v), parameters)
+        seed = derived_seed(0, "preconditioned", i)
+        start, request = random_unit(size, seed, device=own.device, dtype=own.dtype), self.request.capped(size)
+        try:
+            found = spectrum(matrix, request, start, seed)
+        except FloatingPointError:
+            return {name: np.full(self.request.top, np.nan) for name in SEEN}
+        lacking = (0, self.request.top - len(found.values))
+        parts = (found.values, found.errors, found.converged.astype(float))
+        return {n: np.pad(p, lacking, constant_values=np.nan) for n, p in zip(SEEN, parts, strict=True)}
+
+
+def seen_quantities() -> dict[str, Quantity]:
+    """The quantities of `SeenByOptimizer`, and their means over mini-batches (`seen_summaries`)."""
+    what = "largest eigenvalue of P^-1/2 H P^-1/2 on the mini-batch, P the optimiser's preconditioner"
+    words = (what, "estimated error min(r, r^2 / gap) of that eigenvalue", "1 where its error is within the tolerance")
+    return {n: Quantity(w, UNITS if n != SEEN[2] else "1", ("rank",)) for n, w in zip(SEEN, words, strict=True)}
+
+
+def seen_summary_quantities() -> dict[str, Quantity]:
+    """The quantities of `seen_summaries`."""
+    return {
+        "preconditioned": Quantity("preconditioned sharpness, mean over mini-batches", UNITS, ("rank",)),
+        "preconditioned_se": Quantity("its standard error over mini-batches", UNITS, ("rank",)),
+    }
+
+
+def seen_summaries(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Means over finished mini-batches and their standard errors, (rank,) each."""
+    columns = np.where((data["done"] == 1)[:, None], data[SEEN[0]], np.nan).T
+    mean, error = zip(*map(_mean, columns), strict=True)
+    return {"preconditioned": np.array(mean), "preconditioned_se": np.array(error)}
 
 
 def stability_quantities() -> dict[str, Quantity]:

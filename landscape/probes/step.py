@@ -14,6 +14,16 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 
 from landscape.curvature.hvp_backends import KINKS_HELP, Kinks, curvature
+from landscape.curvature.preconditioner import Preconditioner, preconditioner
+from landscape.curvature.spectrum import Request
+from landscape.curvature.stability import (
+    SEEN,
+    SeenByOptimizer,
+    seen_quantities,
+    seen_summaries,
+    seen_summary_quantities,
+    stability_quantities,
+)
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.results.statistics import mean_and_standard_error
@@ -23,13 +33,14 @@ from landscape.subject.optimizer_options import (
     OPTIMIZER_STATE_HELP,
     OptimizerOptions,
 )
-from landscape.subject.optimizers import optimizer_identity, restored_optimizer
+from landscape.subject.optimizers import RestoredOptimizer, optimizer_identity, restored_optimizer
 from landscape.subject.subject import Subject
 from landscape.weight_space.optimizer_step import StepMeasurement
 
 BATCH_SHARPNESS = "mean over mini-batches of g'Hg / |g|^2, the expectation of the ratio (arXiv 2412.20553, Def. 3)"
 POOLED = "sum over mini-batches of g'Hg over that of |g|^2, the ratio of the expectations"
 CRITICAL = "2 / eta_c, eta_c the smallest learning rate along the update at which the loss exceeds its start"
+TOL, MAX_PRODUCTS = 1e-3, 200  # relative error of a preconditioned eigenvalue, and the most products it may take
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +58,10 @@ class Step(Probe):
     largest one of several groups). It is found within 2^-4 in at most 10 forward passes, and of a quadratic with plain
     gradient descent it is g'Hg / |g|^2. An update against which the objective rises at once has none: see `descends`.
     A mini-batch costs 2 Hessian products, and each of the others one, all by double backward.
+
+    The `top` largest eigenvalues of P^-1/2 H P^-1/2, the Hessian of the loss as the optimiser sees it, and the
+    threshold above which it is unstable are those of `hessian --operator preconditioned`, to 0.1 %: about 10 products
+    more. Both are left out for an optimiser whose threshold is not known, and before an adaptive one's first update.
     """
 
     name: ClassVar[str] = "step"
@@ -59,6 +74,7 @@ class Step(Probe):
     optimizer_state: Annotated[bool, OPTIMIZER_STATE_HELP] = True
     clip: Annotated[float, "clip the gradient to this norm before the update, as in training; 0 does not"] = 0.0
     batches: Annotated[int, "number of mini-batches; 0 uses all that the samples give"] = 0
+    top: Annotated[int, "eigenvalues of the preconditioned Hessian per mini-batch, the largest; 0 measures none"] = 1
     others: Annotated[int, "further mini-batches on which each update is tried"] = 1
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
 
@@ -66,6 +82,7 @@ class Step(Probe):
         at_least("clip", self.clip, 0.0)
         at_least("batches", self.batches, 0)
         at_least("others", self.others, 0)
+        at_least("top", self.top, 0)
         one_of("kinks", self.kinks, get_args(Kinks))
         _ = self._options
 
@@ -78,6 +95,8 @@ class Step(Probe):
         if clipped and not self.clip and not restored.fresh:
             _log.info("the training clipped gradients to norm %g; --clip %g makes its update", clipped, clipped)
         batches = np.arange(self._count(subject))
+        known = _preconditioner(restored)
+        seen = known is not None and self.top > 0
         quantities = _quantities(subject.meaning.units)
         means = {
             f"mean_{name}{end}": Quantity(f"{word} over mini-batches: {known.long_name}", known.units)
@@ -88,7 +107,8 @@ class Step(Probe):
         sharpness = "loss per squared weight"
         return Plan(
             over={"batch": batches},
-            quantities=quantities,
+            axes={"rank": np.arange(self.top)} if seen else {},
+            quantities={**quantities, **(seen_quantities() if seen else {})},
             summaries={
                 **means,
                 "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness),
@@ -96,12 +116,17 @@ class Step(Probe):
                 "pooled_batch_sharpness": Quantity(POOLED, sharpness),
                 "pooled_batch_sharpness_se": Quantity("its standard error over mini-batches (jackknife)", sharpness),
                 "descending": Quantity("share of the mini-batches along whose update the objective falls at first"),
+                **(seen_summary_quantities() if seen else {}),
             },
-            about={"batch": Quantity("mini-batch")},
+            labels={}
+            if known is None
+            else {"threshold": (stability_quantities()["threshold"], np.array(known.threshold))},
+            about={"batch": Quantity("mini-batch"), **({"rank": Quantity("rank, from the largest")} if seen else {})},
             facts={
                 "optimizer": restored.words,
                 "learning_rate": restored.learning_rate,
                 "parameters_moved": sum(p.numel() for p in restored.parameters.values()),
+                **({} if known is None else {"stability": known.definition}),
             },
         )
 
@@ -118,17 +143,20 @@ class Step(Probe):
         """One mini-batch after the other: each moves the weights, which are restored bit for bit."""
         restored = restored_optimizer(subject, self._options)
         curved = curvature(subject, restored.parameters, "kept", kinks=self.kinks)
-        report_products(per_unit=2 + self._others(subject))
-        measurement = StepMeasurement(subject, restored, curved, self.clip)
+        known = _preconditioner(restored)
+        seen = SeenByOptimizer(known, _request(self.top)) if known is not None and self.top else None
+        report_products(per_unit=2 + self._others(subject) + (8 + 2 * self.top if seen else 0))
+        measurement = StepMeasurement(subject, restored, curved, self.clip, seen)
+        nothing: dict[str, Any] = dict.fromkeys(_quantities(""), np.nan)
+        nothing |= dict.fromkeys(seen_quantities(), np.full(self.top, np.nan)) if seen else {}
         for unit in units:
-            nothing = dict.fromkeys(_quantities(""), np.nan)
             values = nothing | measurement.of(unit.index[0], self._beside(subject, unit))
             yield values | {"batch_sharpness": values["gradient_sharpness"]}
 
-    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Means over the finished mini-batches with finite values, and their standard errors."""
         done = data["done"] == 1
-        found: dict[str, float] = {}
+        found: dict[str, Any] = seen_summaries(data) if SEEN[0] in data else {}
         for name in MEANS:
             values = data[name][done]
             found |= _mean(f"mean_{name}", values[np.isfinite(values)])
@@ -194,6 +222,19 @@ def _quantities(loss: str) -> dict[str, Quantity]:
         "other_predicted_change": Quantity(f"{beside}change to second order", loss),
         "other_actual_change": Quantity(f"{beside}change by the update", loss),
     }
+
+
+def _request(top: int) -> Request:
+    return Request(top, "LA", TOL, None, 1.0, MAX_PRODUCTS, vectors=False, verify=False)
+
+
+def _preconditioner(restored: RestoredOptimizer) -> Preconditioner | None:
+    """That of an optimiser, before its next update; None where its threshold is not known."""
+    try:
+        return preconditioner(restored.optimizer, restored.copies)
+    except ValueError as error:
+        _log.info("no preconditioned eigenvalues: %s", error)
+        return None
 
 
 def _refuse_sparse(subject: Subject) -> None:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from landscape.curvature.micro_batches import MicroBatchedProduct
 from landscape.curvature.operator import Curvature
+from landscape.curvature.stability import SeenByOptimizer
 from landscape.curvature.vectors import flat, inner, unflat
 from landscape.subject.optimizers import RestoredOptimizer
 from landscape.subject.restoration import evaluation_mode
@@ -30,8 +32,9 @@ class StepMeasurement:
     restored: RestoredOptimizer
     curved: Curvature  # of the parameters that the optimiser moves, by double backward
     clip: float = 0.0  # largest norm of the gradient that the optimiser gets; 0 for any
+    seen: SeenByOptimizer | None = None  # the preconditioned eigenvalues that are measured too
 
-    def of(self, i: int, others: Sequence[int]) -> dict[str, float]:
+    def of(self, i: int, others: Sequence[int]) -> dict[str, Any]:
         """The quantities of the probe `step` on mini-batch i, with others on which its update is tried.
 
         A gradient that is not finite leaves the loss alone; a gradient or an update of zero has no direction, and the
@@ -43,7 +46,7 @@ class StepMeasurement:
             return {"loss": product.value, "samples": self.subject.samples(i)}
         gradient, update = self._with_decay(slope), self._update(slope)
         own = self._along(update, gradient, product)
-        values = {"samples": self.subject.samples(i), "gradient_norm": _dot(gradient, gradient) ** 0.5}
+        values: dict[str, Any] = {"samples": self.subject.samples(i), "gradient_norm": _dot(gradient, gradient) ** 0.5}
         values |= {
             "update_norm": _dot(update, update) ** 0.5,
             **{f"predicted_change{end}": v for end, v in own.items()},
@@ -51,6 +54,8 @@ class StepMeasurement:
         if values["gradient_norm"]:
             curvature = _dot(gradient, product(gradient.to(self.subject.dtype)))
             values["gradient_sharpness"] = curvature / values["gradient_norm"] ** 2
+        if self.seen is not None:
+            values |= self.seen.values(product, self.restored.parameters, self.subject.weight_decay, i)
         del product  # its graph, before those of other mini-batches
         bend = 2 * (own[""] - own["_first"])
         if values["update_norm"]:
