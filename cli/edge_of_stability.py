@@ -116,7 +116,7 @@ def followed(name: str, *, data: str, data_root: Path | None, seed: int, device:
     optimizer = getattr(torch.optim, study.optimizer)(model.parameters(), **study.arguments)
     with Monitor(
         model, half_squared_error, (inputs, targets), every=study.every, out=out, label=label, optimizer=optimizer,
-        noise=0, overhead=math.inf, seed=seed, overwrite=True, data=f"{Path(data).stem} train",
+        noise=0, tol=1e-3, overhead=math.inf, seed=seed, overwrite=True, data=f"{Path(data).stem} train",
     ) as monitor:  # fmt: skip
         for _ in range(study.steps):
             optimizer.zero_grad()

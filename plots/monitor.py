@@ -64,7 +64,7 @@ def overlaid(
     results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[..., Axes], quantity: str, threshold: str
 ) -> Figure:
     """Runs in one panel, logarithmic where their largest values lie decades apart."""
-    note = _about_threshold(results, threshold)
+    note = _about_threshold(results, quantity, threshold)
     legend = [replace(look, line="-").legend_handle() for look in looks]
     figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note} Ringed: not converged.")
     ax = figure.subplots()
@@ -80,8 +80,12 @@ def overlaid(
     return figure
 
 
-def _about_threshold(results: Sequence[xr.Dataset], threshold: str) -> str:
-    if any(np.isfinite(data[threshold].values).any() for data in results):
+def _about_threshold(results: Sequence[xr.Dataset], quantity: str, threshold: str) -> str:
+    limits, values = (np.concatenate([data[n].values.ravel() for data in results]) for n in (threshold, quantity))
+    if np.isfinite(limits).any():
+        lowest, highest = np.nanmin(limits), np.nanmax(values, initial=0.0, where=np.isfinite(values))
+        if lowest > ABOVE * highest > 0:
+            return f"The stability threshold, {lowest:.3g} or more, lies far above and is not shown."
         return "Dashed: stability threshold of the optimiser."
     if any(
         np.isfinite(data["preconditioned_threshold"].values).any()

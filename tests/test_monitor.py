@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,9 +101,10 @@ def test_every_row_is_the_dense_hessian_gradient_and_distance_of_its_step(tmp_pa
     for i, (values, gradient, distance) in enumerate(expected):
         assert found["eigenvalue"].values[i] == pytest.approx(values, rel=1e-5), i
         assert found["gradient_norm"].values[i] == pytest.approx(gradient, rel=1e-9)
+        assert np.abs(found["eigenvalue"].values[i] - values).max() <= found["error"].values[i].max() + 1e-9
         assert found["distance"].values[i] == pytest.approx(float(distance), rel=1e-12, abs=0)
     checked = np.isfinite(found["warm_error"].values)
-    assert np.flatnonzero(checked).tolist() == [10, 20]
+    assert np.flatnonzero(checked).tolist() == [20]
     assert np.abs(found["warm_error"].values[checked]).max() < 1e-5
 
 
@@ -204,7 +206,7 @@ def test_an_optimiser_without_a_known_threshold_is_refused_at_the_start(tmp_path
 def test_a_model_in_half_precision_is_followed_by_a_copy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, (inputs, targets) = network(dtype=torch.bfloat16), data()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, **ALL}
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "tol": 1e-4, **ALL}
     monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
     for _ in range(2):
         optimizer.zero_grad()
@@ -309,7 +311,7 @@ def test_frozen_parameters_stay_out_and_other_ones_later_are_said_not_measured(
 ) -> None:
     model = network()
     model[0].requires_grad_(False)
-    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", **ALL)
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", tol=1e-4, **ALL)
     _, hessian = dense(model, data())
     assert hessian.shape[0] < sum(p.numel() for p in model.parameters())
     expected = torch.linalg.eigvalsh(hessian)[-1].item()
@@ -378,7 +380,7 @@ def run(folder: Path, start: int, end: int, *, kill: bool = False) -> None:
     if start:
         model.load_state_dict(torch.load(folder / "at.pt"))
     inputs, targets = data()
-    how: dict[str, Any] = {"every": 5, "out": folder / "run.h5", "start": start, **ALL}
+    how: dict[str, Any] = {"every": 5, "out": folder / "run.h5", "start": start, "tol": 1e-4, **ALL}
     monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
     for step in range(start + 1, end + 1):
         optimizer.zero_grad()
@@ -452,12 +454,14 @@ def test_measurements_keep_within_their_share_of_the_training_time() -> None:
                 clock.now += 0.1 if measured else 0.5
             measured.append(step)
         assert not measured[1:] or budget.spent <= 0.02 * budget.training
-    assert 5000 <= measured[1] <= 5100  # the first one took 0.5 s, and the second may take as long
+    assert 3750 <= measured[1] <= 3850  # the first one took 0.5 s, and the second may take half of it
     assert np.diff(measured[-20:]).mean() == pytest.approx(500, rel=0.02)
     assert budget.training == pytest.approx(200.0)
 
 
-def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = network()
     monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", overhead=1e-9)
     train(model, 5, monitor.step)
@@ -466,6 +470,10 @@ def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(tmp_path: P
     found = monitor.data()
     assert found["step"].values.tolist() == [0, 6]
     assert found["skipped"].values.tolist() == [0, 5]
+    (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("landscape.monitoring"))
+    assert re.match(
+        r"note: a measurement takes as long as \S+ training steps; to keep within 1e-07 % .* not at 1;", said
+    )
     assert "overhead" in found.attrs["schedule"]
 
 

@@ -40,9 +40,13 @@ def test_a_plain_loop_as_shown_gives_the_edge_of_stability_figure(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
-    exec(PLAIN.replace("every=100", "every=100, overhead=1e9"), scope)
+    exec(PLAIN, scope)
     scope["monitor"].close()
-    assert series(tmp_path / "run.h5") == {"Sequential": [0, 100, 200, 300]}
+    assert series(tmp_path / "run.h5") == {"Sequential": list(range(0, 1001, 20))}
+    ((_, data),) = reader.groups(tmp_path / "run.h5")
+    late = data["eigenvalue"].values[25:, 0] / data["threshold"].values[25:]  # at the edge of stability
+    assert data["eigenvalue"].values[0, 0] < 0.5 * data["threshold"].values[0]
+    assert 0.97 < late.mean() < 1.1
     for command in (["plot", "run.h5"], ["show", "run.h5"]):
         assert exit_code(command) == 0
     assert (tmp_path / "figures" / "monitor.png").exists()
@@ -53,14 +57,14 @@ def test_lightning_as_shown_and_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(PLAIN.partition("monitor =")[0], scope)
-    exec(LIGHTNING.replace("every=10", "every=10, overhead=1e9"), scope)
+    exec(LIGHTNING, scope)
     assert series(tmp_path / "run.h5") == {"Classifier": [0, 10, 20]}
     ((_, data),) = reader.groups(tmp_path / "run.h5")
     assert np.isfinite(data["preconditioned"].values[1:]).all()
     assert data["learning_rate"].values == pytest.approx(1e-3)
     scope["trainer"].save_checkpoint("at.ckpt")  # at step 20
     again = scope["landscape"].LightningMonitor(
-        scope["F"].cross_entropy, (scope["inputs"], scope["targets"]), every=10, out="run.h5", overhead=1e9
+        scope["F"].cross_entropy, (scope["inputs"], scope["classes"]), every=10, out="run.h5", overhead=1e9
     )
     quiet: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
     trainer = lightning.Trainer(callbacks=[again], max_epochs=10, accumulate_grad_batches=2, **quiet)
@@ -74,8 +78,7 @@ def test_transformers_as_shown_and_resumed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(PLAIN.partition("monitor =")[0], scope)
-    shown = TRANSFORMERS.replace("every=5", "every=5, overhead=1e9")
-    exec(shown.replace('save_strategy="no"', 'save_strategy="steps", save_steps=5'), scope)
+    exec(TRANSFORMERS.replace('save_strategy="no"', 'save_strategy="steps", save_steps=5'), scope)
     assert series(tmp_path / "run.h5") == {"GPT2LMHeadModel": [0, 5, 10]}
     ((_, data),) = reader.groups(tmp_path / "run.h5")
     assert np.isfinite(data["preconditioned"].values[:, 0]).tolist() == [False, True, False]  # at last the rate is 0

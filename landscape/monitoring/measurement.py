@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.experimental.symbolic_shapes  # the first double backward imports it, which takes longer than a row
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -77,6 +78,7 @@ class Measurement:
             "gradient_norm": gradient_norm,
             "eigenvalue": found.values,
             "residual": found.residuals,
+            "error": found.errors,
             "converged": found.converged,
             **preconditioned,
             "warm_error": found.warm_error,
@@ -106,7 +108,8 @@ class Measurement:
         """
         nothing = np.full(self._top, np.nan)
         values: dict[str, Any] = {
-            "preconditioned": nothing, "preconditioned_residual": nothing, "preconditioned_converged": nothing,
+            "preconditioned": nothing, "preconditioned_residual": nothing, "preconditioned_error": nothing,
+            "preconditioned_converged": nothing,
             "threshold": math.nan, "preconditioned_threshold": math.nan, "learning_rate": math.nan, "products": 0,
         }  # fmt: skip
         if self._optimizer is None:
@@ -133,7 +136,8 @@ class Measurement:
             )
         return values | {
             "preconditioned": found.values, "preconditioned_residual": found.residuals,
-            "preconditioned_converged": found.converged, "products": found.products,
+            "preconditioned_error": found.errors, "preconditioned_converged": found.converged,
+            "products": found.products,
         }  # fmt: skip
 
 

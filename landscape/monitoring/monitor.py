@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from landscape.subject.subject import Subject
 if TYPE_CHECKING:
     import xarray as xr
 
-CHECKED = 10  # every so many measurements one is checked by a random start
+CHECKED = 20  # every so many measurements one is checked by a random start
 FAILURES = 3  # measurements in a row that may fail before the monitor stops
 MERGE_SECONDS = 30.0  # between two merges of the journal into the file
 FAILING = (ValueError, RuntimeError, MemoryError, ArithmeticError, OSError)
@@ -76,8 +77,8 @@ class Monitor:
         top: eigenvalues per measurement.
         noise: parts of the mini-batch whose gradients give the noise scale; 0 leaves it out.
         tol: largest estimated relative error of an eigenvalue.
-        overhead: share of the training time that measurements may take; steps are left out to keep within it, see
-            `budget.Budget`. `math.inf` leaves out none.
+        overhead: share of the training time that measurements may take; steps are left out to keep within it, which is
+            said once, see `budget.Budget`. `math.inf` leaves out none.
         start: updates made before this process; a run that resumes from a checkpoint gives the checkpoint's step. Its
             series in `out` goes on from there: rows after that step are dropped, and the distance stays that from the
             first start (from a sketch of its weights, see `distance.Start`).
@@ -101,7 +102,7 @@ class Monitor:
         optimizer: Optimizer | None = None,
         top: int = 1,
         noise: int = 4,
-        tol: float = 1e-3,
+        tol: float = 5e-3,
         overhead: float = 0.02,
         start: int = 0,
         seed: int = 0,
@@ -113,6 +114,7 @@ class Monitor:
         require(0 < tol < 1, "tol", tol, "above 0 and below 1")
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
+        self._start, self._said = start, False
         self._writer: SeriesWriter | None = None
         self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         self._updates = UpdatesSeen(module := _followed(model))
@@ -158,6 +160,7 @@ class Monitor:
         self._grid = number // self.every
         check = self._measured % CHECKED == 0
         if not self._budget.allows(check=check):
+            self._say_when(check=check)
             self._skipped += 1
             return
         try:
@@ -208,6 +211,21 @@ class Monitor:
             if budget.now() - self._merged > MERGE_SECONDS:
                 self._writer.merge()
                 self._merged = budget.now()
+
+    def _say_when(self, *, check: bool) -> None:
+        """Say once that steps are left out, and which one is measured next."""
+        steps = self.number - self._start
+        if self._said or steps < 1:
+            return
+        self._said = True
+        seconds = self._budget.training / steps
+        due = max(self._start + math.ceil(self._budget.due(check=check) / seconds), self.number + 1)
+        due = -(-due // self.every) * self.every
+        _log.warning(
+            "note: a measurement takes as long as %.2g training steps; to keep within %g %% of the training time the "
+            "next one is at about step %d, not at %d; a smaller batch or a larger overhead= measures more often",
+            self._budget.expected(check=check) / seconds, 100 * self._budget.overhead, due, self.number,
+        )  # fmt: skip
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1

@@ -22,6 +22,7 @@ class Found:
 
     values: np.ndarray  # (k,)
     residuals: np.ndarray  # ||H v - lambda v||, (k,)
+    errors: np.ndarray  # estimated errors min(r, r^2 / gap) of the values, (k,)
     converged: np.ndarray  # (k,)
     warm_error: float  # where checked: share of the largest by which the search from the last vectors missed it
     products: int
@@ -66,7 +67,7 @@ class TrackedEigenvalues:
         except FloatingPointError:
             self._vectors = None
             nothing = np.full(self.k, np.nan)
-            return Found(nothing, nothing, np.zeros(self.k), np.nan, 0)
+            return Found(nothing, nothing, nothing, np.zeros(self.k), np.nan, 0)
 
     def _lanczos(self, product: Callable[[Tensor], Tensor], start: Tensor, *, unseen: bool) -> Spectrum:
         room, storage = memory(start)
@@ -81,8 +82,8 @@ class TrackedEigenvalues:
         assert found.vectors is not None
         self._vectors = found.vectors.clone()
         lacking = (0, self.k - len(found.values))
-        values, residuals, converged = (
+        values, residuals, errors, converged = (
             np.pad(np.asarray(part, float), lacking, constant_values=np.nan)
-            for part in (found.values, found.residuals, found.converged)
+            for part in (found.values, found.residuals, found.errors, found.converged)
         )
-        return Found(values, residuals, converged, warm_error, found.products + more)
+        return Found(values, residuals, errors, converged, warm_error, found.products + more)

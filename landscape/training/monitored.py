@@ -24,14 +24,16 @@ def monitored(
     """The monitor of a run that has finished so many epochs; None without options.
 
     Measured is the cross-entropy of the first training samples, in the balanced order of the data set, without
-    augmentation, mixing and label smoothing. Under `torchrun` rank 0 measures.
+    augmentation, mixing and label smoothing: as many as a mini-batch has, and at most `SAMPLES`. Under `torchrun` rank
+    0 measures.
     """
     if options is None:
         return nullcontext()
     if not isinstance(trainer.objective, Classification):
         raise OptionError("--monitor follows the cross-entropy of a classifier; leave it out without labels")
     images = trainer.images
-    batch = Batches(images.take(np.arange(min(SAMPLES, len(images)))), SAMPLES)[0]
+    samples = min(SAMPLES, trainer.recipe.batch_size, len(images))
+    batch = Batches(images.take(np.arange(samples)), samples)[0]
     start = epochs_done * trainer.schedule.per_epoch
     return Monitor(
         trainer.network, "", batch, every=options.every, overhead=options.overhead, out=folder / FILE,
