@@ -51,7 +51,18 @@ FIGURES: Mapping[str, FigureEntry] = {
         ),
         FigureEntry("step_prediction", "step", needs=("predicted_change", "actual_change", "other_actual_change")),
         FigureEntry("trace", "trace", needs=("trace", "trace_se", "batch_trace", "batch_trace_se")),
-        FigureEntry("density", "density", needs=("nodes", "weights", "mean", "mean_se", "smallest", "largest")),
+        FigureEntry(
+            "density",
+            "density",
+            needs=("nodes", "weights", "mean", "mean_se", "smallest", "largest"),
+            lacks=("block",),
+        ),
+        FigureEntry(
+            "density_blocks",
+            "density",
+            needs=("js_distance", "heterogeneity", "nodes", "weights", "name"),
+            panels=(None,) * 2,
+        ),
         FigureEntry("flatness", "flatness", needs=("value", "se", "measure_name", "measure_units", "flatter")),
         FigureEntry(
             "noise_scale",

@@ -24,6 +24,8 @@ MEANING = (
     "peak, and where the band is wide, more vectors are needed."
 )
 POINTS = 800
+OF_BLOCKS = ("heterogeneity", "heterogeneity_se", "heterogeneity_half_steps", "shape_heterogeneity",
+             "shape_heterogeneity_se")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ def _numbers(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Mean eigenvalue with its error, also as a share of it, and both ends of the spectrum."""
-    found: Numbers = {name: data[name].item() for name in ("mean", "mean_se") if name in data}
+    """Mean eigenvalue with its error, also as a share of it, and both ends of the spectrum; of blocks the distance."""
+    if "heterogeneity" in data:
+        found: Numbers = {name: data[name].item() for name in OF_BLOCKS if name in data}
+        return found | {"heterogeneity is the": str(data.attrs.get("heterogeneity_definition", ""))}
+    found = {name: data[name].item() for name in ("mean", "mean_se") if name in data}
     found |= relative_error(data, "mean")
     return found | {name: data[name].item() for name in ("smallest", "largest") if name in data}

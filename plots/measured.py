@@ -118,6 +118,12 @@ def _scalars(rows: Sequence[tuple[str, str, Reading]], data: xr.Dataset) -> Iter
         yield from number(data, name, quantity, reading)
 
 
+def _density(data: xr.Dataset) -> Iterator[Measured]:
+    """Of the whole Hessian its mean eigenvalue, of its diagonal blocks how different they are."""
+    blocks = [("heterogeneity", "heterogeneity", ""), ("shape_heterogeneity", "shape_heterogeneity", "")]
+    yield from _scalars(blocks if "heterogeneity" in data else [("mean", "mean", FLATTER)], data)
+
+
 def _ends(rows: Sequence[tuple[str, str]], data: xr.Dataset) -> Iterator[Measured]:
     """Of quantities over layers those of the first and of the last finite one."""
     for prefix, quantity in rows:
@@ -294,7 +300,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "corruption": partial(_scalars, (("mean accuracy", "mean_accuracy", HIGHER), ("mean nll", "mean_nll", LOWER),
                                      ("mean ece", "mean_ece", LOWER), ("mCE", "mce", LOWER),
                                      ("mCNLL", "mcnll", LOWER), ("mCECE", "mcece", LOWER))),
-    "density": partial(_scalars, (("mean", "mean", FLATTER),)),
+    "density": _density,
     "ensemble": _ensemble,
     "evaluate": _evaluate,
     "flatness": _flatness,
@@ -315,7 +321,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
                                ("sharpness along the update", "mean_directional_sharpness", FLATTER),
                                ("change of the objective", "mean_actual_change", ""))),
     "tokens": _tokens,
-    "trace": partial(_scalars, (("trace", "trace", FLATTER),)),
+    "trace": partial(_scalars, (("trace", "trace", FLATTER), ("frobenius", "frobenius", FLATTER))),
     "uncertainty": partial(_ends, (("model ", "model_uncertainty"), ("data ", "data_uncertainty"))),
     "variance": partial(_ends, (("", "variance"),)),
 }  # fmt: skip

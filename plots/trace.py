@@ -75,11 +75,12 @@ def _number(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """The trace over all samples with its error, also as a share of it, and how many mini-batches it leaves out."""
+    """The trace with its error, also as a share of it, the Frobenius norm, and how many mini-batches are left out."""
     found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
+    norm: Numbers = {name: data[name].item() for name in ("frobenius", "frobenius_se") if name in data}
     lost = 0
     if "batch_trace" in data:
         done = data["done"] == 1
         done = done.any("round") if "round" in done.dims else done
         lost = int((done & ~np.isfinite(data["batch_trace"])).sum())
-    return found | relative_error(data, "trace") | ({"mini-batches not finite": lost} if lost else {})
+    return found | relative_error(data, "trace") | norm | ({"mini-batches not finite": lost} if lost else {})

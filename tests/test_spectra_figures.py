@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from landscape.options import OptionError
 from landscape.plots import (
+    density_blocks,
     drawing,
     headlines,
     hessian,
@@ -25,6 +26,7 @@ from landscape.plots import (
     saddle,
 )
 from landscape.plots.density import axis_resolution_of
+from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.surface import Surface
 from landscape.results import reader
@@ -215,3 +217,20 @@ def test_the_saddle_view_shows_its_band_whole() -> None:
     _, lines = saddle.draw(data, tuple(Figure().subplots(1, 2)))
     low, high = lines.get_ylim()
     assert (low, high) == pytest.approx((-5.0 - 1.2, 7.0 + 1.2))
+
+
+def test_the_figure_of_blocks_shows_every_density_and_the_distances(tmp_path: Path) -> None:
+    subject = tanh_net(sizes=(6,))
+    run(Density(vectors=2, steps=6, blocks="tensor"), subject, tmp_path / "results.h5", label="net")
+    run(Density(vectors=2, steps=6), subject, tmp_path / "results.h5", label="net")
+    drawn = [path.stem for path in drawing.draw(tmp_path / "results.h5", tmp_path)]
+    assert drawn == ["density", "density_blocks"]
+    assert drawing.left_out(tmp_path / "results.h5") == []
+    data = next(data for _, data in reader.find(tmp_path / "results.h5", "density") if "block" in data.dims)
+    spectra, matrix = density_blocks.draw(data, Figure().subplots(1, 2))
+    assert [text.get_text() for text in spectra.get_yticklabels()] == list(subject.parameters)
+    rows = np.asarray(spectra.collections[0].get_array(), dtype=float)
+    np.testing.assert_allclose(np.nansum(10**rows, axis=1), 1.0, atol=1e-3)  # probabilities
+    np.testing.assert_array_equal(matrix.images[0].get_array(), data["js_distance"])
+    assert headlines.numbers(data)["heterogeneity"] == data["heterogeneity"]
+    assert str(headlines.numbers(data)["heterogeneity is the"]).startswith("mean over pairs of blocks of sqrt(JSD)")

@@ -182,12 +182,16 @@ def test_errors_of_mini_batches_add_in_squares_by_their_samples() -> None:
         "done": np.array([1, 1, 1, 0]),
         "batch_trace": np.array([10.0, 14.0, 3.0, np.nan]),
         "batch_trace_se": np.array([1.0, 2.0, 4.0, np.nan]),
+        "batch_square": np.array([10.0, 40.0, 20.0, np.nan]),
+        "batch_square_se": np.array([1.0, 2.0, 4.0, np.nan]),
         "samples": np.array([8.0, 8.0, 4.0, np.nan]),
     }
     found = Trace().reduce(data)
     assert found["trace"] == pytest.approx((8 * 10 + 8 * 14 + 4 * 3) / 20)
     assert found["trace_se"] == pytest.approx(np.sqrt(8**2 * 1 + 8**2 * 4 + 4**2 * 16) / 20)
     assert found["trace_spread"] == pytest.approx(np.sqrt(8.0))  # of the two whole ones
+    assert found["frobenius"] == pytest.approx(np.sqrt(480 / 20))
+    assert found["frobenius_se"] == pytest.approx(found["trace_se"] / (2 * found["frobenius"]))
     assert Trace().reduce({**data, "done": np.zeros(4)}) == {}
 
 
@@ -222,7 +226,8 @@ def test_values_outside_an_options_range_are_usage_errors(options: dict[str, obj
 
 
 def stored(traces: Sequence[float], label: str = "vit") -> xr.Dataset:
-    measured = {"batch_trace": traces, "batch_trace_se": np.ones(len(traces)), "samples": np.full(len(traces), 8)}
+    measured = {"batch_trace": traces, "samples": np.full(len(traces), 8)}
+    measured |= dict.fromkeys(("batch_trace_se", "batch_square", "batch_square_se"), np.ones(len(traces)))
     data = {name: ("batch", np.asarray(values, dtype=float)) for name, values in measured.items()}
     done = np.isfinite(traces)
     summaries = Trace().reduce({**{name: values for name, (_, values) in data.items()}, "done": done.astype(int)})
@@ -344,3 +349,41 @@ def test_batched_products_are_rejected() -> None:
         OptionError, match="--hvp must be auto, kept, traced, traced-channels-last or compiled, got together"
     ):
         Trace(hvp="together")
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_frobenius_norm_comes_within_its_errors_without_bias(estimator: Estimator) -> None:
+    matrix = symmetric(OUTLIERS)
+    wanted = float(np.sum(np.square(OUTLIERS)))
+    found = [estimate(estimator, matrix, 24, seed) for seed in range(60)]
+    values, errors = np.array([one.square for one in found]), np.array([one.square_error for one in found])
+    assert values.mean() == pytest.approx(wanted, abs=4 * values.std(ddof=1) / np.sqrt(60) + 1e-9 * wanted)
+    assert 0.5 * values.std(ddof=1) < np.sqrt(np.mean(errors**2)) < 2 * values.std(ddof=1)
+
+
+def test_the_norm_from_xtrace_has_a_far_smaller_error_than_the_mean_of_squared_products() -> None:
+    found = {one: estimate(one, symmetric(OUTLIERS), 24) for one in (hutchinson, xtrace)}
+    assert found[xtrace].square_error < 0.01 * found[hutchinson].square_error
+    low_rank = estimate(xtrace, symmetric([3.0, -2.0, *[0.0] * 30]), 12)
+    assert (low_rank.square, low_rank.square_error) == (pytest.approx(13.0), pytest.approx(0.0, abs=1e-6))
+    whole = exact(lambda v: symmetric([3.0, -2.0]) @ v, 2, device=CPU, dtype=torch.float64)
+    assert (whole.square, whole.square_error) == (pytest.approx(13.0), 0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", [tanh_net, attention_net])
+def test_the_frobenius_norms_of_mini_batches_are_those_of_dense_hessians(
+    network: Callable[..., Subject], method: Method
+) -> None:
+    subject = network(sizes=(6, 3))
+    dense = np.array([dense_hessian(subject, i).square().sum().item() for i in range(2)])
+    found = run_probe(Trace(vectors=40, method=method), subject)
+    assert (np.abs(found["batch_square"] - dense) <= 4 * found["batch_square_se"] + 1e-9 * dense).all()
+    assert found["frobenius"] == pytest.approx(
+        np.sqrt(np.average(dense, weights=(6, 3))), abs=4 * found["frobenius_se"]
+    )
+    exactly = run_probe(Trace(vectors=subject.size, method=method), subject)
+    assert exactly["batch_square"] == pytest.approx(dense)
+    assert exactly["frobenius_se"] == 0.0
+    rounds = run_probe(Trace(vectors=10, tol=0.9, max_vectors=20, method=method), subject)
+    assert rounds["frobenius"] == pytest.approx(np.sqrt(np.average(dense, weights=(6, 3))), rel=0.5)

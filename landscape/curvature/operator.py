@@ -38,6 +38,8 @@ class Curvature:
     fixed: bool = False  # the activation pattern is fixed to that of double precision
     # holds activation patterns, for other curvatures of the same subject or for products over all samples
     patterns: PatternCache | None = None
+    # Positions of parameters in each block: the Hessian without all other blocks; of the backend `kept` alone.
+    blocks: tuple[tuple[int, ...], ...] = ()
     _traced: TracedHessian | None = None
     _micro_batching: MicroBatching = field(default_factory=MicroBatching)
 
@@ -129,7 +131,7 @@ class Curvature:
                     return subject.losses(outputs(), targets)
                 return losses_without_logits(head, outputs, targets)
 
-            return hessian_product(lambda: losses().mean(), parameters, shift=shift)
+            return hessian_product(lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks)
         if self.operator == "ggn":
             with differentiable_attention():  # one forward pass at a time
                 require_tensor_outputs(subject)

@@ -37,8 +37,15 @@ def by_module(parameters: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Parameters by the module that owns them, in order; those of the model itself under their own first name."""
     groups: dict[str, dict[str, T]] = {}
     for name, p in parameters.items():
-        groups.setdefault(name.rpartition(".")[0] or name, {})[name] = p
+        groups.setdefault(ancestor(name, 1), {})[name] = p
     return groups
+
+
+def ancestor(name: str, levels: int) -> str:
+    """The module that many levels above a parameter; what stands directly in the model keeps its first name."""
+    for _ in range(levels):
+        name = name.rpartition(".")[0] or name
+    return name
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Estimates of the trace of a symmetric operator from its products: Hutchinson, Hutch++ and XTrace."""
+"""Estimates of the trace and the Frobenius norm of a symmetric operator: Hutchinson, Hutch++ and XTrace."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ Operator = Callable[[Tensor], Tensor]  # v -> A v, both (n,)
 
 @dataclass(frozen=True)
 class TraceEstimate:
-    """An estimate of the trace of A."""
+    """An estimate of the trace of A, and from the same products that of A^2, the squared Frobenius norm of A."""
 
     value: float  # the estimate
     error: float  # its standard error over the random vectors; 0 if the trace is exact
     products: int  # operator products spent
+    square: float  # estimate of tr A^2 = ||A||_F^2, without bias as well
+    square_error: float  # its standard error
 
 
 def hutchinson(
     operator: Operator, size: int, products: int, *, seed: int, device: torch.device, dtype: torch.dtype
 ) -> TraceEstimate:
-    """Mean of v' A v over Rademacher vectors (Hutchinson 1989); exact for a diagonal A.
+    """Mean of v' A v over Rademacher vectors (Hutchinson 1989), exact for a diagonal A; of |A v|^2 for tr A^2.
 
     Var = 2 sum_{i != j} A_ij^2 / products: the error falls with the square root of the work.
     At least 2 products; `size`, n, of them give the exact trace. Device and dtype are those the operator expects.
@@ -38,12 +40,14 @@ def hutchinson(
         return exact(operator, size, device=device, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     noted = _Noted(operator)
-    forms: list[Tensor] = []
+    forms: list[Tensor] = []  # v' A v and |A v|^2 in turn
     for _ in range(products):
         v = rademacher(size, generator).to(device, dtype)
-        forms.append(torch.dot(v, noted(v)))
+        image = noted(v)
+        forms += [torch.dot(v, image), _square(image)]
     noted.require_finite()
-    return TraceEstimate(*mean_and_standard_error(_on_host(forms)), products)
+    values = _on_host(forms)
+    return TraceEstimate(*mean_and_standard_error(values[::2]), products, *mean_and_standard_error(values[1::2]))
 
 
 def hutch_plus_plus(
@@ -62,16 +66,25 @@ def hutch_plus_plus(
     sketch = torch.stack([noted(rademacher(size, generator).to(device, dtype)) for _ in range(rank)], dim=1)
     noted.require_finite()
     basis = _range(sketch)[0]  # (n, rank)
-    forms = [torch.dot(q, noted(q)) for q in basis.T]
+    forms: list[Tensor] = []  # q' A q and |A q|^2 in turn, then those of the complement
+
+    def note(v: Tensor) -> None:
+        image = noted(v)
+        forms.extend([torch.dot(v, image), _square(image)])
+
+    for q in basis.T:
+        note(q)
     caught = len(forms)
-    for _ in range(products - rank - caught):
+    for _ in range(products - rank - caught // 2):
         v = rademacher(size, generator).to(device, dtype)
-        v = v - basis @ (basis.T @ v)
-        forms.append(torch.dot(v, noted(v)))
+        note(v - basis @ (basis.T @ v))
     noted.require_finite()
     values = _on_host(forms)
-    rest, error = mean_and_standard_error(values[caught:])
-    return TraceEstimate(sum(values[:caught].tolist()) + rest, error, products)
+    found = []
+    for of_one in (values[::2], values[1::2]):
+        rest, error = mean_and_standard_error(of_one[caught // 2 :])
+        found.append((sum(of_one[: caught // 2].tolist()) + rest, error))
+    return TraceEstimate(*found[0], products, *found[1])
 
 
 def xtrace(
@@ -84,8 +97,9 @@ def xtrace(
         tr_i = tr Q_i' A Q_i + (n - rank Q_i) / ||P_i w_i||^2  w_i' P_i A P_i w_i,
 
     each unbiased (the ratio removes the length of w_i from its variance); the estimate is their mean, the error their
-    standard deviation over sqrt(m), both from m + rank(A W) products. Exact where the rank is below m. Arguments as
-    `hutchinson`; at least 4 products. Holds about 2 * products vectors at once.
+    standard deviation over sqrt(m), both from m + rank(A W) products. Exact where the rank is below m. The same formula
+    with A^2 for A takes nothing but inner products of A W and A Q. Arguments as `hutchinson`; at least 4 products.
+    Holds about 2 * products vectors at once.
     """
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
@@ -98,40 +112,47 @@ def xtrace(
     y = torch.stack([noted(column) for column in w.T], dim=1)  # A W
     noted.require_finite()
     basis, singular, right = _range(y)  # y = basis diag(singular) right, (n, r), (r,), (r, m)
-    columns = [basis.T @ noted(column) for column in basis.T]
+    rank = len(singular)
+    mapped = [noted(column) for column in basis.T]  # A basis
     noted.require_finite()
-    inside = _on_host(columns).reshape(len(columns), len(columns)).T.contiguous()  # basis' A basis
+    inside = _on_host([basis.T @ image for image in mapped]).reshape(rank, rank).T.contiguous()  # basis' A basis
+    table = torch.stack(mapped) if mapped else basis.T
+    gram = _on_host(list(table @ table.T)).reshape(rank, rank)  # basis' A^2 basis
+    images_2 = _on_host(list(table @ y)).reshape(rank, m)  # basis' A^2 W
 
-    small = _on_host([(w * y).sum(dim=0), w.square().sum(dim=0), *(basis.T @ w)])
-    forms, lengths, shares = small[0], small[1], small[2:]  # w_i' A w_i, w_i' w_i and basis' W
+    small = _on_host([(w * y).sum(dim=0), y.square().sum(dim=0), w.square().sum(dim=0), *(basis.T @ w)])
+    forms, forms_2, lengths, shares = small[0], small[1], small[2], small[3:]  # w' A w, w' A^2 w, w' w and basis' W
     images = singular[:, None] * right  # basis' A W
-    traces = torch.empty(m, dtype=torch.float64)
+    traces = torch.empty(2, m, dtype=torch.float64)
     for i in range(m):
         # The direction that the range loses without column i; none if the other columns span it too.
         alone = right[:, i].square().sum() > 1 - 1e-8
         s = right[:, i] / singular
         s = s / s.norm() if alone else torch.zeros_like(s)
         c = shares[:, i] - s * torch.dot(s, shares[:, i])
-        rest = forms[i] - 2 * torch.dot(c, images[:, i]) + c @ inside @ c
-        free = size - len(singular) + int(alone)
-        traces[i] = inside.trace() - s @ inside @ s + free / (lengths[i] - torch.dot(c, c)) * rest
-    return TraceEstimate(*mean_and_standard_error(traces), m + len(singular))
+        free = size - rank + int(alone)
+        for power, (one, form, image) in enumerate(((inside, forms, images), (gram, forms_2, images_2))):
+            rest = form[i] - 2 * torch.dot(c, image[:, i]) + c @ one @ c
+            traces[power, i] = one.trace() - s @ one @ s + free / (lengths[i] - torch.dot(c, c)) * rest
+    return TraceEstimate(*mean_and_standard_error(traces[0]), m + rank, *mean_and_standard_error(traces[1]))
 
 
 def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.dtype) -> TraceEstimate:
-    """The exact trace from n products, one per coordinate.
+    """The exact trace and squared Frobenius norm from n products, one per coordinate.
 
     Raises:
         FloatingPointError: a product is not finite.
     """
     noted = _Noted(operator)
-    diagonal: list[Tensor] = []
+    forms: list[Tensor] = []  # A_ii and |A e_i|^2 in turn
     for i in range(size):
         unit = torch.zeros(size, device=device, dtype=dtype)
         unit[i] = 1.0
-        diagonal.append(noted(unit)[i])
+        image = noted(unit)
+        forms += [image[i], _square(image)]
     noted.require_finite()
-    return TraceEstimate(sum(_on_host(diagonal).tolist()), 0.0, size)
+    values = _on_host(forms)
+    return TraceEstimate(sum(values[::2].tolist()), 0.0, size, sum(values[1::2].tolist()), 0.0)
 
 
 def rounds_for(variances: np.ndarray, counts: np.ndarray, target: float, *, most: int) -> np.ndarray:
@@ -166,6 +187,10 @@ def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     left, singular, right = torch.linalg.svd(r.double().cpu(), full_matrices=False)
     kept = singular > len(r) * torch.finfo(y.dtype).eps * singular.max()
     return q @ left[:, kept].to(q), singular[kept], right[kept]
+
+
+def _square(vector: Tensor) -> Tensor:
+    return torch.dot(vector, vector)
 
 
 def rademacher(size: int, generator: torch.Generator) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.curvature.batched_lanczos import device_lanczos
+from landscape.curvature.block_diagonal import BLOCK_KINDS, BlockKind, Partition, block_quadratures
 from landscape.curvature.hvp_backends import (
     CODES,
     CODES_MEANING,
@@ -24,11 +25,14 @@ from landscape.curvature.hvp_backends import (
     without_hvp,
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
+from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.sample_means import over_all_samples
+from landscape.curvature.stored_blocks import block_plan, block_summaries
 from landscape.curvature.trace_estimators import rounds_for
 from landscape.curvature.vectors import random_unit
-from landscape.options import at_least, one_of, regular_expression, require
+from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
@@ -53,6 +57,12 @@ class Density(Probe):
     The mean is the one number whose exact value the runs estimate without bias at any number of steps; the band of the
     figure narrows with it, as the square root of the number of vectors. The axis then has `max_vectors` start vectors,
     and those that were not needed are NaN.
+
+    `blocks` measures the diagonal blocks of the Hessian instead, each by runs of its own, and how different their
+    spectra are: the Jensen-Shannon distance of every two, defined in `results.block_spectra` (block heterogeneity,
+    Zhang et al., arXiv 2402.16788). All runs of a start vector go in step on one gradient graph per mini-batch. A
+    product with one block passes a quarter to a third of the graph on average, so that a vector costs steps * (blocks /
+    3) products. A block with at most `steps` parameters gets its exact eigenvalues.
     """
 
     name: ClassVar[str] = "density"
@@ -71,6 +81,9 @@ class Density(Probe):
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
+    blocks: Annotated[BlockKind, f"spectra of the Hessian's diagonal blocks and their distances; {BLOCK_KINDS}"] = (
+        "none"
+    )
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -81,9 +94,16 @@ class Density(Probe):
         one_of("hvp", self.hvp, get_args(Hvp))
         one_of("kinks", self.kinks, get_args(Kinks))
         regular_expression("params", self.params)
+        one_of("blocks", self.blocks, get_args(BlockKind))
+        if self.blocks != "none" and self.tol:
+            raise OptionError("--tol is for the whole Hessian; with --blocks give the number of --vectors")
+        if self.blocks != "none" and self.hvp not in ("auto", "kept"):
+            raise OptionError(f"--hvp {self.hvp} makes products of the whole Hessian; with --blocks use auto or kept")
 
     def plan(self, subject: Subject) -> Plan:
-        matching(subject.parameters, self.params)  # fails before any work where nothing matches
+        parameters = matching(subject.parameters, self.params)  # fails before any work where nothing matches
+        if self.blocks != "none":
+            return block_plan(Partition.of(parameters, self.blocks), self.vectors, self.steps)
         eigenvalue, node = "loss per squared weight", ("node",)
         met = Quantity("1 if mean_se / |mean| is at most tol, 0 if max_vectors ended the run before")
         return Plan(
@@ -111,11 +131,13 @@ class Density(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the backend, and without the cap of `tol` where that is not asked for."""
-        known = without_hvp(self)
+        """The parameters without the backend, and without those of what is not asked for."""
+        known = {name: value for name, value in without_hvp(self).items() if (name, value) != ("blocks", "none")}
         return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
+        if self.blocks != "none":
+            return {}
         return autotuned(subject, self.params, self.hvp, planned=self._planned(subject, self.vectors), kinks=self.kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
@@ -128,12 +150,26 @@ class Density(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One start vector after the other, with products prepared once."""
         parameters = matching(subject.parameters, self.params)
-        curved = curvature(subject, parameters, self.hvp, planned=self._planned(subject, len(units)), kinks=self.kinks)
+        hvp: Hvp = self.hvp if self.blocks == "none" else "kept"
+        curved = curvature(subject, parameters, hvp, planned=self._planned(subject, len(units)), kinks=self.kinks)
         report_products(per_unit=self._passes(subject) * self.steps)
+        if self.blocks != "none":
+            yield from self._of_blocks(curved, units)
+            return
         product = over_all_samples(subject, curved)
         for unit in units:
             start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
             yield {**self._quadrature(product, start), "hvp": CODES.index(curved.hvp)}
+
+    def _of_blocks(self, curved: Curvature, units: Sequence[Unit]) -> Iterator[Values]:
+        """The quadratures of all blocks from one start vector after the other."""
+        partition = Partition.of(curved.parameters, self.blocks)
+        product = over_all_samples(curved.subject, replace(curved, blocks=partition.members))
+        like = next(iter(curved.parameters.values()))
+        for unit in units:
+            found = block_quadratures(product, partition, self.steps, seed=unit.seed(self.seed), like=like)
+            rows = [self._row(one, exact=size <= self.steps) for one, size in zip(found, partition.sizes, strict=True)]
+            yield {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def _planned(self, subject: Subject, vectors: int) -> PlannedProducts:
         size = sum(p.numel() for p in matching(subject.parameters, self.params).values())
@@ -145,18 +181,24 @@ class Density(Probe):
         return -(-len(subject.batches) // subject.processes.size)
 
     def _quadrature(self, product: Callable[[Tensor], Tensor], start: Tensor) -> dict[str, Any]:
-        nodes, weights = np.full((2, self.steps), np.nan)
         try:
             # tol 0: all nodes are wanted, and nothing stops the run before its last step.
             found = device_lanczos(product, start, self.steps, tol=0.0, max_steps=self.steps)
         except FloatingPointError:
-            return {"nodes": nodes, "weights": weights, "matvecs": math.nan}
+            return self._row(None)
+        return self._row(found)
+
+    def _row(self, found: Spectrum | None, *, exact: bool = False) -> dict[str, Any]:
+        """What is stored of one run; of an exact one, whose nodes are all eigenvalues, each has the same weight."""
+        nodes, weights = np.full((2, self.steps), np.nan)
+        if found is None:
+            return {"nodes": nodes, "weights": weights, "matvecs": np.float64(math.nan)}
         # On breakdown the search continued with a random vector: the nodes from there on have no weight.
-        known = found.weights > np.finfo(np.float64).tiny
+        known = np.full(len(found.nodes), True) if exact else found.weights > np.finfo(np.float64).tiny
         count = int(known.sum())
         nodes[:count] = found.nodes[known]
-        weights[:count] = found.weights[known] / found.weights[known].sum()
-        return {"nodes": nodes, "weights": weights, "matvecs": found.products}
+        weights[:count] = 1 / count if exact else found.weights[known] / found.weights[known].sum()
+        return {"nodes": nodes, "weights": weights, "matvecs": np.float64(found.products)}
 
     def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None:
         """With `tol` the start vectors that its target needs by the error so far; else all at once."""
@@ -189,8 +231,10 @@ class Density(Probe):
             )  # fmt: skip
         return int(wanted)
 
-    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """The first two moments and both ends, over all finished start vectors."""
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The first two moments and both ends, over all finished start vectors; of blocks also their distances."""
+        if self.blocks != "none":
+            return block_summaries(data)
         known = (data["done"] == 1) & np.isfinite(data["nodes"][:, 0])
         nodes, weights = data["nodes"][known], data["weights"][known]
         if not len(nodes):

@@ -38,6 +38,7 @@ Method = Literal["xtrace", "hutchinson", "hutch++"]
 METHODS: Mapping[str, Callable[..., TraceEstimate]]
 METHODS = {"xtrace": xtrace, "hutchinson": hutchinson, "hutch++": hutch_plus_plus}
 OF_A_ROUND = "round_"  # before the names of quantities that are measured in rounds
+ESTIMATED = ("batch_trace", "batch_trace_se", "batch_square", "batch_square_se", "matvecs")
 STORED = 4  # vectors in the memory of an estimate, for each of its random vectors
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,10 @@ class Trace(Probe):
     Every mini-batch has its own random vectors. The trace over all samples is exactly the sample-weighted mean of those
     of the mini-batches: the loss is a mean over samples and the trace is linear. Its error thus also falls with the
     number of mini-batches, at no cost in memory.
+
+    The same products give the squared Frobenius norm of each mini-batch's Hessian, E |H v|^2 = tr H^2, by the same
+    estimator with H^2 for H. It is not linear: the norm of the Hessian over all samples is smaller than the root mean
+    square over mini-batches, and follows from `density` (mean_square) or from one mini-batch of all samples.
 
     `kinks` double fixes the activation pattern of every mini-batch to that of double precision, as for `hessian`.
 
@@ -91,6 +96,8 @@ class Trace(Probe):
         quantities = {
             "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace),
             "batch_trace_se": Quantity("its standard error over random vectors", trace),
+            "batch_square": Quantity("squared Frobenius norm of the Hessian of the mini-batch", f"({trace})^2"),
+            "batch_square_se": Quantity("its standard error over random vectors", f"({trace})^2"),
             "samples": Quantity("samples in the mini-batch"),
             "loss": Quantity("loss of the mini-batch", subject.meaning.units),
             "matvecs": Quantity("Hessian products spent"),
@@ -100,6 +107,8 @@ class Trace(Probe):
             "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
             "trace_se": Quantity("its standard error over random vectors", trace),
             "trace_spread": Quantity("standard deviation of the traces of whole mini-batches", trace),
+            "frobenius": Quantity("Frobenius norm of the Hessian of a mini-batch, root mean square over them", trace),
+            "frobenius_se": Quantity("its standard error over random vectors", trace),
         }
         over = {"batch": np.arange(len(subject.batches))}
         about = {"batch": Quantity("mini-batch")}
@@ -177,8 +186,9 @@ class Trace(Probe):
                 seed=derived_seed(self.seed, *keys), device=subject.device, dtype=subject.dtype,
             )  # fmt: skip
         except FloatingPointError:
-            return {**values, "batch_trace": math.nan, "batch_trace_se": math.nan, "matvecs": math.nan}
-        return {**values, "batch_trace": estimate.value, "batch_trace_se": estimate.error, "matvecs": estimate.products}
+            return {**values, **dict.fromkeys(ESTIMATED, math.nan)}
+        found = (estimate.value, estimate.error, estimate.square, estimate.square_error, estimate.products)
+        return {**values, **dict(zip(ESTIMATED, found, strict=True))}
 
     def stage(self, data: Mapping[str, np.ndarray]) -> Stage | None:
         """With `tol` the rounds that its target needs by the errors so far; else every mini-batch at once."""
@@ -235,12 +245,15 @@ def _of_batches(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     known = (data["done"] == 1) & np.isfinite(rounds["samples"])
     count = np.where(known.any(axis=1), known.sum(axis=1), np.nan)
     sums = {name: np.where(known, values, 0.0).sum(axis=1) for name, values in rounds.items()}
-    means = {name: sums[name] / count for name in ("batch_trace", "samples", "loss")}
+    means = {name: sums[name] / count for name in ("batch_trace", "batch_square", "samples", "loss")}
     first = np.take_along_axis(rounds["hvp"], known.argmax(axis=1)[:, None], axis=1)[:, 0]  # a mean of codes is another
-    squares = np.where(known, rounds["batch_trace_se"], 0.0) ** 2
+    errors = {
+        name: np.sqrt((np.where(known, rounds[name], 0.0) ** 2).sum(axis=1)) / count
+        for name in ("batch_trace_se", "batch_square_se")
+    }
     return {
         **means,
-        "batch_trace_se": np.sqrt(squares.sum(axis=1)) / count,
+        **errors,
         "matvecs": np.where(np.isfinite(count), sums["matvecs"], np.nan),
         "hvp": np.where(np.isfinite(count), first, np.nan),
     }
@@ -253,8 +266,12 @@ def _over_batches(data: Mapping[str, np.ndarray]) -> dict[str, float]:
     trace, error, samples = (data[name][known] for name in ("batch_trace", "batch_trace_se", "samples"))
     share = samples / samples.sum()
     whole = trace[samples == samples.max()]  # a smaller mini-batch spreads more
+    square, square_error = data["batch_square"][known], data["batch_square_se"][known]
+    norm = float(np.sqrt(max(share @ square, 0.0)))
     return {
         "trace": float(share @ trace),
         "trace_se": float(np.sqrt(share**2 @ error**2)),
         "trace_spread": float(whole.std(ddof=1)) if len(whole) > 1 else math.nan,
+        "frobenius": norm,
+        "frobenius_se": float(np.sqrt(share**2 @ square_error**2)) / (2 * norm) if norm else 0.0,
     }

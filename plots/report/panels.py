@@ -41,7 +41,7 @@ class Drawn:
 SURFACE = FigureEntry("surface", "surface", needs=("loss", "done", "x", "y"))
 TRAJECTORY = FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2"))
 HESSIAN = FigureEntry("hessian", "hessian", needs=("eigenvalue",), lacks=("group",))
-DENSITY = FigureEntry("density", "density", needs=("nodes", "weights"))
+DENSITY = FigureEntry("density", "density", needs=("nodes", "weights"), lacks=("block",))
 
 
 def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:

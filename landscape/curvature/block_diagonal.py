@@ -1,0 +1,101 @@
+"""The diagonal blocks of the Hessian: how parameters are divided into blocks, and Lanczos runs on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from landscape.curvature.lanczos import Spectrum, lanczos_search
+from landscape.curvature.parameter_selection import ancestor
+from landscape.curvature.vectors import random_unit
+from landscape.probe import derived_seed
+
+BlockKind = Literal["none", "tensor", "module", "layer"]
+BLOCK_KINDS = (
+    "tensor: a parameter tensor each, module: the own parameters of a module, layer: those of the modules inside a "
+    "module, such as the two linear layers of an MLP"
+)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Parameters divided into blocks, each in the order of the flat vector."""
+
+    names: tuple[str, ...]  # of the blocks
+    members: tuple[tuple[int, ...], ...]  # positions of each block's parameters in the list of all
+    _slices: tuple[slice, ...]  # of every parameter in a flat vector, (n,)
+
+    @staticmethod
+    def of(parameters: Mapping[str, Tensor], kind: BlockKind) -> Partition:
+        """One block per tensor, per module that owns parameters, or per module that holds such modules."""
+        levels = {"tensor": 0, "module": 1, "layer": 2}[kind]
+        groups: dict[str, list[int]] = {}
+        slices, at = [], 0
+        for i, (name, parameter) in enumerate(parameters.items()):
+            groups.setdefault(ancestor(name, levels), []).append(i)
+            slices.append(slice(at, at + parameter.numel()))
+            at += parameter.numel()
+        return Partition(tuple(groups), tuple(map(tuple, groups.values())), tuple(slices))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Parameters of each block."""
+        return [sum(self._slices[i].stop - self._slices[i].start for i in members) for members in self.members]
+
+    def part(self, vector: Tensor, block: int) -> Tensor:
+        """The entries of a vector (n,) that belong to a block."""
+        return torch.cat([vector[self._slices[i]] for i in self.members[block]])
+
+    def joined(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:
+        """The vector (n,) of the entries of some blocks, zero elsewhere, of the dtype and device of `like`."""
+        whole = like.new_zeros(self._slices[-1].stop)
+        for block, part in parts.items():
+            slices = [self._slices[i] for i in self.members[block]]
+            for piece, at in zip(torch.split(part, [s.stop - s.start for s in slices]), slices, strict=True):
+                whole[at] = piece
+        return whole
+
+
+def block_quadratures(
+    product: Callable[[Tensor], Tensor], partition: Partition, steps: int, *, seed: int, like: Tensor
+) -> list[Spectrum | None]:
+    """A Lanczos run of `steps` steps in every block, all in step: they share each product with the block diagonal.
+
+    A mini-batch whose graph is rebuilt for every product is thus differentiated once per step, not once per step and
+    block, and all bases together take the memory of a single run on all parameters. A block with at most `steps` rows
+    is spanned by its run: its nodes are its eigenvalues.
+
+    Args:
+        product: v -> H_bd v, (n,) to (n,), with H_bd the block diagonal of H; it may skip blocks where v is zero.
+        partition: the blocks.
+        steps: Lanczos steps in each.
+        seed: of the random start vectors, a different one in every block.
+        like: a tensor of the dtype and on the device of the parameters.
+
+    Returns:
+        The quadrature of every block; None where its products are not finite.
+    """
+    device, dtype = like.device, like.dtype
+    starts = [
+        random_unit(size, derived_seed(seed, block), device=device, dtype=dtype)
+        for block, size in enumerate(partition.sizes)
+    ]
+    # tol 0: all nodes are wanted, and nothing stops a run before its last step.
+    searches = [lanczos_search(start, steps, tol=0.0, max_steps=steps) for start in starts]
+    vectors = {block: next(search) for block, search in enumerate(searches)}
+    found: list[Spectrum | None] = [None] * len(searches)
+    while vectors:
+        images = product(partition.joined(vectors, like))
+        for block in list(vectors):
+            try:
+                vectors[block] = searches[block].send(partition.part(images, block))
+            except StopIteration as end:
+                found[block] = end.value
+                del vectors[block]
+            except FloatingPointError:
+                del vectors[block]
+    return found
