@@ -51,6 +51,7 @@ FIGURES: Mapping[str, FigureEntry] = {
         ),
         FigureEntry("step_prediction", "step", needs=("predicted_change", "actual_change", "other_actual_change")),
         FigureEntry("trace", "trace", needs=("trace", "trace_se", "batch_trace", "batch_trace_se")),
+        FigureEntry("trace_blocks", "trace", needs=("off_block", "rows_off_block", "rows_non_gauss_newton", "name")),
         FigureEntry(
             "density",
             "density",

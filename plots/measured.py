@@ -321,7 +321,8 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
                                ("sharpness along the update", "mean_directional_sharpness", FLATTER),
                                ("change of the objective", "mean_actual_change", ""))),
     "tokens": _tokens,
-    "trace": partial(_scalars, (("trace", "trace", FLATTER), ("frobenius", "frobenius", FLATTER))),
+    "trace": partial(_scalars, (("trace", "trace", FLATTER), ("frobenius", "frobenius", FLATTER),
+                                ("off_block", "off_block", ""), ("non_gauss_newton", "non_gauss_newton", ""))),
     "uncertainty": partial(_ends, (("model ", "model_uncertainty"), ("data ", "data_uncertainty"))),
     "variance": partial(_ends, (("", "variance"),)),
 }  # fmt: skip

@@ -23,6 +23,8 @@ MEANING = (
     "all samples, error bars and band are the standard errors over random vectors. Eigenvalues of both signs cancel "
     "in it, and rescaling weights that leaves the network's function alone changes it."
 )
+NORM = ("frobenius", "frobenius_se")
+RATIOS = ("off_block", "off_block_se", "non_gauss_newton", "non_gauss_newton_se")
 DECADE = 10.0
 BESIDE = 0.3  # share of the distance between two mini-batches over which results are drawn side by side
 
@@ -77,7 +79,7 @@ def _number(data: xr.Dataset) -> str:
 def headline(data: xr.Dataset) -> Numbers:
     """The trace with its error, also as a share of it, the Frobenius norm, and how many mini-batches are left out."""
     found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
-    norm: Numbers = {name: data[name].item() for name in ("frobenius", "frobenius_se") if name in data}
+    norm: Numbers = {name: data[name].item() for name in (*NORM, *RATIOS) if name in data}
     lost = 0
     if "batch_trace" in data:
         done = data["done"] == 1

@@ -16,7 +16,7 @@ VIT = synthetic.NETWORKS[0].label
 # Of some results only: tests of their own.
 SPECIAL = {
     "hessian_phases", "hessian_layers", "saddle", "noise_pictures", "calibration_train", "calibration_test",
-    "tokens_moved", "density_blocks",
+    "tokens_moved", "density_blocks", "trace_blocks",
 }  # fmt: skip
 OF_SEVERAL = {"calibration_test"}  # of those, what a file of several networks has
 UNFINISHED = {  # by the share of finished units: no number of the figure is known yet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -57,6 +57,10 @@ class Curvature:
     def exceeds_memory(self) -> bool:
         """Whether a mini-batch did not fit into memory as a whole."""
         return self._micro_batching.count > 1
+
+    def of(self, *, operator: Operator = "hessian", blocks: tuple[tuple[int, ...], ...] = ()) -> Curvature:
+        """Another matrix of the same mini-batches, or its diagonal blocks, by double backward."""
+        return replace(self, hvp="kept", operator=operator, blocks=blocks, _traced=None)
 
     def product(self, i: int, part: slice = WHOLE) -> MicroBatchedProduct:
         """The matrix of mini-batch i, or of some of its samples, weight decay included.

@@ -164,7 +164,7 @@ class Density(Probe):
     def _of_blocks(self, curved: Curvature, units: Sequence[Unit]) -> Iterator[Values]:
         """The quadratures of all blocks from one start vector after the other."""
         partition = Partition.of(curved.parameters, self.blocks)
-        product = over_all_samples(curved.subject, replace(curved, blocks=partition.members))
+        product = over_all_samples(curved.subject, curved.of(blocks=partition.members))
         like = next(iter(curved.parameters.values()))
         for unit in units:
             found = block_quadratures(product, partition, self.steps, seed=unit.seed(self.seed), like=like)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 from torch import Tensor
 
+from landscape.curvature.block_diagonal import BLOCK_KINDS, BlockKind
+from landscape.curvature.hessian_structure import Diagonal, Structure
 from landscape.curvature.hvp_backends import (
     CODES,
     CODES_MEANING,
@@ -27,10 +29,11 @@ from landscape.curvature.hvp_backends import (
 from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
+from landscape.curvature.pattern_cache import PatternCache
 from landscape.curvature.sample_means import mean_loss, over_mini_batches
 from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, rounds_for, xtrace
-from landscape.options import at_least, one_of, regular_expression, require
+from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
 from landscape.subject.subject import Subject
 
@@ -54,6 +57,10 @@ class Trace(Probe):
     The same products give the squared Frobenius norm of each mini-batch's Hessian, E |H v|^2 = tr H^2, by the same
     estimator with H^2 for H. It is not linear: the norm of the Hessian over all samples is smaller than the root mean
     square over mini-batches, and follows from `density` (mean_square) or from one mini-batch of all samples.
+
+    `blocks` and `diagonal` also measure how the Hessian is made: `curvature.hessian_structure` has the definitions. The
+    ratios take a quarter of `vectors`, each with a product of the Hessian, of Gauss-Newton, and of every block (a
+    quarter to a third of a product on average); the diagonal takes `vectors` products.
 
     `kinks` double fixes the activation pattern of every mini-batch to that of double precision, as for `hessian`.
 
@@ -79,6 +86,12 @@ class Trace(Probe):
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
+    blocks: Annotated[
+        BlockKind, f"also what lies between these diagonal blocks, and beyond Gauss-Newton; {BLOCK_KINDS}"
+    ] = "none"
+    diagonal: Annotated[
+        Diagonal, "also the diagonal of the Hessian: summary per parameter tensor, or full for every entry"
+    ] = "none"
     seed: Annotated[int, "seed of the random vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -89,9 +102,15 @@ class Trace(Probe):
         one_of("hvp", self.hvp, [hvp for hvp in get_args(Hvp) if hvp != "together"])
         one_of("kinks", self.kinks, get_args(Kinks))
         regular_expression("params", self.params)
+        one_of("blocks", self.blocks, get_args(BlockKind))
+        one_of("diagonal", self.diagonal, get_args(Diagonal))
+        if self.tol and self._structure.products:
+            raise OptionError("--tol adds vectors for the trace alone; leave it out with --blocks and --diagonal")
 
     def plan(self, subject: Subject) -> Plan:
-        matching(subject.parameters, self.params)  # fails before any work where nothing matches
+        parameters = matching(subject.parameters, self.params)  # fails before any work where nothing matches
+        structure = self._structure
+        structure.require_storable(parameters, len(subject.batches))
         trace = "loss per squared weight"
         quantities = {
             "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace),
@@ -121,11 +140,19 @@ class Trace(Probe):
                 OF_A_ROUND + name: replace(known, long_name=f"{known.long_name}, in one round")
                 for name, known in quantities.items()
             }
-        return Plan(over=over, quantities=quantities, summaries=summaries, about=about)
+        return Plan(
+            over=over,
+            axes=structure.axes(parameters),
+            quantities=quantities | structure.quantities(),
+            labels=structure.labels(parameters),
+            summaries=summaries | structure.summaries(),
+            about=about | structure.about(),
+        )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the backend, and without the cap of `tol` where that is not asked for."""
-        known = without_hvp(self)
+        """The parameters without the backend, and without those of what is not asked for."""
+        off = {("blocks", "none"), ("diagonal", "none")}
+        known = {name: value for name, value in without_hvp(self).items() if (name, value) not in off}
         return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
@@ -149,7 +176,7 @@ class Trace(Probe):
             planned = PlannedProducts(len(units), self.vectors, at_once=at_once, stored=self._stored(subject))
             curved = curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks, batched=False)
             announce(subject, at_once)
-            report_products(per_unit=self.vectors)
+            report_products(per_unit=self.vectors + self._structure.products)
             measured = partial(self._estimates, curved)
             yield from side_by_side(batches, measured, at_once, crowded=lambda: curved.exceeds_memory)
 
@@ -162,9 +189,13 @@ class Trace(Probe):
 
     def _estimates(self, curved: Curvature, rounds: Sequence[Unit]) -> Iterator[Values]:
         """Those of one mini-batch."""
+        if self._structure.products:  # its three matrices share the activation pattern
+            curved = replace(curved, patterns=PatternCache())
         product, loss = self._product(curved, rounds[0].index[0])
         for unit in rounds:
-            found = self._estimate(curved, product, loss, unit)
+            found: dict[str, Any] = self._estimate(curved, product, loss, unit)
+            if self._structure.products:
+                found |= self._structure.measure(curved, product, unit.index[0], self.seed)
             yield {OF_A_ROUND + name: value for name, value in found.items()} if self.tol else found
 
     def _product(self, curved: Curvature, i: int) -> tuple[Callable[[Tensor], Tensor], float]:
@@ -231,7 +262,11 @@ class Trace(Probe):
         found = _over_batches({**data, **of_batches, **({"done": of_batches["samples"] > 0} if self.tol else {})})
         if self.tol and found:
             found["within_tol"] = float(found["trace_se"] <= self.tol * abs(found["trace"]))
-        return {**of_batches, **found}
+        return {**of_batches, **found, **(self._structure.reduce(data) if found else {})}
+
+    @property
+    def _structure(self) -> Structure:
+        return Structure(self.blocks, self.diagonal, self.vectors)
 
     @property
     def _rounds(self) -> int:
