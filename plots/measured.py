@@ -120,8 +120,8 @@ def _scalars(rows: Sequence[tuple[str, str, Reading]], data: xr.Dataset) -> Iter
 
 def _density(data: xr.Dataset) -> Iterator[Measured]:
     """Of the whole Hessian its mean eigenvalue, of its diagonal blocks how different they are."""
-    blocks = [("heterogeneity", "heterogeneity", ""), ("shape_heterogeneity", "shape_heterogeneity", "")]
-    yield from _scalars(blocks if "heterogeneity" in data else [("mean", "mean", FLATTER)], data)
+    names = ("heterogeneity", "shape_heterogeneity") if "heterogeneity" in data else ()
+    yield from _scalars([(name, name, "") for name in names] or [("mean", "mean", FLATTER)], data)
 
 
 def _ends(rows: Sequence[tuple[str, str]], data: xr.Dataset) -> Iterator[Measured]:

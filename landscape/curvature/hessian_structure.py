@@ -139,10 +139,10 @@ class Structure:
     def measure(self, curved: Curvature, product: Callable[[Tensor], Tensor], i: int, seed: int) -> dict[str, Any]:
         """All of it for mini-batch i, whose products v -> H v are given."""
         parts = Partition.of(curved.parameters, self.blocks) if self.blocks != "none" else None
-        others = []
+        others: list[Callable[[Tensor], Tensor]] = []
         if parts is not None:
-            for one in (curved.of(blocks=parts.members), curved.of(operator="ggn")):
-                others.append(over_mini_batches(curved.subject, one, [i]))
+            alike = (curved.of(blocks=parts.members), curved.of(operator="ggn"))
+            others = [over_mini_batches(curved.subject, one, [i]) for one in alike]
         generator = torch.Generator().manual_seed(derived_seed(seed, i, "structure"))
         like = next(iter(curved.parameters.values()))
         ratios: list[Tensor] = []
@@ -151,7 +151,7 @@ class Structure:
             v = (2.0 * torch.randint(2, (curved.size,), generator=generator, dtype=torch.float32) - 1.0).to(like)
             image = product(v)
             if parts is not None and at < self.ratio_vectors:
-                ratios.append(_ratios(image, *(other(v) for other in others), parts))
+                ratios.append(_ratios(parts, image, *[other(v) for other in others]))
             if self.diagonal != "none":
                 samples.append(v * image)
         values = _summary_of_ratios(torch.stack(ratios).cpu().numpy()) if ratios else {}
@@ -165,7 +165,7 @@ class Structure:
         return over_batches(data, self.summaries())
 
 
-def _ratios(image: Tensor, block_image: Tensor, gauss_newton: Tensor, parts: Partition) -> Tensor:
+def _ratios(parts: Partition, image: Tensor, block_image: Tensor, gauss_newton: Tensor) -> Tensor:
     """|H v|^2, |(H - H_bd) v|^2, |N v|^2, <H v, H_bd v> and |H_bd v|^2, of all rows and each block, (5, 1 + block)."""
     off, rest = image - block_image, image - gauss_newton
     pairs = ((image, image), (off, off), (rest, rest), (image, block_image), (block_image, block_image))
