@@ -78,7 +78,7 @@ CASES = {
     "trace, hutch++": Case("trace", {"vectors": 8, "method": "hutch++"}, rtol=1e-3, per_unit=6, once=7),
     "trace, hutchinson": Case("trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3, once=7),
     "trace, blocks": Case(
-        "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full"}, rtol=1e-2, per_unit=300, once=40
+        "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full", "hvp": "kept"}, rtol=1e-2, per_unit=300, once=40
     ),
     # The length of the critical step depends on which side of its start a loss falls.
     "step": Case(

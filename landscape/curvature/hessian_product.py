@@ -93,12 +93,13 @@ def _block_diagonal(
     """H_bd v from one graph of the gradient, with a tensor per parameter.
 
     The product of a block differentiates the block's own gradients by the block's own parameters: only the part of the
-    graph between them is passed, on average a quarter to a third of what a product with all of H passes. A block where
-    v is zero is skipped.
+    graph between them is passed, on average a quarter to a third of what a product with all of H passes. On a CPU a
+    block where v is zero is skipped.
     """
     product = [torch.zeros_like(piece) for piece in pieces]
     for block in blocks:
-        if not any(pieces[i].any() for i in block):
+        on_host = pieces[block[0]].device.type == "cpu"  # elsewhere the question would wait for the device
+        if on_host and not any(pieces[i].any() for i in block):
             continue
         found = torch.autograd.grad(
             [gradients[i] for i in block], [parameters[i] for i in block], [pieces[i] for i in block],
