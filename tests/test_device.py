@@ -78,7 +78,7 @@ CASES = {
     "trace, hutch++": Case("trace", {"vectors": 8, "method": "hutch++"}, rtol=1e-3, per_unit=6, once=7),
     "trace, hutchinson": Case("trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3, once=7),
     "trace, blocks": Case(
-        "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full", "hvp": "kept"}, rtol=1e-2, per_unit=300, once=40
+        "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full", "hvp": "kept"}, rtol=1e-2, per_unit=20, once=40
     ),
     # The length of the critical step depends on which side of its start a loss falls.
     "step": Case(
@@ -88,7 +88,7 @@ CASES = {
         "flatness", {"steps": 2, "draws": 4, "vectors": 2}, rtol=1e-2, simulated=1e-6, per_unit=60, once=40
     ),
     "density": Case("density", {"vectors": 2, "steps": 3}, rtol=1e-3, simulated=1e-6, per_unit=8),
-    "density, blocks": Case("density", {"vectors": 1, "steps": 3, "blocks": "layer"}, rtol=1e-2, per_unit=300, once=40),
+    "density, blocks": Case("density", {"vectors": 1, "steps": 3, "blocks": "layer"}, rtol=1e-2, per_unit=80, once=40),
     "noise-scale": Case("noise-scale", {"groups": 3}, rtol=1e-2, per_unit=8, once=40),
     "fourier": Case("fourier", {"spectrum": "full"}, per_unit=4, simulated=1e-6),
     "variance": Case("variance", {}),
