@@ -26,6 +26,7 @@ from landscape.curvature.block_diagonal import BlockKind, Partition
 from landscape.curvature.operator import Curvature
 from landscape.curvature.sample_means import over_mini_batches
 from landscape.curvature.spectrum_options import LARGEST_RESULT
+from landscape.curvature.trace_estimators import rademacher
 from landscape.probe import Quantity, derived_seed
 from landscape.results.hessian_structure import QUANTILES, over_batches
 
@@ -148,7 +149,7 @@ class Structure:
         ratios: list[Tensor] = []
         samples: list[Tensor] = []
         for at in range(self.vectors if self.diagonal != "none" else self.ratio_vectors):
-            v = (2.0 * torch.randint(2, (curved.size,), generator=generator, dtype=torch.float32) - 1.0).to(like)
+            v = rademacher(curved.size, generator).to(like)
             image = product(v)
             if parts is not None and at < self.ratio_vectors:
                 ratios.append(_ratios(parts, image, *[other(v) for other in others]))
