@@ -225,6 +225,20 @@ def test_which_network_is_flatter_is_told_only_beyond_the_errors(study: Path, tm
     assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
 
 
+def test_measures_of_flatness_that_disagree_are_said_to(study: Path, tmp_path: Path) -> None:
+    def change(file: h5py.File) -> None:
+        for probe in ("hessian", "trace"):
+            del file[probe]
+        for name, group in file["surface"].items():
+            group["height"][...] = [2.0, 2.0, 2.0, 1.0] if name.startswith(VIT) else [1.0, 1.0, 1.0, 2.0]
+            group["height_se"][...] = 0.01
+
+    said = answer(changed(study, tmp_path / "r.h5", change), "flatter").answer
+    assert said[0].startswith("There is no single answer")
+    assert said[1] == f"{VIT} is the flattest by height at 1."
+    assert said[2].endswith(f"by height at 0.1, which are both flatter than {VIT}.")
+
+
 def test_results_of_different_protocols_are_not_compared(study: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         for probe in ("hessian", "trace", "surface"):

@@ -51,6 +51,7 @@ def flatter(ordered: Stored) -> Finding:
     ]
     measures += [(f"height at {r:g}", "surface", lambda data, r=r: height(data, r)) for r in RADII]  # type: ignore[misc]
     winners: dict[str, list[str]] = {}
+    sharper: set[str] = set()  # networks that some measure finds sharper than another network
     unsure, detail = [], []
     for title, probe, get in measures:
         compared = _compared([(n, d) for n, d in ordered if d.attrs.get("probe") == probe], get)
@@ -59,11 +60,15 @@ def flatter(ordered: Stored) -> Finding:
         ranked = sorted(compared.items(), key=lambda item: item[1].value)
         (first, least), others = ranked[0], ranked[1:]
         detail.append(f"{title}: " + ", ".join(f"{name} {estimate}" for name, estimate in ranked[:SHOWN]))
-        if all(_apart(least, other) for _, other in others):
+        behind = [name for name, other in others if _apart(least, other)]
+        sharper |= set(behind)
+        if len(behind) == len(others):
             winners.setdefault(first, []).append(title)
         else:
-            alike = [first, *(name for name, other in others if not _apart(least, other))]
-            unsure.append(f"{listed(alike[:SHOWN])} by {title}")
+            alike = [first, *(name for name, _ in others if name not in behind)]
+            but = f", which are both flatter than {listed(behind[:SHOWN])}" if len(alike) == 2 and behind else ""
+            but = f", which are all flatter than {listed(behind[:SHOWN])}" if len(alike) > 2 and behind else but
+            unsure.append(f"{listed(alike[:SHOWN])} by {title}{but}")
     said = "; ".join(detail)
     if not detail:
         text = "Not measured: at least two networks under one protocol are needed (hessian, trace or surface)."
@@ -72,7 +77,7 @@ def flatter(ordered: Stored) -> Finding:
     lines += [f"Not told apart: {text}." for text in unsure]
     if not winners:
         return Finding(question, ["These numbers cannot tell.", *lines], "cannot tell", said, "surface")
-    if len(winners) > 1:
+    if len(winners) > 1 or sharper & set(winners):
         lines.insert(0, "There is no single answer: it depends on how far from the weights one looks.")
     return Finding(question, lines, "mixed" if unsure or len(winners) > 1 else "certain", said, "surface")
 
