@@ -34,7 +34,8 @@ def chosen_checkpoints(
     """The checkpoints that the paths of a command stand for, as `folders.what_to_measure` says, and their labels.
 
     Several files given to `trajectory` are one run. `line` takes two checkpoints of one architecture as the ends of a
-    line, unless an option asks for random lines. Those of `ensemble` are the members of one.
+    line, unless an option asks for random lines. Those of `ensemble` are the members of one, those of `barriers` are
+    compared pair by pair, and the second of `align` is aligned with the first.
     What is decided is printed. `reading`: options of `read_checkpoint`.
 
     Raises:
@@ -58,9 +59,13 @@ def chosen_checkpoints(
         if between:
             paths, more = paths[:1], {"along": str(paths[1])}
             labels = [" to ".join(labels)] if len(labels) == 2 else labels
-    if command == "ensemble" and len(paths) > 1:
+    if command == "align" and len(paths) > 1:
+        more, labels = _to_align(paths, parameters, labels)
+        paths = paths[:1]
+    if command in ("ensemble", "barriers") and len(paths) > 1:
         further = ",".join(filter(None, [*map(str, paths[1:]), str(parameters.get("members", ""))]))
-        say(f"ensemble: {len(paths)} checkpoints are its members", quiet=quiet)
+        if command == "ensemble":
+            say(f"ensemble: {len(paths)} checkpoints are its members", quiet=quiet)
         labels = labels or [f"{labels_of(paths[:1])[0]} + {len(paths) - 1}"]
         paths, more = paths[:1], {"members": further}
     count = max(len(paths), 1)
@@ -100,6 +105,18 @@ def _runs(
         more |= {"run": str(path)} if last == path and is_folder and "run" not in parameters else {}
         paths.append(last)
     return paths, more
+
+
+def _to_align(
+    paths: Sequence[Path], parameters: Mapping[str, Any], labels: Sequence[str]
+) -> tuple[dict[str, str], Sequence[str]]:
+    """The checkpoint that is permuted, as an option; and the label of the two."""
+    if len(paths) > 2 or "against" in parameters:
+        raise OptionError(
+            f"align takes two checkpoints, got {len(paths) + ('against' in parameters)}; for all pairs of several: "
+            "landscape barriers --align"
+        )
+    return {"against": str(paths[1])}, [" to ".join(labels)] if len(labels) == 2 else labels
 
 
 def _line_between(paths: Sequence[Path], parameters: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[bool, str]:

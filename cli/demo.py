@@ -26,6 +26,8 @@ EPOCHS = 12  # of the 25 of the recipe
 COARSE: Mapping[str, Mapping[str, Any]] = {
     "surface": {"resolution": "15"},
     "line": {"resolution": 15},
+    "align": {"resolution": 5},
+    "barriers": {"resolution": 5, "snapshots": "spread:3"},
     "convexity": {"resolution": "5"},
     "step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "optimizer_state": False},
     "trace": {"vectors": 12},
@@ -37,9 +39,12 @@ COARSE: Mapping[str, Mapping[str, Any]] = {
     "attack": {"eps": "1/255,4/255,16/255", "steps": 10},
     "input-surface": {"resolution": 11},
 }
+WITHIN_A_RUN = ("align", "barriers")  # between networks of one architecture, here those of one run
 SAMPLES: Mapping[str, int] = {
     "surface": 256,
     "line": 256,
+    "align": 128,
+    "barriers": 128,
     "convexity": 16,
     "hessian": 256,
     "step": 256,
@@ -87,7 +92,8 @@ def demo(
             continue  # the demo's data are no frames of a stream
         began = time.monotonic()
         loading = {"samples": str(min(samples, SAMPLES.get(name, samples))), "device": device, "seed": 0}
-        measured = measure_all(name, checkpoints, COARSE.get(name, {}), loading, out=results, quiet=True)
+        runs = [[one] for one in checkpoints] if name in WITHIN_A_RUN else [checkpoints]
+        measured = sum(measure_all(name, run, COARSE.get(name, {}), loading, out=results, quiet=True) for run in runs)
         results_of = f"{measured} result{'s' if measured > 1 else ''}"
         say(f"{name}: {results_of} in {format_duration(time.monotonic() - began)}", quiet=quiet)
     figures = draw(results, out / "figures", ("png",), quiet=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from landscape.cli.aligning import SAVE, save_aligned
 from landscape.cli.chosen_checkpoints import chosen_checkpoints
 from landscape.cli.command_options import (
     CONTEXT,
@@ -40,6 +41,8 @@ WHAT = {  # the checkpoints of a command, where these are not simply measured on
     "trajectory": "folder of a run's snapshots, or the snapshots in order",
     "ensemble": "members, or a folder of them",
     "line": "checkpoints, or folders of them; two of one architecture are the ends of a line",
+    "align": "two checkpoints of one architecture; the units of the second are permuted",
+    "barriers": "checkpoints of one architecture, or folders of them",
 }
 
 
@@ -52,17 +55,21 @@ def command_of(name: str) -> Callable[..., None]:
     own = {key: item for probe in probes_of(name) for key, item in probe_options(probe_class(probe)).items()}
 
     def command(context: typer.Context, checkpoint: list[Path] | None, **options: Any) -> None:
-        typed = typed_options(context, options)
-        parameters = {key: tuple(v) if isinstance(v, list) else v for key, v in typed.items() if key in own}
+        typed, save = typed_options(context, options), options.pop("save", None)
+        parameters = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in typed.items() if key in own.keys() - {"save"}
+        }
         run = {key: options[key] for key in RUN if key not in ("debug", "memory")}
         with limited_to(_memory(**{key: options[key] for key in ("memory", "workers", "scheduler")})):
-            measure_all(name, checkpoint or [None], parameters, loading_values(typed), **run)
+            after = None if save is None else partial(save_aligned, path=save, quiet=run["quiet"])
+            measure_all(name, checkpoint or [None], parameters, loading_values(typed), after=after, **run)
 
     what = WHAT.get(name, "checkpoints, or folders of them: a run's stands for its last")
     checkpoints = Annotated[
         list[Path] | None, typer.Argument(help=f"{what}; default: the newest final.pt under ./checkpoints")
     ]
     loading = loading_options(loading_defaults(probes_of(name)[0]))
+    own |= {"save": SAVE} if name == "align" else {}
     table = {"context": CONTEXT, "checkpoint": (checkpoints, None), **own, **loading, **RUN}
     return with_options(command, table)
 
@@ -95,11 +102,13 @@ def measure_all(
     overwrite: bool = False,
     fsync: bool = False,
     quiet: bool = False,
+    after: Callable[[Any, Subject], None] | None = None,
 ) -> int:
     """Measure one checkpoint after the other into one file, by one probe or "features"; the number of those measured.
 
     Parameters of the probe, and fields of `Spec` (`loading`), override the preset: give only those that the user chose.
-    The checkpoint None is the newest; labels come from the paths. Of several, those to which the probe does not apply
+    The checkpoint None is the newest; labels come from the paths. `after` is called with each measured probe and its
+    subject. Of several, those to which the probe does not apply
     are left out with a note.
 
     Raises:
@@ -133,6 +142,8 @@ def measure_all(
             try:
                 for probes in runs:
                     _measure(command, probes, subject, out, {**common, "label": name if label else ""}, quiet=quiet)
+                    if after is not None:
+                        after(probes[0], subject)
             except NotApplicable as error:
                 refused.append(error)
                 if len(refused) == len(chosen.paths):

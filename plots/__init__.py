@@ -30,6 +30,8 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("path", "surface", needs=("loss", "done", "x", "y", "path_x", "path_y")),
         FigureEntry("saddle", "surface", needs=("loss", "rise_se", "done", "x", "y"), panels=(None,) * 2),
         FigureEntry("line", "line", needs=("loss", "loss_se", "accuracy", "done", "t"), panels=(None,) * 2),
+        FigureEntry("align", "align", needs=("loss", "loss_se", "accuracy", "done", "curve", "t"), panels=(None,) * 2),
+        FigureEntry("barriers", "barriers", needs=("barrier_matrix", "barrier_matrix_se", "checkpoint_name")),
         FigureEntry("convexity", "convexity", needs=("ratio", "converged", "x", "y")),
         FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2"), panels=("polar", None)),
         FigureEntry(

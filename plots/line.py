@@ -49,10 +49,10 @@ def draw(
         if _spread(data):
             for value in values:
                 ax.plot(t, value, color=look.color, linewidth=0.4, alpha=0.6)
-            _band(ax, t, values.mean(axis=0), values.std(axis=0, ddof=1), look, lines[0])
+            band(ax, t, values.mean(axis=0), values.std(axis=0, ddof=1), look, lines[0])
         else:
             for k, (value, error) in enumerate(zip(values, errors, strict=True)):
-                _band(ax, t, value, BAND * error, look, lines[k % len(lines)])
+                band(ax, t, value, BAND * error, look, lines[k % len(lines)])
         if not np.isfinite(values).any():
             text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
             style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
@@ -97,7 +97,8 @@ def _spread(data: xr.Dataset) -> bool:
     return kind(data) == "random" and data.sizes["direction"] > 1
 
 
-def _band(ax: Axes, t: np.ndarray, value: np.ndarray, half: np.ndarray, look: Look, line: Line) -> None:
+def band(ax: Axes, t: np.ndarray, value: np.ndarray, half: np.ndarray, look: Look, line: Line) -> None:
+    """Draw a curve with a band of so much to either side."""
     known = np.pad(np.isfinite(value), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
     ax.plot(t, value, color=look.color, linestyle=line)

@@ -276,6 +276,19 @@ def _line(data: xr.Dataset) -> Iterator[Measured]:
         yield from number(data, "barrier", "barrier", LOWER, {str(data["barrier"].dims[0]): top})
 
 
+def _align(data: xr.Dataset) -> Iterator[Measured]:
+    """The barrier between two checkpoints after alignment."""
+    if headlines.finite(data, "barrier").size:
+        yield from number(data, "barrier", "barrier", LOWER, {"curve": -1})
+
+
+def _barriers(data: xr.Dataset) -> Iterator[Measured]:
+    """The highest barrier between any two checkpoints, of the last curve."""
+    last = data["barrier"].values[-1]
+    if np.isfinite(last).any():
+        yield from number(data, "barrier", "barrier", LOWER, {"curve": -1, "pair": int(np.nanargmax(last))})
+
+
 def _evaluate(data: xr.Dataset) -> Iterator[Measured]:
     """Scores of the last number of passes."""
     for name, reading in (("loss", LOWER), ("accuracy", HIGHER)):
@@ -293,8 +306,10 @@ def _stream(data: xr.Dataset) -> Iterator[Measured]:
 
 
 OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
+    "align": _align,
     "attack": _attack,
     "attention": _attention,
+    "barriers": _barriers,
     "calibration": partial(_scalars, (("nll", "nll", LOWER), ("accuracy", "accuracy", HIGHER), ("ece", "ece", LOWER),
                                       ("signed ece", "ece_signed", ""), ("temperature", "temperature", ""))),
     "corruption": partial(_scalars, (("mean accuracy", "mean_accuracy", HIGHER), ("mean nll", "mean_nll", LOWER),

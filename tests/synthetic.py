@@ -27,6 +27,8 @@ from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 from landscape.run import reduce_of
 from landscape.subject import sample_statistics
+from landscape.subject.losses import MEANINGS, cross_entropy
+from landscape.weight_space import barriers
 
 Measure = Callable[[Unit], Values]
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
@@ -169,6 +171,55 @@ def line(network: Network) -> tuple[Plan, Measure]:
         rise = (1 + k) * network.width * t * (1 - t)
         return {"loss": 0.5 + t + rise, "accuracy": 0.9 - 0.1 * t - rise / 5, "l2": 40.0, "excess": rise,
                 "accuracy_deficit": rise / 5, **dict.fromkeys(errors, 0.02)}  # fmt: skip
+
+    return plan, measure
+
+
+def align(network: Network) -> tuple[Plan, Measure]:
+    names = ("as they are", "as they are, batch norm recomputed", "aligned", "aligned, batch norm recomputed")
+    plan = Plan(
+        over={"curve": np.arange(4), "t": np.linspace(0, 1, 5)},
+        quantities={**barriers.means(MEANINGS[cross_entropy]), **barriers.paired(MEANINGS[cross_entropy])},
+        labels={"name": (Quantity("curve", dims=("curve",)), np.array(names))},
+        summaries=barriers.summaries(MEANINGS[cross_entropy], ("curve",)),
+        facts={"other": "final-2", "similarity": 0.5},
+    )
+
+    def measure(unit: Unit) -> Values:
+        return between(unit.at["t"], network.width * (4 - unit.index[0]))
+
+    return plan, measure
+
+
+def between(t: float, height: float) -> Values:
+    rise = height * t * (1 - t)
+    return {"loss": 0.5 + t + rise, "accuracy": 0.9 - 0.1 * t - rise / 5, "excess": rise, "accuracy_deficit": rise / 5,
+            **dict.fromkeys(("loss_se", "accuracy_se", "excess_se", "accuracy_deficit_se"), 0.02)}  # fmt: skip
+
+
+def all_barriers(network: Network) -> tuple[Plan, Measure]:
+    names, first, second = ("as they are", "aligned"), np.array([0.0, 0.0, 1.0]), np.array([1.0, 2.0, 2.0])
+    plan = Plan(
+        over={"curve": np.arange(2), "pair": np.arange(3), "t": np.linspace(0, 1, 5)},
+        axes={"checkpoint": np.arange(3), "other": np.arange(3)},
+        quantities={**barriers.means(MEANINGS[cross_entropy]), **barriers.paired(MEANINGS[cross_entropy])},
+        labels={
+            "name": (Quantity("curve", dims=("curve",)), np.array(names)),
+            "checkpoint_name": (Quantity("checkpoint", dims=("checkpoint",)), np.array(["run-1", "run-2", "run-3"])),
+            "first": (Quantity("checkpoint at t = 0", dims=("pair",)), first),
+            "second": (Quantity("checkpoint at t = 1", dims=("pair",)), second),
+        },
+        summaries={
+            **barriers.summaries(MEANINGS[cross_entropy], ("curve", "pair")),
+            **quantities(
+                ("curve", "checkpoint", "other"), "barrier_matrix", "barrier_matrix_se", "accuracy_barrier_matrix",
+                "accuracy_barrier_matrix_se",
+            ),
+        },
+    )  # fmt: skip
+
+    def measure(unit: Unit) -> Values:
+        return between(unit.at["t"], network.width * (1 + unit.index[1]) / (1 + unit.index[0]))
 
     return plan, measure
 
@@ -768,6 +819,8 @@ MADE_UP: Mapping[str, Callable[[Network], tuple[Plan, Measure]]] = {
     "flatness": flatness,
     "density": density,
     "line": line,
+    "align": align,
+    "barriers": all_barriers,
     "noise": noise,
     "noise-scale": noise_scale,
     "corruption": corruption,

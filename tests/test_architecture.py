@@ -22,7 +22,7 @@ ORDER = (
     ("data",),
     ("models", "discovery"),
     ("subject",),
-    ("curvature", "predictions"),
+    ("curvature", "predictions", "symmetry"),
     ("layers", "weight_space", "monitoring"),
     ("probes", "training"),
     ("executors", "event_log"),

@@ -127,7 +127,7 @@ def waits(simulation: Simulation) -> dict[tuple[str, str], int]:
 
 
 def test_every_probe_is_here() -> None:
-    several = {"trajectory", "ensemble"}  # of several checkpoints
+    several = {"trajectory", "ensemble", "align", "barriers"}  # of several checkpoints
     assert {case.probe for case in CASES.values()} | several == set(PROBES)
 
 

@@ -67,8 +67,10 @@ def options(probe: str, folder: Path, model: nn.Module) -> dict[str, Any]:
                      for n, t in model.state_dict().items()}  # fmt: skip
             torch.save(moved, folder / f"epoch_{epoch}.pt")
         return {**smallest, "run": str(folder)}
-    if probe == "ensemble":
+    if probe in ("ensemble", "barriers"):
         return {**smallest, "snapshots": "", "members": [copy.deepcopy(model)]}
+    if probe == "align":
+        return {**smallest, "against": copy.deepcopy(model)}
     return smallest
 
 

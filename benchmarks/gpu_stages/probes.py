@@ -83,7 +83,9 @@ def compared(network: str, probe: str, settings: Settings) -> Row:
     found: list[xr.Dataset] = []
 
     def measure(model: nn.Module) -> None:
-        if probe == "ensemble":
+        if probe == "align":
+            options["against"] = _neighbour(cpu).to(next(model.parameters()))
+        if probe in ("ensemble", "barriers"):
             options.pop("snapshots", None)
             options["members"] = [_neighbour(cpu).to(next(model.parameters()))]
         found.append(landscape.measure(probe, model, data="digits", out=None, quiet=True, **options))

@@ -25,6 +25,8 @@ class ProbeEntry(NamedTuple):
 PROBES: dict[str, ProbeEntry] = {
     "surface": ProbeEntry("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
     "line": ProbeEntry("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
+    "align": ProbeEntry("align", "Align", "Permute a second checkpoint to match: the barrier before and after."),
+    "barriers": ProbeEntry("barriers", "Barriers", "Barriers between every two of several checkpoints, also aligned."),
     "convexity": ProbeEntry(
         "convexity",
         "Convexity",

@@ -13,11 +13,12 @@ import numpy as np
 from landscape.curvature.vectors import inner
 from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_range, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
+from landscape.weight_space import barriers
+from landscape.weight_space.barriers import Samples
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
@@ -25,11 +26,6 @@ from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
 _log = logging.getLogger(__name__)
-Samples = tuple[np.ndarray, np.ndarray]  # loss and correctness of every sample
-PAIRED = {
-    "excess": "loss above the straight line between the ends' losses",
-    "accuracy_deficit": "accuracy below the straight line between the ends' accuracies",
-}
 
 
 @dataclass(frozen=True)
@@ -102,18 +98,6 @@ class Line(Probe):
         if lines[0].kind == "eigen" and not self.range:
             _log.info("line: --range %g:%g from the curvature along the flatter direction", *self._range(lines))
         pair, per_line, meaning = lines[0].kind == "checkpoints", ("direction",), subject.meaning
-        paired = {
-            name: Quantity(about, meaning.units) if name == "excess" else meaning.of_accuracy(about)
-            for name, about in PAIRED.items()
-        }
-        barriers = {
-            "barrier": Quantity("largest excess of the loss between the ends", meaning.units, per_line),
-            "barrier_se": Quantity("standard error of the barrier over samples", meaning.units, per_line),
-            "barrier_at": Quantity("where the barrier is", lines[0].units, per_line),
-            "accuracy_barrier": meaning.of_accuracy("largest deficit of the accuracy between the ends", per_line),
-            "accuracy_barrier_se": meaning.of_accuracy("standard error of the accuracy barrier over samples", per_line),
-        }
-        errors = {f"{name}_se": Quantity(f"standard error of the {q.long_name}", q.units) for name, q in paired.items()}
         return Plan(
             over={"direction": np.arange(len(lines)), "t": self._ticks(lines)},
             labels={
@@ -122,17 +106,14 @@ class Line(Probe):
                 **(self._other_ends(subject, lines) if pair else {}),
             },
             quantities={
-                "loss": Quantity("loss", meaning.units),
-                "loss_se": Quantity("standard error of the loss over samples", meaning.units),
+                **barriers.means(meaning),
                 "l2": Quantity("half the squared norm of the weights"),
-                "accuracy": meaning.of_accuracy("accuracy"),
-                "accuracy_se": meaning.of_accuracy("standard error of the accuracy over samples"),
-                **({**paired, **errors} if pair else {}),
+                **(barriers.paired(meaning) if pair else {}),
             },
             summaries={
                 "loss_mean": Quantity("mean loss over the directions", meaning.units, ("t",)),
                 "loss_spread": Quantity("standard deviation of the loss over the directions", meaning.units, ("t",)),
-                **(barriers if pair else {}),
+                **(barriers.summaries(meaning, per_line) if pair else {}),
             },
             about={"direction": Quantity("direction"), "t": Quantity("position on the line", lines[0].units)},
             facts={
@@ -163,7 +144,7 @@ class Line(Probe):
             spread = loss.std(axis=0, ddof=1) if len(loss) > 1 else np.full(len(t), np.nan)
             summaries: dict[str, Any] = {"loss_mean": loss.mean(axis=0), "loss_spread": spread}
         if "excess" in data:
-            summaries |= _barriers(data, (t >= 0.0) & (t <= 1.0))
+            summaries |= barriers.highest(data)
         return summaries
 
     def _statistics(self, lines: Sequence[StraightLine]) -> RunningStatistics:
@@ -199,7 +180,7 @@ class Line(Probe):
         for t in (0.0, 1.0):
             if t not in ends:
                 model.move_to(t)
-                ends[t] = _samples(subject)
+                ends[t] = barriers.samples_of(subject)
         return ends
 
     def _other_ends(self, subject: Subject, lines: Sequence[StraightLine]) -> dict[str, tuple[Quantity, np.ndarray]]:
@@ -218,16 +199,8 @@ class Line(Probe):
     def _at(self, t: float, subject: Subject, model: ModelOnLine, ends: Mapping[float, Samples]) -> Values:
         model.move_to(t)
         parameters = [p.detach() for p in subject.parameters.values()]
-        samples = ends[t] if t in ends else _samples(subject)
-        (loss, loss_se), (accuracy, accuracy_se) = (mean_and_standard_error(values) for values in samples)
-        values = {"loss": loss, "loss_se": loss_se, "accuracy": accuracy, "accuracy_se": accuracy_se,
-                  "l2": inner(parameters, parameters) / 2}  # fmt: skip
-        if ends:
-            signs = {"excess": 1.0, "accuracy_deficit": -1.0}
-            for (name, sign), now, start, end in zip(signs.items(), samples, ends[0.0], ends[1.0], strict=True):
-                with np.errstate(invalid="ignore"):
-                    difference = sign * (now - (1 - t) * start - t * end)
-                values[name], values[f"{name}_se"] = mean_and_standard_error(difference)
+        samples = ends[t] if t in ends else barriers.samples_of(subject)
+        values = {**barriers.values_at(t, samples, ends), "l2": inner(parameters, parameters) / 2}
         if subject.mean_only:
             values |= {name: np.nan for name in ("loss_se", "excess_se") if name in values}
         return values
@@ -247,21 +220,3 @@ def _end_loss(subject: Subject, line: StraightLine, statistics: RunningStatistic
     with ModelOnLine(subject, line, statistics) as model:
         model.move_to(1.0)
         return per_sample(subject)[0].mean().item()
-
-
-def _samples(subject: Subject) -> Samples:
-    loss, right = per_sample(subject)
-    return loss.numpy(), right.numpy()
-
-
-def _barriers(data: Mapping[str, np.ndarray], between: np.ndarray) -> dict[str, np.ndarray]:
-    """Largest excess and deficit of every line whose points from end to end are finished; NaN for the others."""
-    t, names = data["t"][between], ("barrier", "barrier_se", "barrier_at", "accuracy_barrier", "accuracy_barrier_se")
-    barriers = np.full((len(names), len(data["direction"])), np.nan)
-    complete = (data["done"][:, between] == 1).all(axis=1) & ({0.0, 1.0} <= set(t))
-    for k in np.flatnonzero(complete):
-        excess, excess_se = data["excess"][k, between], data["excess_se"][k, between]
-        deficit, deficit_se = data["accuracy_deficit"][k, between], data["accuracy_deficit_se"][k, between]
-        top, low = int(np.argmax(excess)), int(np.argmax(deficit))
-        barriers[:, k] = excess[top], excess_se[top], t[top], deficit[low], deficit_se[low]
-    return dict(zip(names, barriers, strict=True))

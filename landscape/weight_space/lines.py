@@ -141,16 +141,21 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
     other, own = read_beside(subject, path), subject.model.state_dict()
     # Raises for the first weight that does not fit.
     weight_differences.difference(other, {name: own[name] for name in subject.parameters})
-    state = with_model_keys(other.state_dict, set(own))
+    name = str(path) if str(path) in subject.others else label_of(other.path)
+    line = line_to(subject, with_model_keys(other.state_dict, set(own)), name, state_dict_sha256(other.state_dict))
+    if not any(bool(change.any()) for change in line.direction.values()):
+        raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")
+    return line
+
+
+def line_to(subject: Subject, state: Mapping[str, Tensor], name: str, identity: Any) -> StraightLine:
+    """The line to other weights of the subject's model, under its names, at t = 1."""
+    own = subject.model.state_dict()
     end = {n: state[n].to(tensor) for n, tensor in own.items() if n in state and tensor.is_floating_point()}
     difference = {name: end[name] - own[name] for name, _ in subject.model.named_parameters() if name in end}
-    if not any(bool(change.any()) for change in difference.values()):
-        raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")
-    name = str(path) if str(path) in subject.others else label_of(other.path)
     return StraightLine(
-        "checkpoints", f"towards {name}", difference, "share of the way", (0.0, 1.0),
-        identity=state_dict_sha256(other.state_dict), end=end,
-    )  # fmt: skip
+        "checkpoints", f"towards {name}", difference, "share of the way", (0.0, 1.0), identity=identity, end=end
+    )
 
 
 def _principal_components(subject: Subject, run: Path, weights: Mapping[str, Tensor], count: int) -> list[StraightLine]:

@@ -1,0 +1,148 @@
+"""Measure the barriers between all pairs of several checkpoints, as they are and aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, groupby
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from landscape.options import at_least
+from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+from landscape.weight_space import barriers
+from landscape.weight_space.aligned_networks import with_weights
+from landscape.weight_space.interpolations import Curve, curves, line_of, points
+
+MATRIX = {
+    "barrier_matrix": "largest excess of the loss between two checkpoints",
+    "accuracy_barrier_matrix": "largest deficit of the accuracy between two checkpoints",
+}
+
+
+@dataclass(frozen=True)
+class Barriers(Probe):
+    """The barrier between every two of several checkpoints, max_t [L(t) - (1 - t) L(0) - t L(1)], with paired errors.
+
+    With `--align` also after the units of the second of a pair are permuted to those of the first, as in `align`. Of
+    networks with batch norm, also with its statistics recomputed at every point. Small barriers between all of a set
+    mean one basin, linearly connected (Frankle et al. 2020, arXiv 1912.05671).
+    """
+
+    name: ClassVar[str] = "barriers"
+    split: ClassVar[str] = "train"
+    smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "repair": 1, "snapshots": "last:2"}
+
+    members: Annotated[str, "further checkpoints: B.pt,C.pt; further checkpoints of the command are such too"] = ""
+    snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint"] = ""
+    align: Annotated[bool, "also with the second checkpoint of every pair permuted to match the first"] = False
+    resolution: Annotated[int, "points of every line, ends included"] = 11
+    restarts: Annotated[int, "searches for each permutation; the one with the most similar weights is taken"] = 3
+    repair: Annotated[int, "mini-batches from which batch norm's statistics are recomputed at every point; 0: none"] = (
+        10
+    )
+    seed: Annotated[int, "seed of the searches"] = 0
+
+    def __post_init__(self) -> None:
+        at_least("resolution", self.resolution, 2)
+        at_least("restarts", self.restarts, 1)
+        at_least("repair", self.repair, 0)
+        parse_snapshots(self.snapshots)
+
+    def identity(self, subject: Subject) -> dict[str, Any]:
+        """The parameters, with the digests of all weights in place of their paths."""
+        recomputed = max(curve.statistics.recalibrate for curve in self._curves(subject))
+        batch = {"batch_size": subject.batch_size} if recomputed else {}
+        own = {**asdict(self), **batch, "repair": recomputed, "snapshots": ""}
+        return {**own, "members": [network.sha256 for network in self._networks(subject)]}
+
+    def plan(self, subject: Subject) -> Plan:
+        networks, kinds = self._networks(subject), self._curves(subject)
+        if len(networks) < 2:
+            raise ValueError(
+                f"barriers lie between at least 2 checkpoints, got 1 ({subject.label}); give several, or "
+                "--snapshots spread:5"
+            )
+        ends, matrix, per_line = _pairs(len(networks)), ("curve", "checkpoint", "other"), ("curve", "pair")
+        numbers = np.arange(len(networks))
+        meaning = subject.meaning
+        about = {
+            name: Quantity(words, meaning.units, matrix)
+            if name == "barrier_matrix"
+            else meaning.of_accuracy(words, matrix)
+            for name, words in MATRIX.items()
+        }
+        errors = {
+            f"{name}_se": Quantity(f"standard error of the {q.long_name} over samples", q.units, matrix)
+            for name, q in about.items()
+        }
+        return Plan(
+            over={
+                "curve": np.arange(len(kinds)), "pair": np.arange(len(ends)), "t": np.linspace(0, 1, self.resolution),
+            },
+            axes={"checkpoint": numbers, "other": numbers},
+            labels={
+                "name": (Quantity("curve", dims=("curve",)), np.array([curve.name for curve in kinds])),
+                "checkpoint_name": (Quantity("checkpoint", dims=("checkpoint",)), np.array([n.name for n in networks])),
+                "first": (Quantity("checkpoint at t = 0", dims=("pair",)), np.array([i for i, _ in ends], float)),
+                "second": (Quantity("checkpoint at t = 1", dims=("pair",)), np.array([j for _, j in ends], float)),
+            },
+            quantities={**barriers.means(meaning), **barriers.paired(meaning)},
+            summaries={**barriers.summaries(meaning, per_line), **about, **errors},
+            about={
+                "curve": Quantity("curve"), "pair": Quantity("pair of checkpoints"),
+                "t": Quantity("position on the line", "share of the way"),
+                "checkpoint": Quantity("checkpoint"), "other": Quantity("other checkpoint"),
+            },
+        )  # fmt: skip
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        (values,) = self.sweep(subject, [unit])
+        return values
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Points of one line share the samples' losses at its ends, and pairs their first network."""
+        networks, kinds = self._networks(subject), self._curves(subject)
+        pairs = _pairs(len(networks))
+        for (c, p), of_line in groupby(units, key=lambda unit: unit.index[:2]):
+            first, second = pairs[p]
+            start, other = _loaded(subject, networks[first]), str(networks[second].files[0])
+            line = line_of(start, other, kinds[c], self.restarts, self.seed)
+            yield from points(start, line, kinds[c].statistics, [float(unit.at["t"]) for unit in of_line])
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """The barrier of every finished line, and symmetric matrices of them, 0 on the diagonal."""
+        found = barriers.highest(data)
+        n, first, second = len(data["checkpoint"]), data["first"].astype(int), data["second"].astype(int)
+        matrices = {}
+        for name in ("barrier", "barrier_se", "accuracy_barrier", "accuracy_barrier_se"):
+            matrix = np.full((len(data["curve"]), n, n), np.nan)
+            matrix[:, np.arange(n), np.arange(n)] = 0.0
+            matrix[:, first, second] = matrix[:, second, first] = found[name]
+            matrices[f"{name.removesuffix('_se')}_matrix{'_se' * name.endswith('_se')}"] = matrix
+        return {**found, **matrices}
+
+    def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
+        """How many forward passes the units take."""
+        return f"{len(subject.batches)} mini-batches each"
+
+    def _curves(self, subject: Subject) -> list[Curve]:
+        return curves(subject, align=self.align, repair=self.repair)
+
+    def _networks(self, subject: Subject) -> list[MemberNetwork]:
+        others = tuple(filter(None, self.members.split(",")))
+        return member_networks(subject, others, self.snapshots, 0)
+
+
+def _pairs(count: int) -> list[tuple[int, int]]:
+    return list(combinations(range(count), 2))
+
+
+@once_per_weights
+def _loaded(subject: Subject, network: MemberNetwork) -> Subject:
+    """A network of the pair on the subject's mini-batches, in a copy of its model."""
+    return with_weights(subject, str(network.files[0])) if network.files else subject

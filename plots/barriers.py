@@ -1,0 +1,86 @@
+"""Draw the barriers between every two checkpoints as a heat map with its values, as they are and aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, escaped
+from landscape.plots.differences import shortened
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.headlines import Numbers, finite
+
+MEANING = (
+    "How far the loss rises above the straight line between its values at every two checkpoints: small everywhere "
+    "means one basin, and blocks mean several. The straight line is one path: where it has a barrier a curved one may "
+    "have none, and a matrix of pairs does not see regions between three checkpoints."
+)
+NOTED = 8  # checkpoints up to which the values are written
+
+
+def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | None = None) -> Axes:
+    """Draw one matrix, by default the last curve's; values with standard errors stand in the cells of small ones."""
+    curve = data.sizes["curve"] - 1 if curve is None else curve
+    values, errors = (data[f"barrier_matrix{end}"].values[curve] for end in ("", "_se"))
+    shown = np.where(np.eye(len(values), dtype=bool), np.nan, values)
+    finite_values = shown[np.isfinite(shown)]
+    top = top if top is not None else max(float(finite_values.max(initial=0.0)), 1e-12)
+    ax.imshow(np.where(np.isfinite(shown), shown, np.nan), cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
+    names = [escaped(shortened(str(name))) for name in data["checkpoint_name"].values]
+    places = range(len(names))
+    ax.set_xticks(places, [str(i + 1) for i in places], fontsize=style.SMALL)
+    ax.set_yticks(places, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=style.SMALL)
+    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED else ():
+        text = f"{values[i, j]:.2g}" + (
+            f"\n±{errors[i, j]:.1g}" if np.isfinite(errors[i, j]) and values[i, j] > 0 else ""
+        )
+        dark = shown[i, j] < 0.6 * top
+        ax.text(j, i, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
+    ax.tick_params(length=0)
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One row per set of checkpoints, one matrix per curve, on one scale each."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    columns = max(data.sizes["curve"] for data in results)
+    note = "Numbers of checkpoints on both axes; in the cells the barrier and its standard error over samples."
+    height = {1: 2.6, 2: 2.3}.get(columns, 1.7)
+    figure = style.page(results, looks, height=height * len(results), note=note)
+    grid = figure.subplots(len(results), columns, squeeze=False)
+    for axes, data, look in zip(grid, results, looks, strict=True):
+        known = data["barrier_matrix"].values[np.isfinite(data["barrier_matrix"].values)]
+        top = max(float(known.max(initial=0.0)), 1e-12)
+        for k, ax in enumerate(axes):
+            if k >= data.sizes["curve"]:
+                ax.remove()
+                continue
+            draw(data, ax, curve=k, top=top)
+            ax.set_title(style.fitted(escaped(str(data["name"].values[k])), 1.5, style.SMALL), fontsize=style.SMALL)
+            if k:
+                ax.set_yticklabels([str(i + 1) for i in range(data.sizes["checkpoint"])])
+        axes[0].set_ylabel(style.fitted(look.label, 2.2, style.RC["axes.labelsize"]))
+        bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=list(axes[: data.sizes["curve"]]))
+        bar.set_label(f"barrier ({data['barrier'].attrs.get('units', '1')})")
+    return figure
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """The largest barrier between any two, of the last curve, and the mean over pairs."""
+    if not finite(data, "barrier").size:
+        return {}
+    last = data["barrier"].values[-1]
+    if not np.isfinite(last).any():
+        return {}
+    top = int(np.nanargmax(last))
+    return {
+        "barrier": last[top].item(),
+        "barrier_se": data["barrier_se"].values[-1][top].item(),
+        "mean": float(np.nanmean(last)),
+        **({"mean before": float(np.nanmean(data["barrier"].values[0]))} if len(data["barrier"]) > 1 else {}),
+    }
