@@ -18,7 +18,9 @@ from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.subject import batchnorm
 from landscape.subject.outputs import per_sample
+from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
+from landscape.weight_space.bezier import training_part
 from landscape.weight_space.directions import POSITIONS, random_direction
 from landscape.weight_space.extreme_eigenvectors import half_range
 from landscape.weight_space.lines import ModelOnLine, lines_of
@@ -341,3 +343,59 @@ def _run_of(subject: Subject, folder: Path) -> Subject:
 def test_options_out_of_range_are_usage_errors(options: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Line(**options)  # type: ignore[arg-type]
+
+
+class _Plane(torch.nn.Module):
+    """Two weights; its outputs are their squared length, once per sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.square().sum().expand(len(x), 1)
+
+
+def _bowl(outputs: Tensor, targets: Tensor) -> Tensor:
+    """0 on the unit circle."""
+    return (outputs[:, 0] - targets).square()
+
+
+def test_a_trained_curve_follows_a_bent_valley(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two points of a circle of minima, 120 degrees apart, against the best control point by quadrature."""
+    batches = [(torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, dtype=torch.float64))] * 20
+    subject = Subject(_Plane().eval(), batches, losses=_bowl)
+    end = torch.tensor([-0.5, 0.75**0.5], dtype=torch.float64)
+    path = _saved(tmp_path / "end.pt", {"weight": end})
+    for module in ("landscape.weight_space.bezier", "landscape.probes.line"):
+        monkeypatch.setattr(f"{module}.training_part", lambda given: given)
+    monkeypatch.setattr(Subject, "data_sha256", "")
+    options = {"along": path, "resolution": 41}
+    straight = run_probe(Line(**options), subject)
+    curve = Line(**options, connect="bezier", connect_epochs=40, connect_rate=0.05)
+    found = run_probe(curve, subject)
+    assert straight["barrier"][0] == pytest.approx(0.75**2)
+    t, start = np.linspace(0, 1, 2001), np.array([1.0, 0.0])
+
+    def losses(radius: float) -> np.ndarray:
+        control = radius * np.array([0.5, 0.75**0.5])
+        w = np.outer((1 - t) ** 2, start) + np.outer(2 * t * (1 - t), control) + np.outer(t**2, end.numpy())
+        return (np.square(w).sum(axis=1) - 1) ** 2
+
+    best = min(np.linspace(0.5, 2.0, 301), key=lambda radius: losses(radius).mean())
+    assert found["loss"].mean() == pytest.approx(losses(best)[::50].mean(), abs=2e-3)
+    assert found["barrier"][0] < 0.05
+    assert [found["loss"][0, 0], found["loss"][0, -1]] == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert torch.equal(subject.model.weight.data, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    np.testing.assert_array_equal(run_probe(curve, replace(subject))["loss"], found["loss"])  # trained again
+    assert curve.identity(subject) != Line(**options).identity(subject)
+
+
+def test_a_curve_needs_another_checkpoint_and_another_split_than_it_is_trained_on() -> None:
+    with pytest.raises(OptionError, match="bezier needs another checkpoint, got --along eigen"):
+        Line(along="eigen", connect="bezier")
+    subject = attention_net()
+    with pytest.raises(ValueError, match="bezier needs another checkpoint, got --along random"):
+        Line(connect="bezier", ignore="").plan(subject)
+    with pytest.raises(ValueError, match="measures it on the other: --split test"):
+        training_part(replace(subject, spec=Spec(split="train")))

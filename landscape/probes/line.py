@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
 from landscape.weight_space.barriers import Samples
+from landscape.weight_space.bezier import CurveTraining, curved, training_part
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
 from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
+Connect = Literal["straight", "bezier"]
+RECALIBRATED = 10  # mini-batches of batch norm's statistics on a trained curve, unless --bn says otherwise
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +66,11 @@ class Line(Probe):
     bn: Annotated[
         str, "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints"
     ] = "auto"
+    connect: Annotated[
+        Connect, "straight, or bezier: a curve of low loss to another checkpoint, trained on the train split"
+    ] = "straight"
+    connect_epochs: Annotated[int, "epochs over the train split in which the curve is trained"] = 10
+    connect_rate: Annotated[float, "learning rate of the curve's training, by SGD with momentum"] = 0.01
     seed: Annotated[int, "seed of the first random direction; each further one uses the next seed"] = 0
 
     def __post_init__(self) -> None:
@@ -77,24 +85,36 @@ class Line(Probe):
         RunningStatistics.parse(self.bn)
         if self.bn == "interpolate" and self.along in ("random", "eigen"):
             raise OptionError(f"--bn interpolate needs another checkpoint; drop it for --along {self.along}")
+        one_of("connect", self.connect, get_args(Connect))
+        at_least("connect_epochs", self.connect_epochs, 1)
+        require(self.connect_rate > 0, "connect_rate", self.connect_rate, "above 0")
+        if self.connect == "bezier" and self.along == "eigen":
+            raise OptionError(f"--connect bezier needs another checkpoint, got --along {self.along}: line A.pt B.pt")
         if self.directions > 1 and self.along == "eigen":
             raise OptionError(f"--directions {self.directions} cannot be combined with --along eigen, which has two")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters in the run key: contents instead of paths, numbers instead of their spelling."""
-        lines = self._lines(subject)
-        statistics = self._statistics(lines)
+        lines = self._straight(subject)
+        statistics = self._statistics(subject, lines)
+        curve = {} if self.connect == "straight" else {"trained_on": training_part(subject).data_sha256}
+        own = {name: value for name, value in asdict(self).items() if curve or not name.startswith("connect")}
         return {
-            **asdict(self),
+            **own,
+            **curve,
             **batchnorm.dependence(subject, statistics.recalibrate),
             "along": [line.identity for line in lines],
             "range": "by curvature" if lines[0].kind == "eigen" and not self.range else self._range(lines),
-            "bn": "interpolate" if statistics.interpolate else self.bn.replace("auto", "frozen"),
+            "bn": "interpolate"
+            if statistics.interpolate
+            else str(statistics)
+            if curve
+            else self.bn.replace("auto", "frozen"),
         }
 
     def plan(self, subject: Subject) -> Plan:
         lines = self._lines(subject)
-        statistics = self._statistics(lines)
+        statistics = self._statistics(subject, lines)
         if lines[0].kind == "eigen" and not self.range:
             _log.info("line: --range %g:%g from the curvature along the flatter direction", *self._range(lines))
         pair, per_line, meaning = lines[0].kind == "checkpoints", ("direction",), subject.meaning
@@ -118,6 +138,7 @@ class Line(Probe):
             about={"direction": Quantity("direction"), "t": Quantity("position on the line", lines[0].units)},
             facts={
                 "along": lines[0].kind,
+                **({"connect": self.connect} if self.connect != "straight" else {}),
                 "statistics": str(statistics),
                 **({"filters": lines[0].filters} if lines[0].filters else {}),
                 "not_moved": not_moved(subject, [line.direction for line in lines]),
@@ -132,7 +153,7 @@ class Line(Probe):
         """Points of one line share its direction and, between two checkpoints, the samples' losses at both ends."""
         lines = self._lines(subject)
         for k, points in groupby(units, key=lambda unit: unit.index[0]):
-            with ModelOnLine(subject, lines[k], self._statistics(lines)) as model:
+            with ModelOnLine(subject, lines[k], self._statistics(subject, lines)) as model:
                 ends = self._ends(subject, lines[k], model)
                 for unit in points:
                     yield self._at(float(unit.at["t"]), subject, model, ends)
@@ -147,15 +168,28 @@ class Line(Probe):
             summaries |= barriers.highest(data)
         return summaries
 
-    def _statistics(self, lines: Sequence[StraightLine]) -> RunningStatistics:
+    def _statistics(self, subject: Subject, lines: Sequence[StraightLine]) -> RunningStatistics:
         pair = lines[0].kind == "checkpoints"
+        if self.connect == "bezier" and self.bn == "auto" and batchnorm.has_statistics(subject.model):
+            return RunningStatistics(recalibrate=min(RECALIBRATED, len(subject.batches)))
         if self.bn == "interpolate" and not pair:
             raise ValueError(f"--bn interpolate needs another checkpoint; drop it for --along {self.along}")
         return RunningStatistics.parse(self.bn, interpolate=pair)
 
     def _lines(self, subject: Subject) -> list[StraightLine]:
+        lines = self._straight(subject)
+        if self.connect == "straight":
+            return lines
+        return [
+            _curved(subject, line, CurveTraining(self.connect_epochs, self.connect_rate, self.seed)) for line in lines
+        ]
+
+    def _straight(self, subject: Subject) -> list[StraightLine]:
         drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed")}
-        return _lines(subject, self.along, **drawn, count=self.directions)
+        lines = _lines(subject, self.along, **drawn, count=self.directions)
+        if self.connect == "bezier" and lines[0].kind != "checkpoints":
+            raise ValueError(f"--connect bezier needs another checkpoint, got --along {self.along}: line A.pt B.pt")
+        return lines
 
     def _range(self, lines: Sequence[StraightLine]) -> tuple[float, float]:
         if self.range:
@@ -185,7 +219,7 @@ class Line(Probe):
 
     def _other_ends(self, subject: Subject, lines: Sequence[StraightLine]) -> dict[str, tuple[Quantity, np.ndarray]]:
         """The other checkpoints' own losses, and by how much the line's differ from them."""
-        statistics = self._statistics(lines)
+        statistics = self._statistics(subject, lines)
         own, shown = (np.array([_end_loss(subject, line, s) for line in lines]) for s in (OWN, statistics))
         for line, itself, there in zip(lines, own, shown, strict=True) if statistics != OWN else ():
             words = f"{line.name.removeprefix('towards ')} has the loss {there:.4g} here, {itself:.4g} by itself"
@@ -207,6 +241,7 @@ class Line(Probe):
 
 
 _lines = once_per_weights(lines_of)
+_curved = once_per_weights(curved)
 
 
 @once_per_weights

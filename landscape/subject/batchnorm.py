@@ -27,6 +27,11 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
+def has_statistics(model: nn.Module) -> bool:
+    """Whether the model has batch norm with running statistics."""
+    return any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules())
+
+
 def restore(model: nn.Module, kept: dict[str, Tensor]) -> None:
     """Restore the copies, bit for bit; to autograd, which may hold a graph of the caller's, nothing has changed."""
     for name, buffer in model.named_buffers():

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from landscape.subject import batchnorm
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
@@ -32,8 +32,7 @@ def curves(subject: Subject, *, align: bool, repair: int) -> list[Curve]:
     Interpolated statistics are not those of the interpolated network, whose activations shrink (Jordan et al. 2023,
     arXiv 2211.08403); recomputing them over `repair` mini-batches of the samples mends that.
     """
-    batch_norm = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in subject.model.modules())
-    count = min(repair, len(subject.batches)) if batch_norm else 0
+    count = min(repair, len(subject.batches)) if batchnorm.has_statistics(subject.model) else 0
     found = []
     for aligned in (False, True)[: 1 + align]:
         name = "aligned" if aligned else "as they are"

@@ -44,6 +44,8 @@ class StraightLine:
     filters: str = ""  # of a random direction, those that are not slices along dim 0, in words
     # parameters and floating-point buffers of the other checkpoint, on a line between two
     end: Mapping[str, Tensor] | None = None
+    # of a curve (1 - t)^2 w0 + 2 t (1 - t) c + t^2 w1 to another checkpoint in place of a line: the point c
+    control: Mapping[str, Tensor] | None = None
 
     @property
     def norm(self) -> float:
@@ -67,6 +69,7 @@ class ModelOnLine:
         self._buffers: dict[str, Tensor] = {}
         if self._ends and statistics.interpolate:
             self._buffers = {name: tensor.to(buffers[name].data) for name, tensor in end.items() if name in buffers}
+        self._control = line.control
         self._weights = WeightsInPlace(subject, [*self._target, *self._buffers])
 
     def __enter__(self) -> Self:
@@ -79,7 +82,10 @@ class ModelOnLine:
         """Write the weights of one point into the model."""
         with self._subject.evaluating():
             if self._ends:
-                self._weights.interpolate(self._target, t)
+                if self._control is None:
+                    self._weights.interpolate(self._target, t)
+                else:
+                    self._weights.interpolate(self._control, 2 * t * (1 - t), self._target, t * t)
                 self._weights.interpolate(self._buffers, min(max(t, 0.0), 1.0))
             else:
                 self._weights.translate((self._target, t))

@@ -1,0 +1,108 @@
+"""Curves between two checkpoints along which the loss stays low (Garipov et al. 2018, arXiv 1802.10026)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from landscape.checkpoints.user_code import fixed_rng
+from landscape.data.dataset import Batches
+from landscape.data.structure import Nested
+from landscape.probe import derived_seed
+from landscape.subject.subject import Subject
+from landscape.weight_space.lines import StraightLine
+from landscape.weight_space.weights_in_place import WeightsInPlace
+
+MOMENTUM = 0.9
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CurveTraining:
+    """How the control point of a curve is found."""
+
+    epochs: int
+    rate: float  # learning rate at the start, falling linearly to a hundredth
+    seed: int
+
+
+def training_part(subject: Subject) -> Subject:
+    """The whole train split of the subject's data.
+
+    Raises:
+        ValueError: the subject is measured on that split itself, or its data have none.
+    """
+    if subject.spec is not None and subject.spec.split == "train":
+        raise ValueError(
+            "--connect bezier trains a curve on the train split and measures it on the other: --split test"
+        )
+    return subject.as_is().other("train", "all")
+
+
+def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> StraightLine:
+    """The curve (1 - t)^2 w0 + 2 t (1 - t) c + t^2 w1 with a trained control point c.
+
+    c minimises E_t L(w(t)), t uniform in 0 to 1 (section 3), by SGD with momentum: the gradient by c is 2 t (1 - t)
+    times that by the weights. It starts in the middle of the straight line, where the curve is that line. Batch norm
+    uses the statistics of the mini-batch while it trains.
+    """
+    assert line.end is not None
+    train = training_part(subject)
+    parameters = {name: p for name, p in train.model.named_parameters() if name in line.end}
+    end = {name: line.end[name].to(p.data) for name, p in parameters.items()}
+    generator = torch.Generator().manual_seed(derived_seed(training.seed, "positions"))
+    with WeightsInPlace(train, parameters) as weights, _training(train), fixed_rng(training.seed):
+        control = {name: torch.lerp(weights.original[name], end[name], 0.5) for name in parameters}
+        optimizer = torch.optim.SGD(list(control.values()), lr=training.rate, momentum=MOMENTUM)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, max(1, training.epochs - 1))
+        for epoch in range(training.epochs):
+            losses = []
+            for inputs, targets in _shuffled(train, derived_seed(training.seed, "order", epoch)):
+                t = float(torch.rand((), generator=generator))
+                weights.interpolate(control, 2 * t * (1 - t), end, t * t)
+                loss = train.losses(train.outputs(inputs), targets).mean()
+                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                for point, gradient in zip(control.values(), gradients, strict=True):
+                    point.grad = None if gradient is None else 2 * t * (1 - t) * gradient
+                optimizer.step()
+                losses.append(loss.item())
+            schedule.step()
+            _log.info("line: epoch %d of %d of the curve, loss %.4f", epoch + 1, training.epochs, np.mean(losses))
+    return replace(line, control=control, name=f"{line.name}, trained curve")
+
+
+@contextlib.contextmanager
+def _training(subject: Subject) -> Iterator[None]:
+    """The model in training mode, with gradients by all parameters; as it was afterwards."""
+    modes = {module: module.training for module in subject.model.modules()}
+    frozen = [p for p in subject.model.parameters() if not p.requires_grad]
+    for p in frozen:
+        p.requires_grad_(True)
+    subject.model.train()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for p in frozen:
+            p.requires_grad_(False)
+
+
+def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[Nested, Nested]]:
+    """All samples in mini-batches of random samples; of a loader's own mini-batches, these in random order."""
+    generator = np.random.default_rng(seed)
+    if not isinstance(subject.batches, Batches):
+        for i in generator.permutation(len(subject.batches)).tolist():
+            yield subject.batch(i)
+        return
+    order, size = generator.permutation(len(subject)), subject.batch_size
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        if len(rows) > 1:  # batch norm needs two
+            yield subject.rows(rows).batch(0)
