@@ -390,8 +390,11 @@ def test_the_digest_does_not_depend_on_files_label_or_unused_options(
     changed = digest(small(name), loaded(folder, batch_size=16))
     assert (changed != reference[name]) == (
         name
-        in ("hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty")
-    )
+        in (
+            "hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty",
+            "align", "barriers",
+        )
+    )  # fmt: skip
     changed = digest(small(name), loaded(folder, weight_decay=0.1))
     assert (changed != reference[name]) == (
         name in ("hessian", "trace", "step", "density", "surface", "convexity", "noise-scale")
