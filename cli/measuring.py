@@ -135,21 +135,23 @@ def measure_all(
         refused: list[NotApplicable] = []
         stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
-            subject = _loaded(
-                path, {**api.loading_defaults(probes_of(command)[0]), **spec}, name, processes, quiet=quiet
-            )
+            values = {**api.loading_defaults(probes_of(command)[0]), **spec}
+            subject = _loaded(path, values, name, processes, quiet=quiet)
             _note_unusual_layers(runs, subject, quiet=quiet)
             try:
                 for probes in runs:
                     _measure(command, probes, subject, out, {**common, "label": name if label else ""}, quiet=quiet)
-                    if after is not None:
-                        after(probes[0], subject)
+                    (after or _nothing)(probes[0], subject)
             except NotApplicable as error:
                 refused.append(error)
                 if len(refused) == len(chosen.paths):
                     raise
                 say(f"note: {name} is left out: {error}", quiet=quiet)
     return len(chosen.paths) - len(refused)
+
+
+def _nothing(probe: Any, subject: Subject) -> None:
+    """What follows on a measurement unless an option asks for more."""
 
 
 def _refuse_separate_units(
