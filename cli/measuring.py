@@ -107,9 +107,8 @@ def measure_all(
     """Measure one checkpoint after the other into one file, by one probe or "features"; the number of those measured.
 
     Parameters of the probe, and fields of `Spec` (`loading`), override the preset: give only those that the user chose.
-    The checkpoint None is the newest; labels come from the paths. `after` is called with each measured probe and its
-    subject. Of several, those to which the probe does not apply
-    are left out with a note.
+    The checkpoint None is the newest; labels come from the paths. Of several checkpoints, those to which the probe does
+    not apply are left out with a note. `after` is called with each measured probe and its subject.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -130,13 +129,12 @@ def measure_all(
         common["executor"] = stack.enter_context(executor_of(workers, scheduler))
         reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
         choose = partial(chosen_checkpoints, command, checkpoints, parameters, reading, label, quiet=quiet)
-        chosen = processes.in_all(choose)
+        chosen, defaults = processes.in_all(choose), api.loading_defaults(probes_of(command)[0])
         runs, spec = _configured(command, preset, chosen.parameters, loading)
         refused: list[NotApplicable] = []
         stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
-            values = {**api.loading_defaults(probes_of(command)[0]), **spec}
-            subject = _loaded(path, values, name, processes, quiet=quiet)
+            subject = _loaded(path, {**defaults, **spec}, name, processes, quiet=quiet)
             _note_unusual_layers(runs, subject, quiet=quiet)
             try:
                 for probes in runs:
