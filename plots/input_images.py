@@ -10,7 +10,6 @@ import xarray as xr
 from landscape.plots import style, surface
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.input_surface import draw_contours, plane_of
 
 MEANING = (
@@ -64,10 +63,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def of_images(data: xr.Dataset, name: str) -> xr.DataArray:
     """A quantity of the single images, (image, x, y): the first mini-batch has them."""
     return data[name].isel(batch=0).transpose("image", "x", "y")
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """How many of the single images are predicted correctly everywhere on their planes."""
-    right = of_images(data, "image_accuracy").values if "image_accuracy" in data else np.empty((0, 1, 1))
-    known = np.isfinite(right).all(axis=(1, 2))
-    return {"images right everywhere": f"{int((right[known] >= 0.5).all(axis=(1, 2)).sum())} of {int(known.sum())}"}

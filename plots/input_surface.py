@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
 
-from landscape.plots import plane, style, surface
+from landscape.plots import broken, plane, style, surface
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
@@ -75,11 +75,12 @@ def draw_lines(data: xr.Dataset, ax: Axes) -> Axes:
         color, marker, line = MARKS[i % len(MARKS)]
         rise, error = (data[key].transpose("direction", "t").values[i] for key in ("line_rise", "line_rise_se"))
         shown = np.isfinite(rise)
-        margin = QUANTILE * np.nan_to_num(error[shown], nan=0.0, posinf=0.0)
+        margin = QUANTILE * broken.bar(error[shown])
         ax.fill_between(t[shown], rise[shown] - margin, rise[shown] + margin, color=color, alpha=0.18, linewidth=0)
         every = max(1, len(t) // SHOWN_MARKERS)
         ax.plot(t[shown], rise[shown], color=color, linestyle=line, marker=marker, markevery=(i % every, every),
                 markersize=3, label=NAMES.get(str(name), str(name)))  # fmt: skip
+        broken.mark(ax, t, rise, error)
     ax.axhline(0.0, color=muted(), linewidth=0.6, zorder=0)
     ax.set(xlabel="RMS change of a pixel", ylabel="rise of the loss", xlim=(t[0], t[-1]))
     return ax

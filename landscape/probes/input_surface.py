@@ -143,14 +143,14 @@ class InputSurface(Probe):
                 return loss_and_correctness_at(subject, batch, moved)
 
             lines = torch.stack([torch.stack([shifted((t, d)) for t in at]) for d in directions])
-            found: dict[str, Any] = {"samples": len(pixels), **_sums("line_", lines, intact)}
+            found = _sums("line_", lines, intact)
             if len(directions) > 1:
                 first, second = directions[0], _scaled(_orthogonal(directions[1], directions[0]))
                 plane = torch.stack([torch.stack([shifted((x, first), (y, second)) for y in at]) for x in at])
                 found |= _sums("", plane, intact)
                 if kept := min(self.images, subject.samples(0)):
                     found |= _single_images(plane, kept, first=batch == 0)
-        return found
+        return {"samples": len(pixels), **_on_the_host(found)}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, and their standard errors."""
@@ -233,19 +233,26 @@ def _orthogonal(direction: Tensor, other: Tensor) -> Tensor:
     return torch.where(left > 1e-6, rest, 0.0).to(direction.dtype)
 
 
-def _sums(prefix: str, points: Tensor, intact: Tensor) -> dict[str, np.ndarray]:
+def _sums(prefix: str, points: Tensor, intact: Tensor) -> dict[str, Tensor]:
     """Sums over images of loss and correctness (..., 2, n), with `intact` losses (n,)."""
     loss, right = points.unbind(dim=-2)
     rise = loss - intact
     sums = {
         "loss": loss, "loss_square": loss.square(), "rise": rise, "rise_square": rise.square(), "accuracy": right,
     }  # fmt: skip
-    return {f"{prefix}{name}_sum": values.sum(dim=-1).cpu().numpy() for name, values in sums.items()}
+    return {f"{prefix}{name}_sum": values.sum(dim=-1) for name, values in sums.items()}
 
 
-def _single_images(plane: Tensor, kept: int, *, first: bool) -> dict[str, np.ndarray]:
+def _single_images(plane: Tensor, kept: int, *, first: bool) -> dict[str, Tensor]:
     """Loss and accuracy of the first images on their planes, (kept, x, y); NaN for mini-batches without them."""
+    names = "image_loss", "image_accuracy"
     if not first:
-        return dict.fromkeys(("image_loss", "image_accuracy"), np.full((kept, *plane.shape[:2]), math.nan))
-    loss, right = plane[..., :kept].permute(2, 3, 0, 1).cpu().numpy()
-    return {"image_loss": loss, "image_accuracy": right}
+        return dict.fromkeys(names, plane.new_full((kept, *plane.shape[:2]), math.nan))
+    return dict(zip(names, plane[..., :kept].permute(2, 3, 0, 1), strict=True))
+
+
+def _on_the_host(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Tensors of one type as arrays, by a single transfer."""
+    parts = torch.cat([tensor.reshape(-1) for tensor in tensors.values()]).cpu()
+    split = torch.split(parts, [tensor.numel() for tensor in tensors.values()])
+    return {name: part.view(t.shape).numpy() for (name, t), part in zip(tensors.items(), split, strict=True)}
