@@ -17,22 +17,22 @@ from torch import Tensor, nn
 
 from landscape.data.structure import Nested, rows_of
 from landscape.subject.linear_head import linear_head
-from landscape.subject.losses import cross_entropy
+from landscape.subject.losses import IGNORED, cross_entropy, mean_over_labelled, with_ignored
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 LOGITS = 2**23  # logits held at once; a loss with fewer is computed as it is
-IGNORED = -100  # target of a token without a loss, that of F.cross_entropy
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
     """The cross-entropy of every sequence, (N,), of the logits hidden @ weight' + bias, which are never all computed.
 
     `hidden` (N, tokens, width), `weight` (vocabulary, width), `bias` (vocabulary,) or None, `targets` (N, tokens).
-    Differentiable twice: a chunk of logits is held at a time, also for a graph that is kept.
+    Tokens with a negative target do not count. Differentiable twice: a chunk of logits is held at a time, also for a
+    graph that is kept.
     """
-    losses: Tensor = _Losses.apply(hidden.flatten(0, 1), weight, bias, targets.flatten().long())  # type: ignore[no-untyped-call]
-    return losses.view(targets.shape).mean(dim=1)
+    losses: Tensor = _Losses.apply(hidden.flatten(0, 1), weight, bias, with_ignored(targets).flatten())  # type: ignore[no-untyped-call]
+    return mean_over_labelled(losses, targets)
 
 
 def chunked_head(subject: Subject, targets: Nested) -> nn.Linear | None:

@@ -36,6 +36,7 @@ class Images:
     resized_from: Set[tuple[int, int]] = frozenset()
     one_part: bool = False  # the source has no train and test part of its own: both splits are the same samples
     drawn: bool = False  # the source transforms its samples at random; each was drawn once
+    shifted: bool = False  # the source gave the tokens themselves as targets, which are now those after them
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -135,6 +136,7 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
     classes: int = 0  # number of classes; 0 for targets other than class numbers
     one_part: bool = False  # they are not divided into train and test
     drawn: bool = False  # the source transforms its samples at random; each was drawn once
+    shifted: bool = False  # the source gave the tokens themselves as targets, which are now those after them
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -16,6 +16,7 @@ from landscape.data.structure import Nested, tensors_in
 from landscape.subject.adaptation import misfit
 from landscape.subject.losses import MEANINGS, cross_entropy
 from landscape.subject.members import calls_of
+from landscape.subject.next_tokens import of_tokens
 from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -127,11 +128,12 @@ def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
     outputs = logits_in(outputs)
     if images is None or not images.sequences:
         refuse_targets(subject, outputs)
-    if images is not None and images.sequences and subject.losses is cross_entropy:
-        if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < images.classes:
+    if of_tokens(subject) and (outputs.dim() == 3 or (images is not None and images.sequences)):
+        classes = images.classes if images is not None else 1 + max(int(t.max()) for _, t in subject.batches)
+        if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < classes:
             raise ValueError(
                 f"the model returns {tuple(outputs.shape)} for sequences {tuple(targets.shape)} of tokens up to "
-                f"{images.classes - 1}, expected (samples, tokens, vocabulary); measure a causal language model on them"
+                f"{classes - 1}, expected (samples, tokens, vocabulary); measure a causal language model on them"
             )
     elif subject.losses is not cross_entropy:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))

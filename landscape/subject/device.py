@@ -1,10 +1,17 @@
-"""Parse `--device`, and wait for one."""
+"""Parse `--device`, wait for one, and put a model on it in a precision to measure in."""
 
 from __future__ import annotations
 
+import copy
+import logging
+
 import torch
+from torch import Tensor, nn
 
 from landscape.options import invalid
+
+HALF = (torch.float16, torch.bfloat16)
+_log = logging.getLogger(__name__)
 
 
 def wait_for(device: torch.device) -> None:
@@ -29,3 +36,37 @@ def device(name: str) -> torch.device:
     if kind == "cuda" and int(index or 0) >= count:
         raise ValueError(f"--device {name}: this machine has {count} CUDA devices; use --device cpu or auto")
     return torch.device(name)
+
+
+def converted(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model itself, moved to a device, in single precision if it was in half."""
+    model = model.to(device)
+    return model.float() if next(model.parameters()).dtype in HALF else model
+
+
+def converted_copy(module: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of the caller's module on a device, in single precision if it was in half; the module stays as it is.
+
+    Raises:
+        ValueError: it cannot be copied.
+    """
+    first = next(module.parameters())
+    try:
+        model = converted(copy.deepcopy(module), device)
+    except (RuntimeError, TypeError, copy.Error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"the module ({type(module).__name__}, {first.dtype} on {first.device}) cannot be copied to measure it in "
+            f"single precision on {device} ({reason}); convert it yourself: module.float().to({str(device)!r})"
+        ) from error
+    now = next(model.parameters())
+    _log.warning(
+        "note: the module is %s on %s; a copy in %s on %s is measured, with the module's weights at every measurement",
+        first.dtype, first.device, now.dtype, now.device,
+    )  # fmt: skip
+    return model
+
+
+def is_on(tensor: Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on a device, of which the index may be left open."""
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)

@@ -20,6 +20,7 @@ from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
 from landscape.subject.checks import refuse_stochastic
 from landscape.subject.losses import class_indices, cross_entropy
+from landscape.subject.next_tokens import of_tokens
 from landscape.subject.outputs import intact_per_sample, outputs_of
 from landscape.subject.pixel_scores import pixel_metrics
 from landscape.subject.precision import exact_arithmetic
@@ -93,9 +94,8 @@ def evaluate(
 def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     """`ClassificationMetrics` of a classifier; of another model the loss, and the accuracy if the loss defines one.
 
-    A language model also has its perplexity exp(loss), where the loss is the mean cross-entropy per token; the error is
-    by the delta method. Samples are sequences: errors are over sequences because the tokens of one are dependent. A
-    dense prediction has the metrics of `pixel_metrics`.
+    A language model also has its perplexity (`_perplexity`). Samples are sequences: errors are over sequences because
+    the tokens of one are dependent. A dense prediction has the metrics of `pixel_metrics`.
 
     Raises:
         OptionError: several passes of a model that is not a classifier, or that has members.
@@ -125,10 +125,25 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         metrics["loss_se"] = math.nan
     if not correct.isnan().any():
         metrics["accuracy"], metrics["accuracy_se"] = mean_and_standard_error(correct)
-    if subject.images is not None and subject.images.sequences and subject.losses is cross_entropy:
-        metrics["perplexity"] = math.exp(metrics["loss"])
-        metrics["perplexity_se"] = metrics["perplexity"] * metrics["loss_se"]
-    return metrics
+    return metrics | _perplexity(subject, loss) if of_tokens(subject) else metrics
+
+
+def _perplexity(subject: Subject, loss: Tensor) -> dict[str, float]:
+    """Perplexity, the exponential of the mean loss over all tokens with a target, given that of each sequence (N,).
+
+    Where sequences differ in the number n of these tokens, that mean is the ratio sum(n l) / sum(n), which differs from
+    the mean over sequences; it is given too, as `token_loss`. Errors over sequences are those of a ratio, by the delta
+    method, and of its exponential.
+    """
+    counts = torch.cat([(targets >= 0).sum(dim=1) for _, targets in subject.each_batch()]).double().cpu()
+    mean, ratio_of = loss.mean(), counts / counts.mean()
+    alike = bool((counts == counts[0]).all())
+    if not alike:
+        mean = (ratio_of * loss).mean()
+    _, error = mean_and_standard_error(ratio_of * (loss - mean))
+    perplexity = math.exp(mean)
+    metrics = {"perplexity": perplexity, "perplexity_se": perplexity * error}
+    return metrics if alike else {"token_loss": mean.item(), "token_loss_se": error, **metrics}
 
 
 def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:

@@ -127,9 +127,11 @@ def protocol(subject: Subject, *, samples: int | None = None) -> str:
     augmented = isinstance(subject.batches, Batches) and subject.batches.augmentation is not None
     source = subject.batches if isinstance(subject.batches, BatchList) else images
     drawn = source is not None and source.drawn
+    shifted = source is not None and source.shifted
     parts = [
         _data_in_words(subject, spec),
         _samples_in_words(len(subject) if samples is None else samples, images),
+        "targets shifted to the next token" if shifted else "",
         f"batch size {subject.batch_size}",
         "augmented once" if augmented else "random transforms drawn once" if drawn else "no augmentation",
         _smoothing_in_words(subject),

@@ -28,11 +28,13 @@ from landscape.models import providers
 from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
+from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import cross_entropy, loss_of
 from landscape.subject.members import with_members
 from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
+from landscape.subject.next_tokens import with_next_tokens
 from landscape.subject.preprocessing import DataObject, augmentation_of, described, load_images, of_provider, resolved
 from landscape.subject.process_group import refuse_sharded
 from landscape.subject.restoration import measuring
@@ -40,7 +42,6 @@ from landscape.subject.smoothing import insert, options_of, smoothed
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Subject
 
-HALF = (torch.float16, torch.bfloat16)
 _log = logging.getLogger(__name__)
 
 
@@ -157,9 +158,9 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
     device = first.device if module is not None and spec.device == "auto" else device
     if module is None:
-        model = _converted(model, device).eval()
-    elif first.dtype in HALF or not _is_on(first, device):
-        model = _converted_copy(model, device)
+        model = converted(model, device).eval()
+    elif first.dtype in HALF or not is_on(first, device):
+        model = converted_copy(model, device)
     augmentation = augmentation_of(spec, stored, images.size if isinstance(images, Images) else 0)
     moved = images.for_device(device)
     subject = Subject(
@@ -176,7 +177,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     )
     with measuring(subject):
         refuse_vocabulary(subject)
-        subject = smoothed(adapted(subject, loss, noting=objects.noting))
+        subject = with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting)))
         refuse_misfit(subject)
         subject = with_members(subject, spec.mc_dropout)
     return subject
@@ -279,39 +280,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
     replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
     inner = module.module if replicated else module._modules.get("_orig_mod")
     return unwrapped(inner) if isinstance(inner, nn.Module) else module
-
-
-def _converted(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model itself, moved to a device, in single precision if it was in half."""
-    model = model.to(device)
-    return model.float() if next(model.parameters()).dtype in HALF else model
-
-
-def _converted_copy(module: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of the caller's module on a device, in single precision if it was in half; the module stays as it is.
-
-    Raises:
-        ValueError: it cannot be copied.
-    """
-    first = next(module.parameters())
-    try:
-        model = _converted(copy.deepcopy(module), device)
-    except (RuntimeError, TypeError, copy.Error) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"the module ({type(module).__name__}, {first.dtype} on {first.device}) cannot be copied to measure it in "
-            f"single precision on {device} ({reason}); convert it yourself: module.float().to({str(device)!r})"
-        ) from error
-    now = next(model.parameters())
-    _log.warning(
-        "note: the module is %s on %s; a copy in %s on %s is measured, with the module's weights at every measurement",
-        first.dtype, first.device, now.dtype, now.device,
-    )  # fmt: skip
-    return model
-
-
-def _is_on(tensor: Tensor, device: torch.device) -> bool:
-    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
 
 def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Module, Checkpoint]:

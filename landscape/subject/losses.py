@@ -17,14 +17,16 @@ from landscape.options import invalid
 from landscape.probe import Quantity
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (N,)
+IGNORED = -100  # target of a token without a loss, as of F.cross_entropy and transformers; so is every negative one
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy from log-sum-exp, (N,): of logits (N, classes) and class indices (N,) or soft targets (N, classes).
 
-    For a sequence, logits (N, tokens, vocabulary) and the next tokens (N, tokens), the mean over its tokens. For dense
-    prediction, logits (N, classes, H, W) and classes (N, H, W), the mean over the labelled pixels of each image; pixels
-    with a negative class have no label.
+    For a sequence, logits (N, tokens, vocabulary) and the next tokens (N, tokens), the mean over its tokens that have a
+    target: each sequence weighs the same, however many these are. For dense prediction, logits (N, classes, H, W) and
+    classes (N, H, W), likewise the mean over the labelled pixels of each image. Negative targets, such as -100, have no
+    label.
     """
     if outputs.dim() == 4:
         # Not F.cross_entropy, whose two-dimensional form lacks derivatives that curvature needs under a function
@@ -33,10 +35,24 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         labelled = targets >= 0
         return -torch.where(labelled, logarithms, 0.0).flatten(1).sum(dim=1) / labelled.flatten(1).sum(dim=1)
     if outputs.dim() == 3:
-        every = F.cross_entropy(outputs.flatten(0, 1), targets.flatten().long(), reduction="none")
-        return every.view(targets.shape).mean(dim=1)
+        wanted = with_ignored(targets).flatten()
+        every = F.cross_entropy(outputs.flatten(0, 1), wanted, ignore_index=IGNORED, reduction="none")
+        return mean_over_labelled(every, targets)
     soft = targets.is_floating_point()
     return F.cross_entropy(outputs, targets.to(outputs.dtype) if soft else targets.long(), reduction="none")
+
+
+def with_ignored(targets: Tensor) -> Tensor:
+    """Targets of tokens as int64, with `IGNORED` in place of every negative one."""
+    return targets.long().masked_fill(targets < 0, IGNORED)
+
+
+def mean_over_labelled(losses: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of every sequence, (N,), over its tokens with a target; the losses of the others are 0.
+
+    `losses` has one entry per token of `targets` (N, tokens).
+    """
+    return losses.view(targets.shape).sum(dim=1) / (targets >= 0).sum(dim=1)
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,0 +1,158 @@
+"""Targets of language models: padding has none, and a causal model predicts the token after each position.
+
+A token file gives inputs and the tokens after them. Data for fine-tuning give the tokens themselves as `labels`, -100
+where there is no loss, and models of transformers shift them in their own loss. Both are measured alike here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from landscape.checkpoints.user_code import fixed_rng
+from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.structure import Nested, map_tensors, tensors_in
+from landscape.subject.losses import IGNORED, MEANINGS, cross_entropy
+from landscape.subject.outputs import logits_or_none
+from landscape.subject.spec import Split
+from landscape.subject.subject import Subject
+
+MASK = "attention_mask"  # input that is 0 where a token is padding
+TOLERANCE = 1e-4  # of the largest logit, for models that add in another order
+Data = Images | BatchList
+_log = logging.getLogger(__name__)
+
+
+def with_next_tokens(subject: Subject) -> Subject:
+    """The subject with the next token as the target of each position, and none for padding and after the last one.
+
+    Targets are shifted where each is the input token of its own position, or negative, and the model is causal: its
+    outputs do not depend on later tokens. A user's loss gets its targets as they are, and then there is no accuracy.
+    Sequences without a target are left out.
+
+    Raises:
+        ValueError: a mini-batch that a loader formed holds a sequence without a target.
+    """
+    data = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    own = subject.losses not in MEANINGS
+    if data is None or not (own or subject.losses is cross_entropy) or not all(map(_are_tokens, _targets_of(data))):
+        return subject
+    inputs, targets = subject.example()
+    with fixed_rng(0), subject.evaluating():
+        logits = logits_or_none(subject.outputs(inputs))
+    if logits is None or logits.dim() != 3 or logits.shape[:2] != targets.shape:
+        return subject
+    repeated = all(_repeat(*pair) for pair in _pairs_of(data))
+    shift = repeated and not data.shifted and _is_causal(subject, logits)
+    if own:
+        return replace(subject, no_accuracy=subject.no_accuracy or shift)
+    if shift:
+        _log.warning(
+            "note: the targets of %s are its tokens themselves, and the model is causal: at each position the next "
+            "token is the target, as in the losses of transformers", subject.data_in_words,
+        )  # fmt: skip
+    prepared = partial(_prepared, shift=shift)
+    part = None if subject.part is None else partial(_part, subject.part, prepared)
+    data = prepared(data)
+    if isinstance(data, BatchList):
+        return replace(subject, batches=data, part=part)
+    assert isinstance(subject.batches, Batches)
+    return replace(subject, batches=replace(subject.batches, images=data), part=part)
+
+
+def of_tokens(subject: Subject) -> bool:
+    """Whether the loss is the cross-entropy of the class of every token; the targets are (N, tokens) integers."""
+    targets = subject.images.targets if subject.images is not None else subject.batches[0][1]
+    return subject.losses is cross_entropy and _are_tokens(targets)
+
+
+def _part(read: Callable[[Split, int | str], Data], prepared: Callable[[Data], Data], *of: Split | int | str) -> Data:
+    return prepared(read(*of))  # type: ignore[arg-type]
+
+
+def _prepared(data: Data, *, shift: bool) -> Data:
+    """The data with the targets that count."""
+    if isinstance(data, Images):
+        targets = _next(data.targets) if shift else data.targets
+        data = replace(data, targets=targets, shifted=shift)
+        labelled = (targets >= 0).any(dim=1)
+        if bool(labelled.all()):
+            return data
+        if not bool(labelled.any()):
+            raise ValueError(
+                f"none of the {len(data)} sequences of {data.name} has a target: all {targets.shape[1]} tokens of each "
+                "are negative or have no next token; check its labels"
+            )
+        count = len(data) - int(labelled.sum())
+        _log.warning("note: %d of %d sequences of %s have no target and are left out", count, len(data), data.name)
+        return data.take(labelled.nonzero()[:, 0].cpu().numpy())
+    pairs = []
+    for i, (inputs, targets) in enumerate(data.pairs):
+        mask = inputs.get(MASK) if isinstance(inputs, Mapping) else None
+        if isinstance(mask, Tensor) and mask.shape == targets.shape:
+            targets = targets.masked_fill(mask == 0, IGNORED)
+        targets = _next(targets) if shift else targets
+        empty = (targets < 0).all(dim=1).nonzero()
+        if len(empty):
+            raise ValueError(
+                f"sequence {int(empty[0])} of mini-batch {i} of {data.name} has no target: all of its tokens are "
+                "negative, padding, or without a next token; leave it out"
+            )
+        pairs.append((inputs, targets))
+    return replace(data, pairs=pairs, shifted=shift)
+
+
+def _next(targets: Tensor) -> Tensor:
+    """The targets (N, T) moved by one position, without one at the last."""
+    return torch.cat([targets[:, 1:].long(), targets.new_full((len(targets), 1), IGNORED, dtype=torch.long)], dim=1)
+
+
+def _pairs_of(data: Data) -> Iterator[tuple[Nested, Tensor]]:
+    return iter(data.pairs if isinstance(data, BatchList) else [(data.inputs, data.targets)])
+
+
+def _targets_of(data: Data) -> Iterator[Nested]:
+    return (targets for _, targets in _pairs_of(data))
+
+
+def _are_tokens(targets: Nested) -> bool:
+    """Whether targets are class numbers of tokens, (N, T) integers."""
+    return isinstance(targets, Tensor) and targets.dim() == 2 and not targets.is_floating_point()
+
+
+def _tokens(inputs: Nested, targets: Tensor) -> Tensor | None:
+    """The tokens that a model is given; None if it is given none of the shape of the targets."""
+    named = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    found = tensors_in(inputs) if named is None else iter([named])
+    first = next(found, None)
+    return first if _are_tokens(first) and first is not None and first.shape == targets.shape else None
+
+
+def _repeat(inputs: Nested, targets: Tensor) -> bool:
+    """Whether every target is the token of its own position, or negative."""
+    tokens = _tokens(inputs, targets)
+    return tokens is not None and bool(((tokens.to(targets.device) == targets) | (targets < 0)).all())
+
+
+def _is_causal(subject: Subject, logits: Tensor) -> bool:
+    """Whether the outputs of an example stay as they are where only later tokens change."""
+    inputs, targets = subject.example()
+    tokens = _tokens(inputs, targets)
+    assert tokens is not None
+    places = torch.arange(targets.shape[1], device=targets.device).expand_as(targets)
+    last = torch.where(targets >= 0, places, 0).amax(dim=1, keepdim=True)  # which is no padding
+    other = (tokens.gather(1, last) + 1) % (tokens.max() + 1)
+    changed = tokens.scatter(1, last, other)
+    with fixed_rng(0), subject.evaluating():
+        now = subject.outputs(map_tensors(inputs, lambda tensor: changed if tensor is tokens else tensor))
+    found = logits_or_none(now)
+    if found is None or found.shape != logits.shape:
+        return False
+    before = places < last
+    difference = torch.where(before[:, :, None], (found - logits).abs(), 0.0)
+    return bool(before.any()) and difference.max().item() <= TOLERANCE * logits.abs().max().item()
