@@ -121,11 +121,13 @@ def _to_align(
 
 def _line_between(paths: Sequence[Path], parameters: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[bool, str]:
     """Whether two checkpoints are the ends of a line, and a sentence about it."""
+    from landscape.checkpoints.raw_files import holds_adapter
     from landscape.checkpoints.snapshots import same_architecture
 
     first, second = paths[:2]
+    adapters = holds_adapter(first) or holds_adapter(second)  # merged into their base, they are alike
     chosen = OF_RANDOM_LINES & parameters.keys()
-    alike = len(paths) == 2 and not chosen and same_architecture(first, second, **reading)
+    alike = len(paths) == 2 and not chosen and (adapters or same_architecture(first, second, **reading))
     if alike:
         return True, f"from {first} to {second}; --along random measures random lines through each instead"
     kind = "lines" if "along" in chosen else "random lines"

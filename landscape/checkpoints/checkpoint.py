@@ -50,6 +50,8 @@ class Checkpoint:
     weights: Weights = "raw"  # of two networks in one state dict, the trained one, or its moving average ("ema")
     module: nn.Module | None = field(default=None, repr=False)  # if the file is a program or a pickled module
     batch_size: int = 0  # the only one that a program accepts; 0 for any
+    # configuration of an adapter of peft, whose tensors these are; empty for the weights of a whole model
+    adapter: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def sha256(self) -> str:
@@ -167,6 +169,11 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
     check_tensors(path, found.weights)
     plain = Checkpoint(path, found.weights, taken=found.taken, others=found.others, weights=weights)
     if not native:
+        if path.is_dir() and raw_files.holds_adapter(path):
+            adapter = raw_files.json_of(path / raw_files.ADAPTER_CONFIG)
+            base = adapter.get("base_model_name_or_path")
+            arch = f"hf:{base}" if isinstance(base, str) and base else ""
+            return replace(plain, arch=arch, adapter=adapter, taken="adapter")
         arch, epoch = _about(path, content)
         return replace(plain, arch=arch, epoch=epoch)
     # a snapshot may be stored in half precision, but the model computes in single

@@ -17,6 +17,8 @@ from landscape.results.declared_size import EXPANSION, refuse_oversized, refuse_
 
 # files with the weights in a Hugging Face folder, the safe ones first
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# an adapter of peft: what it changes in a model, and how
+ADAPTER, ADAPTER_CONFIG = ("adapter_model.safetensors", "adapter_model.bin"), "adapter_config.json"
 INDEX = ".index.json"
 MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header, far more than those of real models
 # What zipfile raises on damaged bytes.
@@ -119,7 +121,7 @@ def files_of(path: Path) -> list[Path]:
         ValueError: the folder holds no weights, or its index is damaged or leads out of it.
     """
     if path.is_dir():
-        inside = next((path / name for name in IN_FOLDER if (path / name).is_file()), None)
+        inside = next((path / name for name in (*IN_FOLDER, *ADAPTER) if (path / name).is_file()), None)
         if inside is None:
             raise ValueError(
                 f"{path} is a folder, expected a checkpoint file such as {path / 'final.pt'}, "
@@ -160,8 +162,19 @@ def file_sha256(path: Path) -> str:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder is a checkpoint as Hugging Face libraries write them: a config beside weights."""
+    """Whether a folder is a checkpoint as Hugging Face libraries write them: a config beside weights, or an adapter."""
+    return holds_model(folder) or holds_adapter(folder)
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder holds the configuration and all weights of a model."""
     return (folder / "config.json").is_file() and any((folder / name).is_file() for name in IN_FOLDER)
+
+
+def holds_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of peft, and no whole model."""
+    adapter = (folder / ADAPTER_CONFIG).is_file() and any((folder / name).is_file() for name in ADAPTER)
+    return adapter and not any((folder / name).is_file() for name in IN_FOLDER)
 
 
 def json_of(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from landscape.checkpoints.huggingface_cache import folder_of
-from landscape.checkpoints.raw_files import holds_weights, json_of
+from landscape.checkpoints.raw_files import holds_model, json_of
 from landscape.checkpoints.user_code import guarded
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
 from landscape.models.libraries import library
@@ -37,7 +37,7 @@ def build(
     content = json_of(folder / "config.json")
     _check_depth(folder, {**content, **arguments})
     transformers = library("transformers")
-    weights = weights and holds_weights(folder)
+    weights = weights and holds_model(folder)
     given = dict(arguments)
     if classes and not weights and not {"id2label", "num_labels"} & {*content, *given}:
         given["num_labels"] = classes

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf", "lightning": "lightning"}
+EXTRAS = {"timm": "timm", "torchvision": "torchvision", "transformers": "hf", "lightning": "lightning", "peft": "peft"}
 # Operators whose schemas torchvision expects even if its compiled operators did not load.
 SCHEMAS = ("nms", "qnms")
 MISMATCH = "operator torchvision::"  # in the error of such an import

@@ -106,7 +106,7 @@ def origin(spec: str) -> str:
     wanted = ModelRequest(spec)
     if wanted.source == "hf":
         folder = folder_of(wanted.name)
-        if raw_files.holds_weights(folder):
+        if raw_files.holds_model(folder):
             return f"weights of {folder}"
     return AS_BUILT
 

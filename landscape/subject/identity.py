@@ -185,6 +185,8 @@ def _architecture(subject: Subject) -> str | None:
         named = providers.identity(spec.model, spec.model_arg)
         # The user's code may lie in other files than the one that is named.
         own = providers.is_callable(spec.model)
+        if stored is not None and stored.adapter and spec.adapter == "separate":  # its scale is not in its weights
+            return f"{named} {json.dumps(stored.adapter, sort_keys=True, default=str)}"
         return f"{named} {object_sha256(subject.model, weights=False)}" if own else named
     return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})
 

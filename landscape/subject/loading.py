@@ -25,6 +25,7 @@ from landscape.checkpoints.user_code import kept_rng
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
+from landscape.models.adapters import with_adapter
 from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
@@ -221,6 +222,9 @@ def read_beside(subject: Subject, path: Path) -> Checkpoint:
         return checkpoint_of(str(path), subject.others[str(path)])
     options = reading_options(subject)
     stored = read_checkpoint(folders.checkpoint_of(path, **options), **options)
+    if stored.adapter:
+        model, stored = _model(replace(subject.spec or Spec(), checkpoint=stored.path), stored, subject.images)
+        return replace(stored, state_dict=dict(model.state_dict()))
     return replace(stored, state_dict=renamed_by_timm(subject.model, stored.state_dict) or stored.state_dict)
 
 
@@ -285,6 +289,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Module, Checkpoint]:
     """The model with a checkpoint's weights, and the checkpoint, which then also says how its weights were taken."""
     model = build(spec, stored, images)
+    if stored.adapter:
+        merged = spec.adapter == "merged"
+        model = with_adapter(model, stored.adapter, stored.state_dict, stored.path, merged=merged)
+        return model, replace(stored, taken=f"adapter, {'merged into its base' if merged else 'its own parameters'}")
+    if spec.adapter != Spec.adapter:
+        raise OptionError(f"--adapter {spec.adapter}: {stored.path} is no adapter of peft; drop the option")
     if model is not stored.module:
         advice = partial(providers.advice, spec.model or stored.model)
         stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits, advice=advice)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from landscape.options import OptionError, at_least, one_of, parse_count, plain_number
 from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
 
 Split = Literal["train", "test"]
 Weights = Literal["raw", "ema"]
+Adapter = Literal["merged", "separate"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ class Spec:
     device: Annotated[str, "auto, cpu, cuda or cuda:1"] = "auto"
     seed: Annotated[int, "seed of everything random"] = 0
     weights: Annotated[Weights, "the model's weights or their moving average"] = "raw"
+    adapter: Annotated[
+        Adapter, "of peft: merged into the weights of its base, or separate: only its own parameters are measured"
+    ] = "merged"
     trust_pickle: Annotated[bool, "unpickle the checkpoint, which may run code: only for files you trust"] = False
     allow_missing: Annotated[
         bool, "keep initial values for weights that the checkpoint lacks or has in another shape"
@@ -82,6 +86,7 @@ class Spec:
         at_least("weight_decay", self.weight_decay, 0.0)
         at_least("mc_dropout", self.mc_dropout, 0)
         one_of("split", self.split, ("train", "test"))
+        one_of("adapter", self.adapter, get_args(Adapter))
         for name in ("batch_size", "image_size", "block_size"):
             if (value := getattr(self, name)) is not None:
                 plain_number(name, value, 1)

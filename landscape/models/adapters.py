@@ -1,0 +1,74 @@
+"""Apply an adapter of peft (LoRA, Hu et al. 2022, arXiv 2106.09685) to the model that it was trained on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoints.user_code import guarded
+from landscape.models.libraries import library
+
+# Entries of an adapter's configuration that decide its function.
+FIELDS = (
+    "r", "lora_alpha", "target_modules", "exclude_modules", "fan_in_fan_out", "bias", "use_rslora", "use_dora",
+    "modules_to_save", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "lora_bias",
+    "target_parameters",
+)  # fmt: skip
+# Those that concern training, the initial values or the library alone.
+WITHOUT_EFFECT = (
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode",
+    "init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "task_type",
+)  # fmt: skip
+
+
+def with_adapter(
+    model: nn.Module, adapter: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path, *, merged: bool
+) -> nn.Module:
+    """The model with an adapter: in its weights if `merged`, else as parameters of its own, which alone are trainable.
+
+    `adapter` is the content of `adapter_config.json`, `weights` the tensors beside it. peft builds and merges it; only
+    the entries of `FIELDS` reach it, so that a configuration can name neither code nor files.
+
+    Raises:
+        ValueError: peft is not installed, the adapter is of another kind, or it does not fit the model.
+    """
+    kind = adapter.get("peft_type")
+    if kind != "LORA":
+        raise ValueError(
+            f"{path} is an adapter of the kind {kind}, expected LORA; merge it yourself, and save the model"
+        )
+    other = [name for name, value in adapter.items() if value and name not in (*FIELDS, *WITHOUT_EFFECT)]
+    if other:
+        raise ValueError(
+            f"{path} is an adapter with {other[0]}, which is not read here; merge it yourself, and save the model"
+        )
+    peft = library("peft")
+    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    given = {name: adapter[name] for name in FIELDS if adapter.get(name) is not None}
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # its initial values are drawn, then replaced
+        warnings.simplefilter("ignore")  # of the library's own use of transformers
+        wrapped = guarded(str(path), lambda: peft.get_peft_model(model, peft.LoraConfig(**given)))
+    wanted = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    lacking, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    if lacking or unknown:
+        which = f"the file has no {lacking[0]}" if lacking else f"the model has no place for {unknown[0]}"
+        raise ValueError(f"the adapter {path} does not fit {type(model).__name__}: {which}; give its base with --model")
+    for name, tensor in weights.items():
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(
+                f"the adapter {path} does not fit {type(model).__name__}: {name} is {tuple(tensor.shape)} in the file "
+                f"and {tuple(wanted[name].shape)} in the model; give its base with --model"
+            )
+    peft.set_peft_model_state_dict(wrapped, dict(weights))
+    if not merged:
+        return wrapped.get_base_model()  # type: ignore[no-any-return]
+    whole: nn.Module = wrapped.merge_and_unload()
+    for name, parameter in whole.named_parameters():
+        parameter.requires_grad_(trainable.get(name, True))
+    return whole
