@@ -226,13 +226,15 @@ def test_blocks_beyond_the_positions_of_a_table_are_refused(folder: Path, tokens
 
 
 def test_its_layers_are_listed_without_data(folder: Path) -> None:
+    gpt2 = folder.name.startswith("GPT2")
     model, size = loading.model_without_data(Spec(model=f"hf:{folder}"))
     example = loading.example(model, size)
     assert example.shape == (2, CONTEXT)
-    if folder.name.startswith("GPT2"):
-        assert not any(layer.grid_unknown for layer in discover(model, example))  # tokens of a text have no grid
-        assert remarks(discover(model, example)) == []
-        assert [layer.kind for layer in discover(model, example) if layer.kind == "msa"] == ["msa"]
+    layers = discover(model, example)
+    assert not any(layer.grid_unknown for layer in layers)  # tokens of a text have no grid
+    assert remarks(layers) == []
+    assert [layer.kind for layer in layers] == ["stem", "msa", "mlp"]
+    assert [layer.name.rpartition(".")[2] for layer in layers[1:]] == ["attn" if gpt2 else "self_attn", "mlp"]
 
 
 def test_an_argument_of_the_configuration_sets_the_context(folder: Path, tokens: Path) -> None:

@@ -24,6 +24,7 @@ PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}  # of which one mixes the v
 VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten"}
 # Operations with weights, matrix products and attention: a residual branch has at least one.
 HEAVY = ATTENTION | PRODUCTS | {"conv1d", "conv2d", "conv3d", "linear", "baddbmm"}
+CONVERSIONS = {"to", "float", "double", "half", "bfloat16", "type", "type_as"}  # no operation where they change nothing
 Key = tuple[str, int]  # name of a torch function, and the number of its call in a pass
 Node = int  # one value of a tensor: an in-place operation makes a new node of the same tensor
 
@@ -151,6 +152,10 @@ class _Recorder(TorchFunctionMode):
         reads = tuple(dict.fromkeys(self._recorded((args, kwargs))))
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
+        if name in CONVERSIONS and any(result is value for value in args):
+            return result
+        weight = _weight(name, args, kwargs)
+        name = "linear" if _is_linear(name, args) else name
         number, heads = 0, 0
         if name in ATTENTION | PRODUCTS:
             number = self._functions[name] = self._functions.get(name, -1) + 1
@@ -161,7 +166,6 @@ class _Recorder(TorchFunctionMode):
             past = reduce(or_, (self.flow.ancestors[node] for node in reads))
             position = len(self.flow.operations)
             writes = tuple(self.add(t, ancestors=past, maker=position) for t in tensors)
-            weight = _weight(name, args, kwargs)
             blurs = _blurs(name, args, kwargs) and min(tensors[0].shape[-2:]) > 1
             patches = _patches(*args, **kwargs) if func is F.unfold else None
             equation = args[0] if name == "einsum" and isinstance(args[0], str) else ""
@@ -194,10 +198,17 @@ class _Recorder(TorchFunctionMode):
 
 
 def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    if _is_linear(name, args):
+        return tuple(args[2].shape[::-1])
     if not (name.startswith("conv") or name == "linear"):
         return ()
     weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
+
+
+def _is_linear(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a call is bias + x W with W a parameter (inputs, outputs), the linear layer of GPT-2."""
+    return name == "addmm" and len(args) == 3 and isinstance(args[2], nn.Parameter)
 
 
 def _patches(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Patches:
