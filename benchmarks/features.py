@@ -5,7 +5,8 @@
 Random 32 x 32 images and untrained networks: a ResNet of 0.27 M parameters (three stages of three basic blocks, 16 to
 64 channels) and ViT-Ti with patches of 2. Ratios of process time, with one thread: medians over rounds that run every
 column once, so that other load affects all of them. Memory: the peak during one mini-batch above that before it, every
-column in a fresh process. "Notebook" is one pass per analysis, keeping every feature map of the mini-batch.
+column in a fresh process. "Summaries" adds what is computed once of all images. "Notebook" is one pass per analysis,
+keeping every feature map of the mini-batch.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ COLUMNS = {
     "fourier, diagonal": (("fourier",), {"spectrum": "diagonal"}),
     "variance": (("variance",), {}),
     "similarity": (("similarity",), {}),
+    "geometry": (("geometry",), {}),
     "the three, diagonal": (THREE, {"spectrum": "diagonal"}),
+    "the three, diagonal, and geometry": ((*THREE, "geometry"), {"spectrum": "diagonal"}),
     "the three, full spectrum": (THREE, {}),
     "the three and attention": ((*THREE, "attention"), {"spectra_images": 0}),
     "all, singular values of 4 images": ((*THREE, "attention"), {"spectra_images": 4}),
 }
+
+SUMMARISED = ("geometry", "the three, diagonal", "the three, diagonal, and geometry")  # measured with summaries too
 
 
 def subject_of(network: str, images: int, batch_size: int, device: str = "cpu") -> Subject:
@@ -60,7 +65,20 @@ def shared(subject: Subject, column: str) -> None:
     probes, options = COLUMNS[column]
     made, _ = configure_shared_pass(probes, "", options)
     for i in range(len(subject.batches)):
-        run_with_hooks(subject, i, [probe.hooks(subject, i) for probe in made])
+        run_with_hooks(subject, (i,), [probe.hooks(subject, (i,)) for probe in made])
+
+
+def summarised(subject: Subject, column: str) -> None:
+    """The shared pass, and then what each probe computes once from the stored numbers of all mini-batches."""
+    probes, options = COLUMNS[column]
+    made, _ = configure_shared_pass(probes, "", options)
+    batches = range(len(subject.batches))
+    found = [run_with_hooks(subject, (i,), [probe.hooks(subject, (i,)) for probe in made]) for i in batches]
+    for position, probe in enumerate(made):
+        plan, rows = probe.plan(subject), [values[position] for values in found]
+        stored = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in plan.quantities}
+        labels = {name: values for name, (_, values) in plan.labels.items()}
+        probe.reduce({**plan.axes, **labels, **stored, "done": np.ones(len(rows), dtype=np.uint8)})
 
 
 def notebook(subject: Subject) -> None:
@@ -99,11 +117,12 @@ def _kernels(maps: Sequence[Tensor]) -> None:
 
 def ways() -> dict[str, Callable[[Subject], None]]:
     columns = {column: partial(shared, column=column) for column in COLUMNS}
-    return {"bare forward pass": bare, **columns, "notebook way": notebook}
+    with_summaries = {f"{column}; summaries": partial(summarised, column=column) for column in SUMMARISED}
+    return {"bare forward pass": bare, **columns, **with_summaries, "notebook way": notebook}
 
 
 def fits(way: str, network: str) -> bool:
-    return "vit" in network or "attention" not in COLUMNS.get(way, ((),))[0]
+    return "vit" in network or "attention" not in COLUMNS.get(way.partition(";")[0], ((),))[0]
 
 
 def measure(network: str, arguments: argparse.Namespace) -> dict[str, float]:

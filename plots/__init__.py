@@ -83,6 +83,7 @@ FIGURES: Mapping[str, FigureEntry] = {
         FigureEntry("attention", "attention", needs=("distance", "mutual_information", "depth")),
         FigureEntry("attention_diversity", "attention", needs=("token_cosine", "head_cosine", "depth_cosine", "depth")),
         FigureEntry("attention_spectrum", "attention", needs=("image_singular_value", "token_singular_value", "depth")),
+        FigureEntry("geometry", "geometry", needs=("effective_rank", "participation_ratio", "depth", "kind")),
         FigureEntry("attention_maps", "attention-maps", needs=("attention", "picture", "place", "depth")),
         FigureEntry("tokens", "tokens", needs=("position", "divergence", "depth")),
         FigureEntry("tokens_moved", "tokens", needs=("stream_position", "common", "depth"), panels=("3d",)),

@@ -295,6 +295,16 @@ def _evaluate(data: xr.Dataset) -> Iterator[Measured]:
         yield from number(data, name, name, reading, {"passes": -1} if "passes" in data.dims else None)
 
 
+def _geometry(data: xr.Dataset) -> Iterator[Measured]:
+    """Dimensions, separation and collapse at the classifier's input, or at the last layer."""
+    from landscape.plots import geometry
+
+    for words, quantity in geometry.HEADLINE.items():
+        name, at = geometry.place(data, quantity)
+        if name:
+            yield from number(data, words, name, at={"layer": at[0]} if at else None)
+
+
 def _stream(data: xr.Dataset) -> Iterator[Measured]:
     """Scores without smoothing and at the best tau, of one deterministic pass per frame."""
     from landscape.plots import stream
@@ -320,6 +330,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "evaluate": _evaluate,
     "flatness": _flatness,
     "fourier": partial(_ends, (("", "high_frequency"),)),
+    "geometry": _geometry,
     "hessian": _hessian,
     "lesion": partial(_largest_change, "unit"),
     "line": _line,

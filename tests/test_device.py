@@ -101,6 +101,7 @@ CASES = {
     "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit
     "sensitivity": Case("sensitivity", {"bits": "4,2", "vectors": 2}, rtol=1e-2, per_unit=8, once=40),
     "lesion, recalibrated": Case("lesion", {"bn": "recalibrate:2"}, "resnet_demo"),
+    "geometry": Case("geometry", {"images": 10}, rtol=1e-3, simulated=1e-6, per_unit=4, once=4),
     "calibration": Case("calibration", {"draws": 20}, once=20, simulated=1e-6, split="test"),
     "noise": Case("noise", {"bands": "0.2,0.7", "equal_energy": True}),
     "perturbation": Case(

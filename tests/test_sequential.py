@@ -195,7 +195,7 @@ def test_without_maps_only_the_probes_that_need_them_are_left_out(build: type[nn
     subject = _subject(build())
     assert [layer.name for layer in discover(subject.model, subject.batches[0][0])] == names
     fit, refused = applicable(configure_shared_pass(FEATURES, "", {})[0], subject)
-    assert [probe.name for probe in fit] == ["similarity"]
+    assert [probe.name for probe in fit] == ["similarity", "geometry"]
     assert "needs a vision network" in refused["fourier"]
     assert "needs a vision network" in refused["variance"]
     np.testing.assert_allclose(np.diag(run_probe(fit[0], subject)["cka"]), 1.0)

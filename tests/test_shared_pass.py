@@ -103,9 +103,9 @@ def test_stopped_and_resumed_equals_uninterrupted(vit: Path, alone: list[Arrays]
     with pytest.raises(KeyboardInterrupt):
         run_shared_pass(probes(), loaded(vit), path, report=stop_after(1))
     outcomes = run_shared_pass(probes(), loaded(vit), path)
-    assert [outcome.measured for outcome in outcomes] == [3, 3, 3, 3]
+    assert [outcome.measured for outcome in outcomes] == [3, 3, 3, 3, 3]
     assert_all_same(results(path, outcomes), alone)
-    assert [outcome.measured for outcome in run_shared_pass(probes(), loaded(vit), path)] == [0, 0, 0, 0]
+    assert [outcome.measured for outcome in run_shared_pass(probes(), loaded(vit), path)] == [0, 0, 0, 0, 0]
     assert [file.name for file in tmp_path.iterdir()] == ["results.h5"]
 
 
@@ -117,10 +117,10 @@ def test_mini_batches_measured_alone_are_not_measured_again(vit: Path, alone: li
     with pytest.raises(KeyboardInterrupt):
         run(second, loaded(vit), path, report=stop_after(3))
     outcomes = run_shared_pass(probes(), loaded(vit), path)
-    assert [outcome.measured for outcome in outcomes] == [0, 1, 4, 4]
+    assert [outcome.measured for outcome in outcomes] == [0, 1, 4, 4, 4]
     assert_all_same(results(path, outcomes), alone)
     again = run_shared_pass(probes(), loaded(vit), path, overwrite=True)
-    assert [outcome.measured for outcome in again] == [4, 4, 4, 4]
+    assert [outcome.measured for outcome in again] == [4, 4, 4, 4, 4]
 
 
 def test_a_half_finished_result_keeps_its_batch_size_and_the_others_theirs(vit: Path, tmp_path: Path) -> None:
@@ -128,17 +128,17 @@ def test_a_half_finished_result_keeps_its_batch_size_and_the_others_theirs(vit: 
     with pytest.raises(KeyboardInterrupt):
         run(probes()[1], loaded(vit, batch_size=4), path, report=stop_after(1))
     outcomes = run_shared_pass(probes(), loaded(vit), path)
-    assert [(outcome.units, outcome.measured) for outcome in outcomes] == [(4, 4), (8, 7), (4, 4), (4, 4)]
+    assert [(outcome.units, outcome.measured) for outcome in outcomes] == [(4, 4), (8, 7), (4, 4), (4, 4), (4, 4)]
 
 
 def test_probes_that_do_not_apply_are_left_out_with_their_reason(tmp_path: Path) -> None:
     subject = loaded(save(tmp_path / "resnet.pt", seed=0))
     fit, refused = applicable(probes(), subject)
-    assert [probe.name for probe in fit] == ["fourier", "variance", "similarity"]
+    assert [probe.name for probe in fit] == ["fourier", "variance", "similarity", "geometry"]
     assert "no self-attention was found" in refused["attention"]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10)).eval()
     fit, refused = applicable(probes(layers=("1",)), Subject(flat, subject.batches))
-    assert [probe.name for probe in fit] == ["similarity"]
+    assert [probe.name for probe in fit] == ["similarity", "geometry"]
     assert "needs a vision network" in refused["fourier"]
 
 

@@ -50,6 +50,7 @@ SEARCH = {
     "sensitivity": ("rank_correlation", "rank_correlation_low", "rank_correlation_high"),
     "step": ("critical_multiple", "critical_sharpness", "critical_passes", "converged"),
     "density": ("hvp", "nodes", "weights"),
+    "geometry": ("nc4", "nc4_se", "head_nc4", "head_nc4_se"),  # a decision near a border
     "convexity": ("converged", "smallest_residual", "largest_residual", "matvecs", "ratio_bound"),
     "tokens": ("position", "divergence"),  # t-SNE amplifies rounding
 }  # fmt: skip

@@ -62,6 +62,9 @@ PROBES: dict[str, ProbeEntry] = {
     "attention": ProbeEntry(
         "attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
     ),
+    "geometry": ProbeEntry(
+        "geometry", "Geometry", "Dimension of features, neural collapse and class separation, per layer.", True
+    ),
     "calibration": ProbeEntry(
         "calibration", "Calibration", "Calibration of the probabilities, before and after temperature scaling."
     ),
@@ -102,7 +105,7 @@ PROBES: dict[str, ProbeEntry] = {
 }
 
 FEATURES = tuple(name for name, entry in PROBES.items() if entry.shared_pass)
-FEATURES_HELP = "Fourier, variance, similarity and attention from one forward pass per mini-batch."
+FEATURES_HELP = "Fourier, variance, similarity, attention and geometry from one forward pass per mini-batch."
 
 
 @cache

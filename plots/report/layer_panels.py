@@ -35,6 +35,11 @@ PLOTS: Sequence[LayerPlot] = (
     LayerPlot("attention", "distance", "Attention distance, mean and heads", "pixels"),
     LayerPlot("attention", "mutual_information", "Attention: mutual information of query and key"),
     LayerPlot("probe-linear", "accuracy", "Linear probe: accuracy of a linear classifier"),
+    LayerPlot("geometry", "effective_rank", "Geometry: effective rank of the features"),
+    LayerPlot("geometry", "participation_ratio", "Geometry: participation ratio of the features"),
+    LayerPlot("geometry", "intrinsic_dimension", "Geometry: intrinsic dimension of the features (TwoNN)"),
+    LayerPlot("geometry", "class_separation", "Geometry: class separation"),
+    LayerPlot("geometry", "nc1", "Geometry: NC1, variation within classes over that between them", logarithmic=True),
     LayerPlot("uncertainty", "data_uncertainty", "Uncertainty of feature maps over positions"),
 )
 

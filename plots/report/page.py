@@ -33,7 +33,7 @@ LIVE = {
     "surface": "surface", "surface_heat": "surface", "surface_3d": "surface", "surface_relief": "surface",
     "path": "surface", "trajectory": "trajectory", "trajectory_loss": "trajectory", "hessian": "spectra",
     "density": "spectra", "fourier_depth": "layers", "variance": "layers", "lesion": "layers", "attention": "layers",
-    "probe_linear": "layers", "similarity": "layers", "uncertainty": "layers",
+    "probe_linear": "layers", "similarity": "layers", "uncertainty": "layers", "geometry": "layers",
 }  # fmt: skip
 TITLES = {
     "surface": "Loss surface", "trajectory": "Training trajectory", "spectra": "Hessian spectra",
@@ -41,12 +41,13 @@ TITLES = {
 }  # fmt: skip
 ABOUT = {
     "surface": ("surface",), "trajectory": ("trajectory",), "spectra": ("hessian", "density"),
-    "layers": ("fourier", "variance", "lesion", "attention", "probe-linear", "similarity", "uncertainty"),
+    "layers": ("fourier", "variance", "lesion", "attention", "probe-linear", "similarity", "uncertainty", "geometry"),
 }  # fmt: skip
 MEANINGS = {
     "surface": "surface", "trajectory": "trajectory", "hessian": "hessian", "density": "density",
     "fourier": "fourier_depth", "variance": "variance", "lesion": "lesion", "attention": "attention",
     "probe-linear": "probe_linear", "similarity": "similarity", "uncertainty": "uncertainty",
+    "geometry": "geometry",
 }  # fmt: skip
 Stored = Sequence[tuple[str, xr.Dataset]]
 

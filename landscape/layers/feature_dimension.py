@@ -1,0 +1,136 @@
+"""Dimension of a cloud of features: effective rank, participation ratio and TwoNN, each with its standard error."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+LEAST_SAMPLES = 4  # the unbiased moments divide by n (n - 2) (n - 3)
+CENSORED = 0.1  # share of the largest ratios of distances; Facco et al. 2017 leave them out of their linear fit
+LEAST_RATIOS = 10  # of distances, for an estimate with an error
+ROWS = 128  # of distances at a time
+RESOLUTION = 1e-12  # of eigenvalues, relative to the largest
+SAME = 1e-6  # distance between samples that count as equal, relative to the root mean square
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error; NaN where there is none."""
+
+    value: float
+    error: float
+
+
+UNKNOWN = Estimate(math.nan, math.nan)
+
+
+def effective_rank(centred: np.ndarray) -> Estimate:
+    """exp(-sum_k p_k ln p_k), p_k = s_k / sum_j s_j (Roy & Vetterli 2007) of the singular values s of centred features.
+
+    Features are (n, d) with mean 0. s_k^2 / n are the eigenvalues of their covariance, from the smaller one of
+    covariance and Gram matrix. The error is the infinitesimal jackknife over samples, with the derivatives of the
+    eigenvalues to first order. The estimate is at most n - 1 and too low where n is not much larger than d.
+    """
+    n, d = centred.shape
+    if n < LEAST_SAMPLES:
+        return UNKNOWN
+    if d <= n:
+        values, vectors = np.linalg.eigh(centred.T @ centred / n)
+        keep = values > RESOLUTION * values[-1]
+        squares = (centred @ vectors[:, keep]) ** 2  # (n, rank): squared principal components
+    else:
+        values, vectors = np.linalg.eigh(centred @ centred.T / n)
+        keep = values > RESOLUTION * values[-1]
+        squares = n * values[keep] * vectors[:, keep] ** 2
+    if not keep.any() or values[-1] <= 0:
+        return UNKNOWN
+    values = values[keep]
+    singular = np.sqrt(values)
+    share = singular / singular.sum()
+    logarithm = np.log(share)
+    rank = math.exp(-float(share @ logarithm))
+    slope = -rank * (logarithm + math.log(rank)) / singular.sum() / (2 * singular)  # d rank / d eigenvalue
+    influence = squares @ slope - values @ slope
+    return Estimate(rank, float(np.sqrt((influence**2).sum())) / n)
+
+
+def participation_ratio(centred: np.ndarray) -> Estimate:
+    """(tr C)^2 / tr C^2 of the covariance C, both without bias: the bias of the ratio falls as 1/n, also for n < d.
+
+    Features are (n, d) with mean 0. Himeno & Yamada 2014 give the moments, which are those over distinct samples
+    (Chun et al. 2025, arXiv 2509.26560, rows). The error is the jackknife over samples, exact.
+    """
+    n = len(centred)
+    if n <= LEAST_SAMPLES:
+        return UNKNOWN
+    length = np.einsum("ij,ij->i", centred, centred)  # |x_i|^2
+    total = length.sum()
+    if not total > 0:
+        return UNKNOWN
+    small = centred.shape[1] <= n
+    product = centred.T @ centred if small else centred @ centred.T
+    # x_i' A x_i with the scatter matrix A, the sum over j of (x_i' x_j)^2
+    form = np.einsum("ij,ij->i", centred @ product, centred) if small else np.einsum("ij,ij->i", product, product)
+    ratio = float(_unbiased_ratio(n, total, form.sum(), (length**2).sum()))
+    # Without sample i: the mean moves by -x_i / (n - 1).
+    c = 1 / (n - 1)
+    cross = centred @ (length @ centred)  # sum over j of |x_j|^2 x_i' x_j
+    fourth = (length**2).sum() + 4 * c**2 * form + n * c**4 * length**2 + 4 * c * cross
+    fourth += 2 * c**2 * length * total - (length * (1 + c) ** 2) ** 2  # its own term leaves the sum
+    left = _unbiased_ratio(
+        n - 1, total - (1 + c) * length, form.sum() - 2 * (1 + c) * form + ((1 + c) * length) ** 2, fourth
+    )
+    return Estimate(ratio, float(np.sqrt((n - 1) * left.var())))
+
+
+def _unbiased_ratio(n: int, trace: np.ndarray, square: np.ndarray, fourth: np.ndarray) -> np.ndarray:
+    """Ratio of unbiased estimates of (tr C)^2 and tr C^2, from tr A, tr A^2 and sum |x_i|^4, A the scatter matrix."""
+    s, s2, q = trace / (n - 1), square / (n - 1) ** 2, fourth / (n - 1)
+    of_trace = 2 * s2 + (n**2 - 3 * n + 1) * s**2 - n * q
+    of_square = (n - 1) * (n - 2) * s2 + s**2 - n * q
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(of_square > 0, of_trace / of_square, np.nan))
+
+
+def two_nn(centred: np.ndarray) -> Estimate:
+    """Intrinsic dimension from the ratio of each sample's distances to its second and its first neighbour.
+
+    The logarithm of the ratio is exponential with rate d (Facco et al. 2017). The estimate is that of maximum
+    likelihood, corrected for its bias (Denti et al. 2022), with the largest tenth of the ratios censored, which Facco
+    et al. leave out: d = (m - 1) / (sum of the m smallest logarithms + (n - m) times the largest of them), with the
+    standard error d / sqrt(m - 2). Samples that equal another one are left out. Too low where d is large and n small.
+    """
+    n = len(centred)
+    if n < 3:
+        return UNKNOWN
+    first, second = nearest(centred)
+    apart = first > SAME * math.sqrt(float((centred**2).sum()) / n)
+    logarithms = np.sort(np.log(second[apart] / first[apart]))
+    kept = len(logarithms) - int(CENSORED * len(logarithms))
+    if kept < LEAST_RATIOS:
+        return UNKNOWN
+    below = float(logarithms[:kept].sum() + (len(logarithms) - kept) * logarithms[kept - 1])
+    if not below > 0:
+        return UNKNOWN
+    dimension = (kept - 1) / below
+    return Estimate(dimension, dimension / math.sqrt(kept - 2))
+
+
+def nearest(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distances of every sample (n, d) to its nearest and its second nearest neighbour, (n,) each."""
+    n = len(features)
+    length = np.einsum("ij,ij->i", features, features)
+    found = np.empty((2, n))
+    for start in range(0, n, ROWS):
+        part = features[start : start + ROWS]
+        rows = np.arange(len(part))
+        squared = (-2 * part) @ features.T + length  # without the part's own length, which does not change the order
+        squared[rows, start + rows] = np.inf
+        for place in found:
+            other = squared.argmin(axis=1)
+            squared[rows, other] = np.inf
+            difference = part - features[other]  # again, without cancellation
+            place[start : start + ROWS] = np.sqrt(np.einsum("ij,ij->i", difference, difference))
+    first, second = np.sort(found, axis=0)
+    return first, second

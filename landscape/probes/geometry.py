@@ -1,0 +1,240 @@
+"""Measure the geometry of features: their dimension, how they collapse to their classes, and class separation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.layers.classifier_input import Places, places_of
+from landscape.layers.feature_dimension import Estimate, effective_rank, participation_ratio, two_nn
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, units_of
+from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers.neural_collapse import collapse
+from landscape.layers.selection import layer_labels, require_class_token
+from landscape.options import at_least, one_of
+from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.identity import protocol
+from landscape.subject.subject import Subject
+from landscape.subject.targets import are_probabilities
+from landscape.subject.weights_cache import once_per_weights
+
+DIMENSIONS = {
+    "effective_rank": "effective rank of the features",
+    "participation_ratio": "participation ratio of the features' covariance",
+    "intrinsic_dimension": "intrinsic dimension of the features (TwoNN)",
+}
+OF_CLASSES = {
+    "class_separation": "class separation",
+    "nc1": "NC1: variation within classes over that between them",
+    "nc2_lengths": "NC2: coefficient of variation of the lengths of centred class means",
+    "nc2_angles": "NC2: standard deviation of the cosines of centred class means",
+    "nc2_simplex": "NC2: mean distance of their cosines from those of a simplex",
+}
+OF_CLASSIFIER = {"nc4": "NC4: share of decisions other than for the nearest class mean"}
+SELF_DUALITY = {"nc3": "NC3: squared distance of classifier and class means, both of norm 1"}
+HEAD = "head_"  # quantities of the classifier's input
+
+
+@dataclass(frozen=True)
+class Geometry(Probe):
+    """Effective rank, participation ratio, TwoNN dimension, NC1 to NC4 and class separation of pooled features.
+
+    Features of an image are the average of a layer's map over positions (`mean`), or the class token (`cls`); those of
+    the input of a linear classifier come beside them, for neural collapse as published. One forward pass. The pooled
+    features of the first `images` samples are stored, in the precision of the network: images x channels of all layers
+    x 4 bytes, in memory too. The other numbers are computed from them. Neural collapse is about the train split
+    (`--split train`); means of few samples per class look more like a simplex, and closer to their samples, than they
+    are.
+    """
+
+    name: ClassVar[str] = "geometry"
+    logits: ClassVar[bool] = False
+
+    layers: LayerPatterns = ()
+    pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
+    images: Annotated[int, "number of images at most, the first of the data"] = 1024
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", expand(self.layers))
+        one_of("pool", self.pool, ("mean", "cls"))
+        at_least("images", self.images, 2)
+
+    def plan(self, subject: Subject) -> Plan:
+        places, kept = places_of(subject, self.layers, self.pool), _kept(subject, self.images)
+        classifier = places.classifier
+        layers = places.layers if classifier is None else places.layers[:-1]
+        if self.pool == "cls":
+            require_class_token(layers)
+        dtype = "float64" if subject.dtype == torch.float64 else "float32"
+        classes = _classes(subject.batch(0)[1]) is not None
+        names = {**DIMENSIONS, **(OF_CLASSES if classes else {})}
+        names |= OF_CLASSIFIER if classes and classifier is not None else {}
+        alone = {**names, **(SELF_DUALITY if classes else {})} if classifier is not None else {}
+        summaries = {}
+        for name, long_name in names.items():
+            summaries[name] = Quantity(long_name, dims=("layer",))
+            summaries[f"{name}_se"] = Quantity("its standard error over images", dims=("layer",))
+        for name, long_name in alone.items():
+            summaries[f"{HEAD}{name}"] = Quantity(f"{long_name}, at the classifier's input")
+            summaries[f"{HEAD}{name}_se"] = Quantity("its standard error over images")
+        place = np.repeat(np.arange(len(places.widths)), places.widths)
+        count = {"class_size": Quantity("images of the smallest class that counts")} if classes else {}
+        axes, labels, about = _of_classifier(places, dtype)
+        return Plan(
+            over={**units_of(subject), "batch": np.arange(len(kept))},
+            axes={
+                "layer": np.arange(len(layers)), "image": np.arange(max(kept)),
+                "feature": np.arange(sum(places.widths)), **axes,
+            },
+            labels={
+                **layer_labels(layers, "layer"),
+                "feature_layer": (
+                    Quantity("layer of a feature; after the last one, the classifier's input", dims=("feature",)),
+                    place,
+                ),
+                **labels,
+            },
+            quantities={
+                "samples": Quantity("images of the mini-batch that count"),
+                "features": Quantity("pooled features of an image", "feature", ("image", "feature"), dtype),
+                **({"target": Quantity("class of an image", dims=("image",))} if classes else {}),
+            },
+            summaries={**summaries, "images_used": Quantity("images that count"), **count},
+            about={
+                "batch": Quantity("mini-batch"),
+                **({"member": Quantity("member")} if subject.members else {}),
+                "layer": Quantity("layer"), "image": Quantity("image of a mini-batch"),
+                "feature": Quantity("feature, layer by layer"), **about,
+            },
+            facts={"protocol": protocol(subject, samples=sum(kept))} if sum(kept) < len(subject) else {},
+        )  # fmt: skip
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
+
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+        """The hooks that measure one unit."""
+        i = index[0]
+        places, kept = places_of(subject, self.layers, self.pool), _kept(subject, self.images)
+        samples, count = subject.samples(i), kept[i] if i < len(kept) else 0
+        found: dict[int, Tensor] = {}
+
+        def on_features(position: int, tensor: Tensor) -> None:
+            rows = places.pooled(position, tensor, self.pool)
+            if len(rows) != samples:
+                raise ValueError(
+                    f"{places.layers[position].name} has {len(rows)} rows for {samples} samples, expected one for "
+                    "each; name other layers with --layers"
+                )
+            found[position] = rows[:count].clone()
+
+        def values() -> Values:
+            rows = torch.cat([found[position] for position in range(len(places.layers))], dim=1)
+            exact = rows.double() if subject.dtype == torch.float64 else rows.float()
+            features = np.full((max(kept), sum(places.widths)), np.nan, exact.cpu().numpy().dtype)
+            features[:count] = exact.cpu().numpy()
+            classes = _classes(subject.batch(i)[1])
+            if classes is None:
+                return {"samples": count, "features": features}
+            target = np.full(max(kept), np.nan)
+            target[:count] = classes[:count].cpu().numpy()
+            return {"samples": count, "features": features, "target": target}
+
+        return FeatureHooks(places.layers, on_features, values)
+
+    def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
+        """Every measure of the finished mini-batches; of members the mean, with the error of one of them."""
+        layers, place = len(data["layer"]), data["feature_layer"]
+        members = list(_members(data))
+        rows: list[dict[str, Estimate]] = []
+        for position in range(place.max() + 1):
+            found = [_measures(member, place == position, data, head=position == layers) for member in members]
+            rows.append({name: Estimate(*np.mean([one[name] for one in found], axis=0)) for name in found[0]})
+        used = members[0]
+        result: dict[str, Any] = {"images_used": len(used["features"])}
+        if "target" in used:
+            sizes = np.unique(used["target"], return_counts=True)[1]
+            result["class_size"] = sizes[sizes > 1].min(initial=len(used["target"])) if (sizes > 1).any() else np.nan
+        for name in rows[0]:
+            result[name], result[f"{name}_se"] = (np.array([row[name][k] for row in rows[:layers]]) for k in (0, 1))
+        for name, estimate in (rows[layers] if len(rows) > layers else {}).items():
+            result[f"{HEAD}{name}"], result[f"{HEAD}{name}_se"] = estimate
+        return result
+
+
+def _of_classifier(
+    places: Places, dtype: str
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[Quantity, np.ndarray]], dict[str, Quantity]]:
+    """Axes, labels and words about the axes that the weights of a linear classifier add to the plan."""
+    if places.classifier is None:
+        return {}, {}, {}
+    weight, bias = (
+        np.zeros(places.classifier.out_features, dtype)
+        if part is None
+        else part.detach().double().cpu().numpy().astype(dtype)
+        for part in (places.classifier.weight, places.classifier.bias)
+    )
+    dims = ("class", "classifier_feature")
+    return (
+        {"class": np.arange(len(weight)), "classifier_feature": np.arange(weight.shape[1])},
+        {
+            "classifier_weight": (Quantity("weight of the linear classifier", dims=dims, dtype=dtype), weight),
+            "classifier_bias": (Quantity("its bias", dims=dims[:1], dtype=dtype), bias),
+        },
+        {"class": Quantity("class"), "classifier_feature": Quantity("feature of the classifier's input")},
+    )
+
+
+def _members(data: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Features, and classes if there are any, of the images of finished mini-batches, for each member."""
+    done = data["done"] == 1
+    for member in range(done.shape[1]) if done.ndim > 1 else (None,):
+        own = np.flatnonzero(done if member is None else done[:, member])
+        at = own if member is None else (own, member)
+        counted = np.arange(len(data["image"])) < data["samples"][at][:, None]  # (batch, image)
+        yield {name: data[name][at][counted] for name in ("features", "target") if name in data}
+
+
+def _measures(
+    member: Mapping[str, np.ndarray], own: np.ndarray, data: Mapping[str, np.ndarray], *, head: bool
+) -> dict[str, Estimate]:
+    """Every measure of the features of one place; NaN where one of them is not finite."""
+    x = member["features"][:, own].astype(np.float64)
+    x = x if np.isfinite(x).all() else x[:0]
+    centred = x - x.mean(axis=0) if len(x) else x
+    targets = member["target"][: len(x)] if "target" in member else None
+    found = dict(zip(DIMENSIONS, (estimate(centred) for estimate in (effective_rank, participation_ratio, two_nn)),
+                     strict=True))  # fmt: skip
+    if targets is None:
+        return found
+    weight = data["classifier_weight"].astype(np.float64) if "classifier_weight" in data else None
+    decisions = None
+    if weight is not None:
+        read = member["features"][:, data["feature_layer"] == data["feature_layer"].max()].astype(np.float64)
+        decisions = (read @ weight.T + data["classifier_bias"]).argmax(axis=1)[: len(x)]
+    return found | collapse(x, targets, decisions, weight if head else None)
+
+
+def _classes(targets: Any) -> Tensor | None:
+    """The class of every sample, (N,); None where targets are something else."""
+    if not isinstance(targets, Tensor):
+        return None
+    if are_probabilities(targets):
+        return targets.argmax(dim=1)
+    return targets if targets.ndim == 1 and not targets.is_floating_point() and not targets.is_complex() else None
+
+
+@once_per_weights
+def _kept(subject: Subject, images: int) -> list[int]:
+    """How many samples of each mini-batch count: the first `images` of all."""
+    kept: list[int] = []
+    for i in range(len(subject.batches)):
+        kept.append(min(subject.samples(i), images - sum(kept)))
+        if sum(kept) >= images:
+            break
+    return kept
