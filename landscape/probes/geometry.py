@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.layers.classifier_input import Places, places_of
 from landscape.layers.feature_dimension import Estimate, effective_rank, participation_ratio, two_nn
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, units_of
+from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.neural_collapse import collapse
 from landscape.layers.selection import layer_labels, require_class_token
@@ -71,7 +71,7 @@ class Geometry(Probe):
         if self.pool == "cls":
             require_class_token(layers)
         dtype = "float64" if subject.dtype == torch.float64 else "float32"
-        classes = _classes(subject.batch(0)[1]) is not None
+        classes = _classes(subject.batches[0][1]) is not None
         names = {**DIMENSIONS, **(OF_CLASSES if classes else {})}
         names |= OF_CLASSIFIER if classes and classifier is not None else {}
         alone = {**names, **(SELF_DUALITY if classes else {})} if classifier is not None else {}
@@ -134,16 +134,14 @@ class Geometry(Probe):
             found[position] = rows[:count].clone()
 
         def values() -> Values:
+            dtype = torch.float64 if subject.dtype == torch.float64 else torch.float32
             rows = torch.cat([found[position] for position in range(len(places.layers))], dim=1)
-            exact = rows.double() if subject.dtype == torch.float64 else rows.float()
-            features = np.full((max(kept), sum(places.widths)), np.nan, exact.cpu().numpy().dtype)
-            features[:count] = exact.cpu().numpy()
-            classes = _classes(subject.batch(i)[1])
-            if classes is None:
-                return {"samples": count, "features": features}
-            target = np.full(max(kept), np.nan)
-            target[:count] = classes[:count].cpu().numpy()
-            return {"samples": count, "features": features, "target": target}
+            tensors = {"features": rows.to(dtype)}
+            classes = _classes(subject.batches[i][1])
+            if classes is not None:
+                tensors["target"] = classes[:count].to(rows.device, dtype)  # exact: class numbers are small
+            arrays = {name: _padded(array, max(kept)) for name, array in transferred(tensors).items()}
+            return {"samples": count, **arrays}
 
         return FeatureHooks(places.layers, on_features, values)
 
@@ -218,6 +216,13 @@ def _measures(
         read = member["features"][:, data["feature_layer"] == data["feature_layer"].max()].astype(np.float64)
         decisions = (read @ weight.T + data["classifier_bias"]).argmax(axis=1)[: len(x)]
     return found | collapse(x, targets, decisions, weight if head else None)
+
+
+def _padded(rows: np.ndarray, length: int) -> np.ndarray:
+    """Rows followed by NaN, `length` in all."""
+    padded = np.full((length, *rows.shape[1:]), np.nan, rows.dtype)
+    padded[: len(rows)] = rows
+    return padded
 
 
 def _classes(targets: Any) -> Tensor | None:
