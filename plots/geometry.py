@@ -100,6 +100,12 @@ HEADLINE = {  # words -> quantity
 }
 
 
+def places(data: xr.Dataset) -> list[tuple[str, str, dict[str, int] | None]]:
+    """Words, name and position on the layers of every quantity of the headline that is known; None: of no layer."""
+    found = [(words, *place(data, quantity)) for words, quantity in HEADLINE.items()]
+    return [(words, name, {"layer": at[0]} if at else None) for words, name, at in found if name]
+
+
 def place(data: xr.Dataset, quantity: str) -> tuple[str, tuple[int, ...]]:
     """Name and position of a quantity at the classifier's input, or at the last layer; ("", ()) where it is unknown."""
     if f"head_{quantity}" in data and np.isfinite(data[f"head_{quantity}"].values):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from landscape.plots import headlines
+from landscape.plots import geometry, headlines
 from landscape.results.statistics import QUANTILE, mean_and_standard_error, score_interval
 
 Reading = Literal["", "lower is better", "higher is better", "lower is flatter", "higher is flatter"]
@@ -297,12 +297,7 @@ def _evaluate(data: xr.Dataset) -> Iterator[Measured]:
 
 def _geometry(data: xr.Dataset) -> Iterator[Measured]:
     """Dimensions, separation and collapse at the classifier's input, or at the last layer."""
-    from landscape.plots import geometry
-
-    for words, quantity in geometry.HEADLINE.items():
-        name, at = geometry.place(data, quantity)
-        if name:
-            yield from number(data, words, name, at={"layer": at[0]} if at else None)
+    return (one for words, name, at in geometry.places(data) for one in number(data, words, name, at=at))
 
 
 def _stream(data: xr.Dataset) -> Iterator[Measured]:
