@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.lines import Line2D
 
 from landscape.plots import broken, plane, style, surface
 from landscape.plots.appearance import Look
@@ -88,6 +87,8 @@ def draw_lines(data: xr.Dataset, ax: Axes) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A column per network: its plane, with common contours, above its lines."""
+    from matplotlib.lines import Line2D
+
     planes = [plane_of(data, data["loss"]) for data in results if "loss" in data]
     planes = [data for data in planes if np.isfinite(data["loss"].values).any()]
     names = list(dict.fromkeys(str(name) for data in results for name in data["direction_name"].values))

@@ -632,13 +632,18 @@ def probe_linear(network: Network) -> tuple[Plan, Measure]:
 def trace(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"batch": np.arange(8)},
-        quantities=quantities((), "batch_trace", "batch_trace_se", "samples", "loss", "matvecs"),
-        summaries=quantities((), "trace", "trace_se", "trace_spread"),
+        quantities=quantities(
+            (), "batch_trace", "batch_trace_se", "batch_square", "batch_square_se", "samples", "loss", "matvecs"
+        ),
+        summaries=quantities((), "trace", "trace_se", "trace_spread", "frobenius", "frobenius_se"),
     )
 
     def measure(unit: Unit) -> Values:
         level = 400 / network.width**4 * (1 + 0.2 * math.sin(unit.index[0]))
-        return {"batch_trace": level, "batch_trace_se": 0.1 * level, "samples": 128, "loss": 2.0, "matvecs": 32}
+        return {
+            "batch_trace": level, "batch_trace_se": 0.1 * level, "batch_square": 9 * level, "batch_square_se": level,
+            "samples": 128, "loss": 2.0, "matvecs": 32,
+        }  # fmt: skip
 
     return plan, measure
 

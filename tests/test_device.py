@@ -74,7 +74,7 @@ CASES = {
     "hessian, verified": lanczos(max_products=40, verify=True, per_unit=60),
     "hessian, kinks": lanczos("resnet_demo", kinks="double", once=40),
     # Choosing the backend times three pieces of work, with two waits each.
-    "trace, xtrace": Case("trace", {"vectors": 8}, rtol=1e-3, per_unit=6, once=7),
+    "trace, xtrace": Case("trace", {"vectors": 8}, rtol=1e-3, per_unit=8, once=7),
     "trace, hutch++": Case("trace", {"vectors": 8, "method": "hutch++"}, rtol=1e-3, per_unit=6, once=7),
     "trace, hutchinson": Case("trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3, once=7),
     "trace, blocks": Case(

@@ -48,7 +48,8 @@ SEARCH = {
     "trace": ("hvp",),
     # Ranks of nearly equal numbers, and weights half-way between two neighbours on the grid, follow the rounding.
     "sensitivity": ("rank_correlation", "rank_correlation_low", "rank_correlation_high"),
-    "step": ("critical_multiple", "critical_sharpness", "critical_passes", "converged"),
+    "step": ("critical_multiple", "critical_sharpness", "critical_passes", "converged",
+             "batch_preconditioned_error", "batch_preconditioned_converged"),
     "density": ("hvp", "nodes", "weights"),
     "geometry": ("nc4", "nc4_se", "head_nc4", "head_nc4_se"),  # a decision near a border
     "convexity": ("converged", "smallest_residual", "largest_residual", "matvecs", "ratio_bound"),
