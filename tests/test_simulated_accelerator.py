@@ -20,8 +20,8 @@ NAMED = {
     "checkpoints/user_code.py", "curvature/stored_hessian.py", "curvature/hvp_backends.py",
     "curvature/micro_batches.py", "curvature/pattern_cache.py", "curvature/pyhessian_engine.py",
     "curvature/spectrum.py", "data/memory.py", "executors/local_processes.py",
-    "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py", "subject/process_group.py", "training/train.py",
-    "training/updates.py", "weight_space/forward_mode.py",
+    "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py",
+    "subject/process_group.py", "training/train.py", "training/updates.py", "weight_space/forward_mode.py",
 }  # fmt: skip
 
 WRONG: dict[str, Callable[[Tensor, Tensor], Any]] = {
