@@ -20,7 +20,8 @@ SPECIAL = {
 }  # fmt: skip
 OF_SEVERAL = {"calibration_test"}  # of those, what a file of several networks has
 UNFINISHED = {  # by the share of finished units: no number of the figure is known yet
-    0.001: {"noise_scale", "corruption_sizes"},  # a variance between groups; a mean over all corruptions
+    # a variance between groups; a mean over all corruptions; a change from the intact network, measured first
+    0.001: {"noise_scale", "corruption_sizes", "sensitivity", "sensitivity_predictor"},
     0.4: {"corruption_sizes"},
 }
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]

@@ -78,7 +78,10 @@ def frozen_path(result: Result) -> Iterator[Finding]:
 def barrier_unknown(result: Result) -> Iterator[Finding]:
     """The barrier is within two standard errors of zero: a note, because the absence of a barrier is a result too."""
     barriers, errors = result.values("barrier"), result.values("barrier_se")
-    for barrier, error in zip(barriers, errors, strict=True) if barriers.shape == errors.shape else ():
+    if barriers.ndim == 2:  # of every two checkpoints, once
+        pairs = np.triu_indices(len(barriers), 1)
+        barriers, errors = (values[pairs] if values.ndim == 2 else values for values in (barriers, errors))
+    for barrier, error in zip(barriers.flat, errors.flat, strict=True) if barriers.shape == errors.shape else ():
         if abs(barrier) < TWO_SIDED * error:
             yield found(
                 "barrier-unknown", "note", result,
