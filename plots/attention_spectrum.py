@@ -63,7 +63,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for data, look in zip(results, looks, strict=True):
             draw_over_depth(data, ax, quantity, rank, look=look)
         ax.set_title(f"rank {rank}", fontsize=style.SMALL)
-        if narrow():  # the colour bar beside it has the same quantity
+        if narrow():  # the colour bar next to it has the same quantity
             ax.set_xlabel("depth")
     for column, (data, look) in enumerate(zip(results, looks, strict=True)):
         for ax, (quantity, what) in zip(grid[:, column], PANELS.items(), strict=True):

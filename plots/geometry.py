@@ -37,7 +37,7 @@ NOTE = f"Single markers on the right: the input of the classifier. {depth.ERRORS
 def draw(
     data: xr.Dataset, ax: Axes, *, quantity: str = "effective_rank", look: Look | None = None, shade: bool = True
 ) -> Axes:
-    """Draw one quantity of every layer over normalised depth, and that of the classifier's input beside it."""
+    """Draw one quantity of every layer over normalised depth, and on the right that of the classifier's input."""
     look = look or look_of(data)
     if quantity in data and np.isfinite(data[quantity].values).any():
         depth.over_depth(data, ax, quantity, look=look, shade=shade)

@@ -63,7 +63,7 @@ def draw_contours(data: xr.Dataset, loss: xr.DataArray, ax: Axes, levels: np.nda
     if within.size and plane.complete_cells(shown.filled(np.nan)).any():
         ax.contour(at_x, at_y, shown, levels=within, colors="k", linewidths=0.35)
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
-    x, y = (NAMES.get(str(data[axis].attrs.get("long_name")), axis) for axis in ("x", "y"))
+    x, y = (NAMES.get(str(name), str(name)) for name in data["direction_name"].values[:2])
     ax.set(xlabel=x, ylabel=f"{y}, orthogonal", xlim=(at_x[0], at_x[-1]), ylim=(at_y[0], at_y[-1]), aspect="equal")
 
 

@@ -111,7 +111,7 @@ def test_figures_show_planes_lines_and_the_border_of_the_prediction() -> None:
     mean, lines = input_surface.draw(data, tuple(Figure().subplots(2)))
     assert len(lines.get_legend_handles_labels()[1]) == 3
     np.testing.assert_allclose(lines.lines[0].get_ydata(), found["line_rise"][0])
-    assert mean.get_xlabel() == "x"
+    assert (mean.get_xlabel(), mean.get_ylabel()) == ("gradient", "random, orthogonal")
     rows = input_images.page([data], appearance.looks([data]))
     assert sum(bool(ax.collections) for ax in rows.axes) >= found["image_loss"].shape[1]
     assert input_surface.headline(data)["gradient rise at 0.5"] == found["line_rise"][0, -1]

@@ -31,5 +31,5 @@ for row in found.contrasts:
     print(f"{row.number:18} {row.difference.value:+.3f} [{low:+.3f}, {high:+.3f}]  p {row.adjusted:.2f}  {row.verdict}")
 
 # %%
-# Most values of SGD are higher, but after eight epochs and with five seeds none of the differences is told apart from
-# the spread over seeds.
+# Most values of SGD are higher, but after eight epochs and with five seeds no difference exceeds what the spread over
+# seeds explains.

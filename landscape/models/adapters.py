@@ -32,8 +32,8 @@ def with_adapter(
 ) -> nn.Module:
     """The model with an adapter: in its weights if `merged`, else as parameters of its own, which alone are trainable.
 
-    `adapter` is the content of `adapter_config.json`, `weights` the tensors beside it. peft builds and merges it; only
-    the entries of `FIELDS` reach it, so that a configuration can name neither code nor files.
+    `adapter` is the content of `adapter_config.json`, `weights` are the adapter's tensors. peft builds and merges it;
+    only the entries of `FIELDS` reach it, so that a configuration can name neither code nor files.
 
     Raises:
         ValueError: peft is not installed, the adapter is of another kind, or it does not fit the model.

@@ -45,7 +45,7 @@ class Geometry(Probe):
     """Effective rank, participation ratio, TwoNN dimension, NC1 to NC4 and class separation of pooled features.
 
     Features of an image are the average of a layer's map over positions (`mean`), or the class token (`cls`); those of
-    the input of a linear classifier come beside them, for neural collapse as published. One forward pass. The pooled
+    the input of a linear classifier are measured too, for neural collapse as published. One forward pass. The pooled
     features of the first `images` samples are stored, in the precision of the network: images x channels of all layers
     x 4 bytes, in memory too. The other numbers are computed from them. Neural collapse is about the train split
     (`--split train`); means of few samples per class look more like a simplex, and closer to their samples, than they

@@ -102,7 +102,11 @@ class InputSurface(Probe):
             "image_loss": Quantity("loss of one image", meaning.units, image),
             "image_accuracy": meaning.of_accuracy("accuracy of one image", image),
         }
-        planes = {"x": Quantity(names[0], UNITS), "y": Quantity(names[1], UNITS)} if plane else {}
+        planes = (
+            {"x": Quantity(names[0], UNITS), "y": Quantity(f"{names[1]}, its part orthogonal to the first", UNITS)}
+            if plane
+            else {}
+        )
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
@@ -171,7 +175,7 @@ class InputSurface(Probe):
 
     @property
     def _names(self) -> list[str]:
-        """Directions in words; the second one of the plane is what is left of it beside the first."""
+        """The directions in words."""
         return [NAMES[name] for name in parse_choices("directions", self.directions, DIRECTIONS)]
 
     def _direction(self, name: str, subject: Subject, batch: int, pixels: Tensor) -> Tensor:
@@ -225,7 +229,7 @@ def _scaled(direction: Tensor) -> Tensor:
 
 
 def _orthogonal(direction: Tensor, other: Tensor) -> Tensor:
-    """What is left of directions beside others of the root mean square 1, image by image; zero where nothing is."""
+    """The part of directions that is orthogonal to others of root mean square 1, image by image; zero if none is."""
     one, along = direction.double(), other.double()
     share = (one * along).mean(dim=(1, 2, 3), keepdim=True)
     rest = one - share * along
