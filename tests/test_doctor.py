@@ -53,6 +53,12 @@ def line(**arrays: Any) -> Result:
     return made("line", {**known, **own}, statistics="frozen")
 
 
+def pairs(*barriers: float) -> Result:
+    """Barriers of every two of several checkpoints, as they are."""
+    errors = np.full((1, len(barriers)), 0.02)
+    return made("barriers", {"barrier": (("curve", "pair"), [barriers]), "barrier_se": (("curve", "pair"), errors)})
+
+
 def corners(excess: float) -> Result:
     arrays = {"path_loss": [0.1, 0.2, 0.3], "path_excess": [0.0, excess, 0.0], "path_name": ["a", "b", "c"]}
     on_path = {name: ("snapshot", value) for name, value in arrays.items()}
@@ -131,6 +137,8 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "frozen path": (lines.frozen_path, path(9.0), path(2.5), "--bn recalibrate:8"),
     "barrier": (
         lines.barrier_unknown, line(barrier=0.01, barrier_se=0.02), line(barrier=0.9, barrier_se=0.02), "samples"),
+    "barriers of pairs": (lines.barrier_unknown, pairs(0.9, 0.01, 0.8), pairs(0.9, 0.7, 0.8), "samples"),
+    "barrier of one pair": (lines.barrier_unknown, pairs(0.01), pairs(0.9), "samples"),
     "short path": (lines.short_path, path(1.0, count=3), path(1.0), "--snapshots"),
     "unconverged": (spectra.unconverged, hessian(converged=0.0), hessian(), "--max-products 800"),
     "mini-batch without spectrum": (

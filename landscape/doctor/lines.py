@@ -77,17 +77,22 @@ def frozen_path(result: Result) -> Iterator[Finding]:
 
 def barrier_unknown(result: Result) -> Iterator[Finding]:
     """The barrier is within two standard errors of zero: a note, because the absence of a barrier is a result too."""
-    barriers, errors = result.values("barrier"), result.values("barrier_se")
-    if barriers.ndim == 2:  # of every two checkpoints, once
-        pairs = np.triu_indices(len(barriers), 1)
-        barriers, errors = (values[pairs] if values.ndim == 2 else values for values in (barriers, errors))
-    for barrier, error in zip(barriers.flat, errors.flat, strict=True) if barriers.shape == errors.shape else ():
-        if abs(barrier) < TWO_SIDED * error:
-            yield found(
-                "barrier-unknown", "note", result,
-                f"the barrier {barrier:.3g} ± {error:.2g} is not told apart from zero on {result.samples} samples",
-                more_samples(result, TWO_SIDED * error / max(abs(barrier), 1e-12)),
-            )  # fmt: skip
+    barriers, errors = result.values("barrier").ravel(), result.values("barrier_se").ravel()
+    if barriers.shape != errors.shape:
+        return
+    unknown = np.flatnonzero(np.abs(barriers) < TWO_SIDED * errors)
+    if unknown.size:
+        barrier, error = min(
+            zip(barriers[unknown], errors[unknown], strict=True), key=lambda b: b[1] / max(abs(b[0]), 1e-12)
+        )
+        which = (
+            "the barrier {} is" if barriers.size == 1 else f"{unknown.size} of {barriers.size} barriers, as {{}}, are"
+        )
+        yield found(
+            "barrier-unknown", "note", result,
+            f"{which.format(f'{barrier:.3g} ± {error:.2g}')} not told apart from zero on {result.samples} samples",
+            more_samples(result, TWO_SIDED * error / max(abs(barrier), 1e-12)),
+        )  # fmt: skip
 
 
 def short_path(result: Result) -> Iterator[Finding]:
