@@ -23,13 +23,13 @@ MOST = 6  # images of a network
 
 def draw(data: xr.Dataset, ax: Axes, *, image: int = 0, levels: np.ndarray | None = None) -> Axes:
     """Draw contours of one image's loss, and where its prediction changes between right and wrong."""
-    losses = of_images(data, "image_loss").isel(image=image)
+    losses = data["image_loss"].isel(image=image)
     if not np.isfinite(losses.values).any():
         style.write_centred(ax, "not measured yet" if np.isnan(losses.values).all() else "no finite loss", va="center",
                             fontsize=7)  # fmt: skip
         return ax
     draw_contours(data, losses, ax, levels)
-    right = of_images(data, "image_accuracy").isel(image=image).transpose("y", "x").values
+    right = data["image_accuracy"].isel(image=image).transpose("y", "x").values
     if (right < 0.5).any() and (right >= 0.5).any():
         ax.contour(data["x"].values, data["y"].values, right, levels=[0.5], colors="w", linewidths=1.1)
     return ax
@@ -40,7 +40,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     views = [
         plane_of(data, losses)
         for data in results
-        for losses in of_images(data, "image_loss").isel(image=slice(MOST))
+        for losses in data["image_loss"].isel(image=slice(MOST))
         if np.isfinite(losses.values).any()
     ]
     columns = min(MOST, max(data.sizes["image"] for data in results))
@@ -58,8 +58,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     if levels is not None:
         surface.add_colour_bar(figure, list(grid.flat), results, levels)
     return figure
-
-
-def of_images(data: xr.Dataset, name: str) -> xr.DataArray:
-    """A quantity of the single images, (image, x, y): the first mini-batch has them."""
-    return data[name].isel(batch=0).transpose("image", "x", "y")

@@ -512,43 +512,42 @@ def perturbation(network: Network) -> tuple[Plan, Measure]:
 
 
 def input_surface(network: Network) -> tuple[Plan, Measure]:
-    at, plane, line = np.linspace(-0.1, 0.1, 7), ("x", "y"), ("direction", "t")
+    at, line = np.linspace(-0.1, 0.1, 7), ("direction", "t")
     directions = ("gradient of the image's loss", "random", "towards the image that PGD finds")
     own = ("image_loss", "image_accuracy")
     sums = [f"{name}_sum" for name in ("loss", "loss_square", "rise", "rise_square", "accuracy")]
     means = ("loss", "loss_se", "rise", "rise_se", "accuracy")
     plan = Plan(
-        over={"batch": np.arange(8)},
+        over={"batch": np.arange(8), "row": np.arange(3 + 7)},
         axes={"direction": np.arange(3), "t": at, "x": at, "y": at, "image": np.arange(4)},
         labels={"direction_name": (Quantity("direction", dims=("direction",)), np.array(directions))},
         quantities={
             "samples": Quantity("images"),
-            **quantities(plane, *sums),
-            **quantities(line, *(f"line_{name}" for name in sums)),
-            **quantities(("image", *plane), *own),
+            **quantities(("t",), *sums),
+            **quantities(("image", "t"), *(f"row_{name}" for name in own)),
         },
-        summaries={**quantities(plane, *means), **quantities(line, *(f"line_{name}" for name in means))},
-        about={"x": Quantity(directions[0]), "y": Quantity(directions[1])},
+        summaries={
+            **quantities(("x", "y"), *means),
+            **quantities(line, *(f"line_{name}" for name in means)),
+            **quantities(("image", "x", "y"), *own),
+        },
     )
     steep = np.array([60.0, 2.0, 80.0]) / network.width
 
-    def moments(prefix: str, rise: np.ndarray) -> Values:
-        level, spread = 0.5 + rise, 0.1 + np.abs(rise)
-        return {
-            f"{prefix}loss_sum": 128 * level, f"{prefix}loss_square_sum": 128 * (level**2 + spread**2),
-            f"{prefix}rise_sum": 128 * rise, f"{prefix}rise_square_sum": 128 * (rise**2 + spread**2),
-            f"{prefix}accuracy_sum": 128 * np.exp(-level),
-        }  # fmt: skip
-
     def measure(unit: Unit) -> Values:
-        x, y = np.meshgrid(at, at, indexing="ij")
-        plane = steep[0] * (x + 0.1) ** 2 - steep[0] * 0.01 + steep[1] * y**2
-        each = np.stack([0.3 * (i + 1) + plane - plane.min() for i in range(4)])
-        if unit.index[0]:
+        batch, row = unit.index
+        x = at[row - 3] if row >= 3 else 0.0
+        plane = steep[0] * ((x + 0.1) ** 2 - 0.01) + steep[1] * at**2
+        rise = plane if row >= 3 else steep[row] * (at + 10 * at**2)
+        level, spread = 0.5 + rise, 0.1 + np.abs(rise)
+        each = np.stack([0.3 * (i + 1) + 0.6 / network.width + plane for i in range(4)])
+        if batch or row < 3:
             each = np.full_like(each, np.nan)
         return {
-            "samples": 128, **moments("", plane), **moments("line_", steep[:, None] * (at + at**2 * 10)),
-            "image_loss": each, "image_accuracy": np.where(np.isnan(each), np.nan, each < 1.0),
+            "samples": 128, "loss_sum": 128 * level, "loss_square_sum": 128 * (level**2 + spread**2),
+            "rise_sum": 128 * rise, "rise_square_sum": 128 * (rise**2 + spread**2),
+            "accuracy_sum": 128 * np.exp(-level), "row_image_loss": each,
+            "row_image_accuracy": np.where(np.isnan(each), np.nan, each < 1.0),
         }  # fmt: skip
 
     return plan, measure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -82,101 +82,102 @@ class InputSurface(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with texts parsed; what no direction uses does not matter."""
-        names = parse_choices("directions", self.directions, DIRECTIONS)
+        names = self._chosen
         unused = [*(("seed",) if "random" not in names else ()), *(("eps", "steps") if "pgd" not in names else ())]
         parsed = {"directions": names, "range": parse_range("range", self.range), "eps": parse_pixels("eps", self.eps)}
         return {name: value for name, value in {**asdict(self), **parsed}.items() if name not in unused}
 
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_pixels(subject, "input-surface")
-        meaning, names = subject.meaning, self._names
-        plane = ("x", "y") if len(names) > 1 else ()
-        line, image, at = (
-            ("direction", "t"),
-            ("image", *plane),
-            ticks(*parse_range("range", self.range), self.resolution),
-        )
+        meaning, names = subject.meaning, [NAMES[name] for name in self._chosen]
+        at, plane = ticks(*parse_range("range", self.range), self.resolution), len(names) > 1
         kept = min(self.images, subject.samples(0)) if plane else 0
-
-        own = {
-            "image_loss": Quantity("loss of one image", meaning.units, image),
-            "image_accuracy": meaning.of_accuracy("accuracy of one image", image),
+        axes = {"direction": np.arange(len(names)), "t": at}
+        about = {
+            "batch": Quantity("mini-batch"),
+            "row": Quantity("line along a direction, then row of the plane"),
+            "direction": Quantity("direction"),
+            "t": Quantity("position on the row", UNITS),
         }
-        planes = (
-            {"x": Quantity(names[0], UNITS), "y": Quantity(f"{names[1]}, its part orthogonal to the first", UNITS)}
-            if plane
-            else {}
-        )
+        if plane:
+            axes |= {"x": at, "y": at}
+            about["x"] = Quantity(names[0], UNITS)
+            about["y"] = Quantity(f"{names[1]}, its part orthogonal to the first", UNITS)
+        if kept:
+            axes["image"] = np.arange(kept)
+            about["image"] = Quantity("image, in the order of the data")
         return Plan(
-            over={"batch": np.arange(len(subject.batches))},
-            axes={
-                "direction": np.arange(len(names)),
-                "t": at,
-                **({"x": at, "y": at, **({"image": np.arange(kept)} if kept else {})} if plane else {}),
+            over={
+                "batch": np.arange(len(subject.batches)),
+                "row": np.arange(len(names) + (self.resolution if plane else 0)),
             },
+            axes=axes,
             labels={"direction_name": (Quantity("direction", dims=("direction",)), np.array(names))},
             quantities={
                 "samples": Quantity("images in the mini-batch"),
-                **_of_sums(meaning, "line_", line),
-                **(_of_sums(meaning, "", plane) if plane else {}),
-                **(own if kept else {}),
+                **_of_sums(meaning),
+                **(_of_images(meaning, "row_", ("image", "t")) if kept else {}),
             },
-            summaries={**_of_means(meaning, "line_", line), **(_of_means(meaning, "", plane) if plane else {})},
-            about={
-                "batch": Quantity("mini-batch"),
-                "direction": Quantity("direction"),
-                "t": Quantity("position on the line", UNITS),
-                "image": Quantity("image, in the order of the data"),
-                **planes,
+            summaries={
+                **_of_means(meaning, "line_", ("direction", "t")),
+                **(_of_means(meaning, "", ("x", "y")) if plane else {}),
+                **(_of_images(meaning, "", ("image", "x", "y")) if kept else {}),
             },
+            about=about,
             facts={"data_sha256": subject.data_sha256, "protocol": f"{protocol(subject)}, {self._in_words()}"},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        """All points of one mini-batch, whose directions are computed first."""
-        (batch,) = unit.index
-        pixels = pixels_of(subject, batch)
-        chosen = parse_choices("directions", self.directions, DIRECTIONS)
-        directions = [_scaled(self._direction(name, subject, batch, pixels)) for name in chosen]
-        at = ticks(*parse_range("range", self.range), self.resolution)
-        with subject.evaluating():
-            intact = loss_and_correctness_at(subject, batch, pixels)[0]
+        (values,) = self.sweep(subject, [unit])
+        return values
 
-            def shifted(*moves: tuple[float, Tensor]) -> Tensor:
-                moved = sum((size * direction for size, direction in moves), start=pixels)
-                return loss_and_correctness_at(subject, batch, moved)
-
-            lines = torch.stack([torch.stack([shifted((t, d)) for t in at]) for d in directions])
-            found = _sums("line_", lines, intact)
-            if len(directions) > 1:
-                first, second = directions[0], _scaled(_orthogonal(directions[1], directions[0]))
-                plane = torch.stack([torch.stack([shifted((x, first), (y, second)) for y in at]) for x in at])
-                found |= _sums("", plane, intact)
-                if kept := min(self.images, subject.samples(0)):
-                    found |= _single_images(plane, kept, first=batch == 0)
-        return {"samples": len(pixels), **_on_the_host(found)}
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        """Rows of one mini-batch share its directions and the losses of its intact images."""
+        at, current = ticks(*parse_range("range", self.range), self.resolution), -1
+        for unit in units:
+            batch, row = unit.index
+            if batch != current:
+                current, pixels = batch, pixels_of(subject, batch)
+                lines = [_scaled(self._direction(name, subject, batch, pixels)) for name in self._chosen]
+                if len(lines) > 1:
+                    across = _scaled(_orthogonal(lines[1], lines[0]))
+                with subject.evaluating():
+                    intact = loss_and_correctness_at(subject, batch, pixels)[0]
+            if row < len(lines):
+                start, along = pixels, lines[row]
+            else:
+                start, along = pixels + at[row - len(lines)] * lines[0], across
+            with subject.evaluating():
+                points = torch.stack([loss_and_correctness_at(subject, batch, start + t * along) for t in at])
+            found = _sums(points, intact)
+            if len(lines) > 1 and (kept := min(self.images, subject.samples(0))):
+                found |= _single_images(points, kept, there=batch == 0 and row >= len(lines))
+            yield {"samples": len(pixels), **_on_the_host(found)}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished images, and their standard errors."""
-        done = data["done"] == 1
-        n = np.where(done, data["samples"], 0.0).sum()
-        found: dict[str, np.ndarray] = {}
-        for prefix in ("line_", *(("",) if "loss_sum" in data else ())):
-            totals = {
-                name: np.where(done[:, None, None], data[f"{prefix}{name}_sum"], 0.0).sum(axis=0)
-                for name in ("loss", "loss_square", "rise", "rise_square", "accuracy")
-            }
-            for name in ("loss", "rise"):
-                found[f"{prefix}{name}"], found[f"{prefix}{name}_se"] = mean_and_standard_error_from_sums(
-                    totals[name], totals[f"{name}_square"], n
-                )
-            found[f"{prefix}accuracy"] = totals["accuracy"] / n if n else np.full_like(totals["accuracy"], np.nan)
+        """Means over the images that are finished in a row, and their standard errors; planes of single images."""
+        done, lines = data["done"] == 1, len(data["direction"])
+        n = np.where(done, data["samples"], 0.0).sum(axis=0)[:, None]
+        totals = {
+            name: np.where(done[:, :, None], data[f"{name}_sum"], 0.0).sum(axis=0)
+            for name in ("loss", "loss_square", "rise", "rise_square", "accuracy")
+        }
+        with np.errstate(invalid="ignore"):
+            means = {"accuracy": totals["accuracy"] / n}
+        for name in ("loss", "rise"):
+            means[name], means[f"{name}_se"] = mean_and_standard_error_from_sums(
+                totals[name], totals[f"{name}_square"], n
+            )
+        found = {f"line_{name}": values[:lines] for name, values in means.items()}
+        if len(n) > lines:
+            found |= {name: values[lines:] for name, values in means.items()}
+        for name in ("image_loss", "image_accuracy") if "row_image_loss" in data else ():
+            found[name] = np.moveaxis(data[f"row_{name}"][0, lines:], 1, 0)  # (x, image, y) of the first mini-batch
         return found
 
     @property
-    def _names(self) -> list[str]:
-        """The directions in words."""
-        return [NAMES[name] for name in parse_choices("directions", self.directions, DIRECTIONS)]
+    def _chosen(self) -> tuple[str, ...]:
+        return tuple(parse_choices("directions", self.directions, DIRECTIONS))
 
     def _direction(self, name: str, subject: Subject, batch: int, pixels: Tensor) -> Tensor:
         losses = losses_of(subject, batch)
@@ -195,15 +196,23 @@ class InputSurface(Probe):
         return f"directions of every image scaled to a root mean square of 1, pixels not clamped{attack}"
 
 
-def _of_sums(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str, Quantity]:
-    """What every mini-batch stores of its points, as `_sums` returns it."""
-    squared = f"{meaning.units}^2"
+def _of_sums(meaning: Meaning) -> dict[str, Quantity]:
+    """What is stored of a row of a mini-batch, as `_sums` returns it."""
+    squared, dims = f"{meaning.units}^2", ("t",)
     return {
-        f"{prefix}loss_sum": Quantity("sum over images of the loss", meaning.units, dims),
-        f"{prefix}loss_square_sum": Quantity("sum over images of the squared loss", squared, dims),
-        f"{prefix}rise_sum": Quantity("sum over images of the loss minus the intact image's", meaning.units, dims),
-        f"{prefix}rise_square_sum": Quantity("sum over images of its square", squared, dims),
-        f"{prefix}accuracy_sum": meaning.of_accuracy("sum over images of the accuracy", dims),
+        "loss_sum": Quantity("sum over images of the loss", meaning.units, dims),
+        "loss_square_sum": Quantity("sum over images of the squared loss", squared, dims),
+        "rise_sum": Quantity("sum over images of the loss minus the intact image's", meaning.units, dims),
+        "rise_square_sum": Quantity("sum over images of its square", squared, dims),
+        "accuracy_sum": meaning.of_accuracy("sum over images of the accuracy", dims),
+    }
+
+
+def _of_images(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str, Quantity]:
+    """Loss and accuracy of the first images, as `_single_images` returns them for a row."""
+    return {
+        f"{prefix}image_loss": Quantity("loss of one image", meaning.units, dims),
+        f"{prefix}image_accuracy": meaning.of_accuracy("accuracy of one image", dims),
     }
 
 
@@ -237,22 +246,20 @@ def _orthogonal(direction: Tensor, other: Tensor) -> Tensor:
     return torch.where(left > 1e-6, rest, 0.0).to(direction.dtype)
 
 
-def _sums(prefix: str, points: Tensor, intact: Tensor) -> dict[str, Tensor]:
-    """Sums over images of loss and correctness (..., 2, n), with `intact` losses (n,)."""
-    loss, right = points.unbind(dim=-2)
+def _sums(points: Tensor, intact: Tensor) -> dict[str, Tensor]:
+    """Sums over images of loss and correctness (t, 2, n), with `intact` losses (n,)."""
+    loss, right = points.unbind(dim=1)
     rise = loss - intact
     sums = {
         "loss": loss, "loss_square": loss.square(), "rise": rise, "rise_square": rise.square(), "accuracy": right,
     }  # fmt: skip
-    return {f"{prefix}{name}_sum": values.sum(dim=-1) for name, values in sums.items()}
+    return {f"{name}_sum": values.sum(dim=-1) for name, values in sums.items()}
 
 
-def _single_images(plane: Tensor, kept: int, *, first: bool) -> dict[str, Tensor]:
-    """Loss and accuracy of the first images on their planes, (kept, x, y); NaN for mini-batches without them."""
-    names = "image_loss", "image_accuracy"
-    if not first:
-        return dict.fromkeys(names, plane.new_full((kept, *plane.shape[:2]), math.nan))
-    return dict(zip(names, plane[..., :kept].permute(2, 3, 0, 1), strict=True))
+def _single_images(points: Tensor, kept: int, *, there: bool) -> dict[str, Tensor]:
+    """Loss and accuracy of the first images in a row of their planes, (kept, t); NaN where they are not in it."""
+    shown = points[..., :kept].permute(1, 2, 0) if there else points.new_full((2, kept, len(points)), math.nan)
+    return dict(zip(("row_image_loss", "row_image_accuracy"), shown, strict=True))
 
 
 def _on_the_host(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
