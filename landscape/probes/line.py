@@ -19,7 +19,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
 from landscape.weight_space.barriers import Samples
-from landscape.weight_space.bezier import CurveTraining, curved, training_part
+from landscape.weight_space.bezier import CurveTraining, curved
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
@@ -71,6 +71,7 @@ class Line(Probe):
     ] = "straight"
     connect_epochs: Annotated[int, "epochs over the train split in which the curve is trained"] = 10
     connect_rate: Annotated[float, "learning rate of the curve's training, by SGD with momentum"] = 0.01
+    connect_batch_size: Annotated[int, "samples per mini-batch of the curve's training"] = 128
     seed: Annotated[int, "seed of the first random direction; each further one uses the next seed"] = 0
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class Line(Probe):
             raise OptionError(f"--bn interpolate needs another checkpoint; drop it for --along {self.along}")
         one_of("connect", self.connect, get_args(Connect))
         at_least("connect_epochs", self.connect_epochs, 1)
+        at_least("connect_batch_size", self.connect_batch_size, 2)
         require(self.connect_rate > 0, "connect_rate", self.connect_rate, "above 0")
         if self.connect == "bezier" and self.along == "eigen":
             raise OptionError(f"--connect bezier needs another checkpoint, got --along {self.along}: line A.pt B.pt")
@@ -95,13 +97,12 @@ class Line(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters in the run key: contents instead of paths, numbers instead of their spelling."""
-        lines = self._straight(subject)
+        lines = self._lines(subject)
         statistics = self._statistics(subject, lines)
-        curve = {} if self.connect == "straight" else {"trained_on": training_part(subject).data_sha256}
+        curve = self.connect != "straight"
         own = {name: value for name, value in asdict(self).items() if curve or not name.startswith("connect")}
         return {
             **own,
-            **curve,
             **batchnorm.dependence(subject, statistics.recalibrate),
             "along": [line.identity for line in lines],
             "range": "by curvature" if lines[0].kind == "eigen" and not self.range else self._range(lines),
@@ -180,9 +181,8 @@ class Line(Probe):
         lines = self._straight(subject)
         if self.connect == "straight":
             return lines
-        return [
-            _curved(subject, line, CurveTraining(self.connect_epochs, self.connect_rate, self.seed)) for line in lines
-        ]
+        how = CurveTraining(self.connect_epochs, self.connect_rate, self.connect_batch_size, self.seed)
+        return [_curved(subject, line, how) for line in lines]
 
     def _straight(self, subject: Subject) -> list[StraightLine]:
         drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed")}

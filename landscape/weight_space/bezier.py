@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.dataset import Batches
 from landscape.data.structure import Nested
 from landscape.probe import derived_seed
+from landscape.subject.identity import identity
 from landscape.subject.subject import Subject
+from landscape.weight_space import stored_curves
 from landscape.weight_space.lines import StraightLine
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
@@ -28,6 +35,7 @@ class CurveTraining:
 
     epochs: int
     rate: float  # learning rate at the start, falling linearly to a hundredth
+    batch_size: int
     seed: int
 
 
@@ -50,11 +58,36 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
     c minimises E_t L(w(t)), t uniform in 0 to 1 (section 3), by SGD with momentum: the gradient by c is 2 t (1 - t)
     times that by the weights. It starts in the middle of the straight line, where the curve is that line. Batch norm
     uses the statistics of the mini-batch while it trains.
+
+    The control point is kept for later runs and other processes, found by all that it depends on: other bits, of
+    another machine, would be another curve. It is part of the identity of the line.
+
+    Raises:
+        ValueError: the training diverged.
     """
     assert line.end is not None
-    train = training_part(subject)
-    parameters = {name: p for name, p in train.model.named_parameters() if name in line.end}
-    end = {name: line.end[name].to(p.data) for name, p in parameters.items()}
+    train = training_part(subject).rebatched(training.batch_size)
+    key = _key(train, line, training)
+    moved = {name: p.detach() for name, p in train.model.named_parameters() if name in line.end}
+    control = stored_curves.load(key, moved)
+    if control is None:
+        control = stored_curves.store(key, _trained(train, line.end, training))
+    else:
+        _log.info("line: the curve is known from an earlier run and not trained again")
+    known = [line.identity, state_dict_sha256(control)]
+    return replace(line, control=control, name=f"{line.name}, trained curve", identity=known)
+
+
+def _key(train: Subject, line: StraightLine, training: CurveTraining) -> str:
+    """SHA-256, shortened, of all that the control point depends on."""
+    about = {**identity(train, ()), "towards": line.identity, **asdict(training), "dtype": str(train.dtype)}
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) -> dict[str, Tensor]:
+    """The control point of the curve to other weights."""
+    parameters = {name: p for name, p in train.model.named_parameters() if name in to}
+    end = {name: to[name].to(p.data) for name, p in parameters.items()}
     generator = torch.Generator().manual_seed(derived_seed(training.seed, "positions"))
     with WeightsInPlace(train, parameters) as weights, _training(train), fixed_rng(training.seed):
         control = {name: torch.lerp(weights.original[name], end[name], 0.5) for name in parameters}
@@ -72,8 +105,13 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
                 optimizer.step()
                 losses.append(loss.item())
             schedule.step()
+            if not math.isfinite(np.mean(losses)):
+                raise ValueError(
+                    f"the training of the curve diverged in epoch {epoch + 1} (loss {np.mean(losses)}); give a smaller "
+                    f"--connect-rate than {training.rate:g}"
+                )
             _log.info("line: epoch %d of %d of the curve, loss %.4f", epoch + 1, training.epochs, np.mean(losses))
-    return replace(line, control=control, name=f"{line.name}, trained curve")
+    return control
 
 
 @contextlib.contextmanager

@@ -1,0 +1,153 @@
+"""Control points of trained curves: kept once, read by later runs and other processes, never two for one result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_run import save
+
+from landscape import run as runs
+from landscape.data import user_cache
+from landscape.executors.work import measure_chunk, work_of
+from landscape.probes.line import Line
+from landscape.results import reader
+from landscape.subject import loading
+from landscape.subject.subject import Subject
+from landscape.weight_space import bezier, stored_curves
+
+DATA = """
+import torch
+def data(split):
+    generator = torch.Generator().manual_seed(len(split))
+    return torch.randn(40, 3, 16, 16, generator=generator), torch.arange(40) % 10
+"""
+
+
+@pytest.fixture
+def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    monkeypatch.setenv(user_cache.VARIABLE, str(tmp_path / "cache"))
+    (tmp_path / "data.py").write_text(DATA)
+    for seed in (0, 1):
+        save(tmp_path / f"{seed}.pt", seed=seed)
+    return tmp_path / "0.pt", tmp_path / "1.pt"
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the steps of training."""
+    made: Counter[str] = Counter()
+    step = torch.optim.SGD.step
+
+    def counted(self: torch.optim.SGD, *given: Any) -> Any:
+        made["steps"] += 1
+        return step(self, *given)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", counted)
+    return made
+
+
+def _subject(path: Path, **options: Any) -> Subject:
+    data = f"{path.parent}/data.py:data"
+    return loading.load(str(path), **{"data": data, "split": "test", "samples": 24, "batch_size": 8, **options})
+
+
+def _curve(path: Path, **options: Any) -> Line:
+    return Line(
+        **{
+            "along": str(path),
+            "connect": "bezier",
+            "connect_epochs": 2,
+            "resolution": 5,
+            "connect_batch_size": 16,
+            **options,
+        }
+    )
+
+
+def _stop(done: int, total: int) -> None:
+    if done == 3:
+        raise KeyboardInterrupt
+
+
+def test_a_stopped_run_goes_on_along_the_same_curve_without_training_again(
+    ends: tuple[Path, Path], steps: Counter[str], tmp_path: Path
+) -> None:
+    first, second = ends
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(_curve(second), _subject(first), tmp_path / "parts.h5", report=_stop)
+    trained = steps["steps"]
+    assert trained == 2 * 3
+    parts = runs.run(_curve(second), _subject(first), tmp_path / "parts.h5")
+    assert (parts.measured, steps["steps"]) == (2, trained)
+    finer = runs.run(_curve(second, resolution=9), _subject(first, batch_size=12), tmp_path / "parts.h5")
+    assert steps["steps"] == trained  # of another question, along the same curve
+    assert finer.group != parts.group
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    whole = runs.run(_curve(second), _subject(first), tmp_path / "whole.h5")
+    assert steps["steps"] == 2 * trained
+    one, other = (reader.find(tmp_path / f"{name}.h5", "line") for name in ("parts", "whole"))
+    same = dict(one)[whole.group]
+    np.testing.assert_array_equal(same["loss"], other[0][1]["loss"])
+    assert np.isfinite(same["loss"]).all()
+
+
+def test_another_process_measures_the_curve_that_the_first_one_trained(
+    ends: tuple[Path, Path], steps: Counter[str], tmp_path: Path
+) -> None:
+    probe, subject = _curve(ends[1]), _subject(ends[0])
+    units = list(probe.plan(subject).units())
+    here = list(probe.sweep(subject, units))
+    trained = steps["steps"]
+    there = [values for _, values in measure_chunk(work_of(probe, subject), units)]
+    assert steps["steps"] == trained > 0
+    assert there == here
+
+
+def test_points_of_a_curve_with_other_bits_never_join_those_of_the_first(
+    ends: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = ends
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(_curve(second), _subject(first), tmp_path / "r.h5", report=_stop)
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    monkeypatch.setattr(bezier, "MOMENTUM", 0.899)  # stands for another machine
+    other = runs.run(_curve(second), _subject(first), tmp_path / "r.h5")
+    assert (other.measured, other.units) == (5, 5)
+    assert sorted(int(data["done"].sum()) for _, data in reader.find(tmp_path / "r.h5", "line")) == [3, 5]
+
+
+def test_of_two_processes_that_train_a_curve_the_first_one_gives_it_to_both(ends: tuple[Path, Path]) -> None:
+    one, other = ({"weight": torch.full((3,), value)} for value in (1.0, 2.0))
+    assert stored_curves.load("key", one) is None
+    for given in (one, other):
+        torch.testing.assert_close(stored_curves.store("key", given), one, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other bits", "another network"])
+def test_a_file_that_does_not_hold_the_curve_is_not_used(
+    damage: str, ends: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    control = {"weight": torch.arange(3.0)}
+    stored_curves.store("key", control)
+    place = stored_curves.folder()
+    assert place is not None
+    path = place / "key.pt"
+    content = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "other bits":
+        torch.save({**torch.load(path), "control": {"weight": torch.ones(3)}}, path)
+    like = {"weight": torch.zeros(4 if damage == "another network" else 3)}
+    assert stored_curves.load("key", like) is None
+    assert "is damaged; the curve is trained again" in caplog.text
+    assert not path.exists()
+
+
+def test_a_training_that_diverges_says_what_to_do(ends: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match=r"diverged in epoch 1 .*give a smaller --connect-rate than 1e\+20"):
+        _curve(ends[1], connect_rate=1e20).plan(_subject(ends[0]))
