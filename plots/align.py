@@ -13,6 +13,7 @@ from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, finite
 from landscape.plots.line import BAND, band
+from landscape.results.rounding import plus_minus
 
 MEANING = (
     "Loss and accuracy on the straight line from one checkpoint to another, whose units are permuted or not: a "
@@ -67,7 +68,7 @@ def _curve(data: xr.Dataset, k: int) -> str:
     height, error = data["barrier"].values[k], data["barrier_se"].values[k]
     if not np.isfinite(height):
         return name
-    return f"{name}, barrier {height:.2g}" + (f" ± {error:.1g}" if height > 0 else "")
+    return f"{name}, barrier {plus_minus(height, error)}"
 
 
 def pair(data: xr.Dataset) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from landscape.plots.appearance import Look, escaped
 from landscape.plots.differences import shortened
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, finite
+from landscape.results.rounding import plus_minus
 
 MEANING = (
     "How far the loss rises above the straight line between its values at every two checkpoints: small everywhere "
@@ -34,9 +35,7 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
     ax.set_xticks(places, [str(i + 1) for i in places], fontsize=style.SMALL)
     ax.set_yticks(places, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=style.SMALL)
     for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED else ():
-        text = f"{values[i, j]:.2g}" + (
-            f"\n±{errors[i, j]:.1g}" if np.isfinite(errors[i, j]) and values[i, j] > 0 else ""
-        )
+        text = plus_minus(values[i, j], errors[i, j]).replace(" ± ", "\n±")
         dark = shown[i, j] < 0.6 * top
         ax.text(j, i, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
     ax.tick_params(length=0)
@@ -64,7 +63,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             ax.set_title(style.fitted(escaped(str(data["name"].values[k])), 1.5, style.SMALL), fontsize=style.SMALL)
             if k:
                 ax.set_yticklabels([str(i + 1) for i in range(data.sizes["checkpoint"])])
-        axes[0].set_ylabel(style.fitted(look.label, 2.2, style.RC["axes.labelsize"]))
+        if len(results) > 1:
+            axes[0].set_ylabel(style.fitted(look.label, 2.2, style.RC["axes.labelsize"]))
         bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=list(axes[: data.sizes["curve"]]))
         bar.set_label(f"barrier ({data['barrier'].attrs.get('units', '1')})")
     return figure

@@ -16,6 +16,7 @@ from landscape.plots.headlines import Numbers
 from landscape.plots.theme import ground, muted, narrow, page_width
 from landscape.results import calibration as statistics
 from landscape.results.paired import comparable
+from landscape.results.rounding import plus_minus
 from landscape.results.statistics import QUANTILE
 
 MEANING = (
@@ -126,8 +127,7 @@ def words(data: xr.Dataset) -> str:
     if np.isfinite(scaled):
         lines.append(f"scaled {held:.1f} → {scaled:.1f} %")
     if np.isfinite(float(data["temperature"])):
-        error = float(data["temperature_se"])
-        lines.append(f"T = {float(data['temperature']):.2f}" + (f" ± {error:.2f}" if np.isfinite(error) else ""))
+        lines.append(f"T = {plus_minus(float(data['temperature']), float(data['temperature_se']))}")
     return "\n".join(lines)
 
 

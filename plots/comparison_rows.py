@@ -14,6 +14,7 @@ from landscape.plots.compared import NAME
 from landscape.plots.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
 from landscape.plots.measured import OVER, Measured
 from landscape.results import stored_table
+from landscape.results.rounding import interval, plus_minus
 
 Row = dict[str, str]
 MINUS = "\N{MINUS SIGN}"
@@ -118,31 +119,7 @@ def letter(position: int) -> str:
     return chr(ord("a") + position) if position < 26 else f"p{position}"
 
 
-def plus_minus(value: float, error: float) -> str:
-    """A value with two digits of its error; without an error four digits of the value."""
-    if not (math.isfinite(error) and error > 0 and math.isfinite(value)):
-        return _signed(f"{value:.4g}")
-    digits = 1 - math.floor(math.log10(error))
-    if digits > 7 or digits < -3:
-        return _signed(f"{value:.3g} ± {error:.2g}")
-    shown = max(digits, 0)
-    return _signed(f"{round(value, digits):.{shown}f} ± {round(error, digits):.{shown}f}")
-
-
-def interval(value: float, low: float, high: float, *, sign: bool = False) -> str:
-    """A value with the ends of its interval, in digits that its width calls for."""
-    plus = "+" if sign else ""
-    if not (math.isfinite(low) and math.isfinite(high) and high > low):
-        return _signed(f"{value:{plus}.4g}")
-    digits = 1 - math.floor(math.log10((high - low) / 2))
-    if digits > 7 or digits < -3:
-        return _signed(f"{value:{plus}.3g} [{low:{plus}.3g}, {high:{plus}.3g}]")
-    shown = max(digits, 0)
-    parts = (f"{round(part, digits):{plus}.{shown}f}" for part in (value, low, high))
-    return _signed("{} [{}, {}]".format(*parts))
-
-
-def _signed(text: str) -> str:
+def signed(text: str) -> str:
     """With the minus sign in place of the hyphen, but in exponents."""
     return re.sub("(?<!e)-", MINUS, text)
 
@@ -177,7 +154,7 @@ def _network_rows(comparison: Comparison, probe: str, position: int) -> list[Row
         row = {"network": f"{entry.network}{f' (partial: {entry.partial})' if entry.partial else ''}"}
         for name, heading in columns.items():
             one = entry.numbers.get(name)
-            row[heading] = "" if one is None else plus_minus(one.value, one.error)
+            row[heading] = "" if one is None else signed(plus_minus(one.value, one.error, 2))
         rows.append(row)
     return rows
 
@@ -192,7 +169,7 @@ def _group_rows(comparison: Comparison, probe: str, position: int) -> list[Row]:
             if mean.group == name:
                 row = rows.setdefault(name, {factor: name, "seeds": "", **dict.fromkeys(columns.values(), "")})
                 row["seeds"] = str(max(len(mean.values), int(row["seeds"] or 0)))
-                row[columns[mean.like.name]] = interval(mean.mean, mean.low, mean.high)
+                row[columns[mean.like.name]] = signed(interval(mean.mean, mean.low, mean.high))
     return list(rows.values())
 
 
@@ -207,11 +184,13 @@ def _difference_row(c: Contrast, comparison: Comparison, *, several: bool, refer
     if several:
         row["protocol"] = "" if c.protocol is None else letter(c.protocol)
     d = c.difference
-    row["value [95 %]"] = interval(d.value, d.low, d.high, sign=True) if d else ""
+    row["value [95 %]"] = signed(interval(d.value, d.low, d.high, sign=True)) if d else ""
     if comparison.groups:
         effect = c.effect
         row["g [95 %]"] = (
-            interval(effect.value, effect.low, effect.high, sign=True) if effect and math.isfinite(effect.value) else ""
+            signed(interval(effect.value, effect.low, effect.high, sign=True))
+            if effect and math.isfinite(effect.value)
+            else ""
         )
     row["p (Holm)"] = "" if not math.isfinite(c.adjusted) else f"{c.adjusted:.2g}" if c.adjusted >= 1e-4 else "< 0.0001"
     favours = c.favours

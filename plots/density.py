@@ -13,6 +13,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, relative_error
+from landscape.results.rounding import plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,7 +116,7 @@ def _median_distance(rows: Sequence[np.ndarray]) -> float:
 
 def _numbers(data: xr.Dataset) -> str:
     mean, error, low, high = (float(data[name]) for name in ("mean", "mean_se", "smallest", "largest"))
-    return f"mean {mean:.2g}" + (f" ± {error:.1g}" if np.isfinite(error) else "") + f", from {low:.3g} to {high:.3g}"
+    return f"mean {plus_minus(mean, error)}, from {low:.3g} to {high:.3g}"
 
 
 def headline(data: xr.Dataset) -> Numbers:

@@ -13,6 +13,7 @@ from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import page_width
 from landscape.results.block_spectra import densities
+from landscape.results.rounding import plus_minus
 
 MEANING = (
     "Left, the spectral density of every diagonal block of the Hessian, in the order of the network; right, the "
@@ -75,5 +76,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _number(data: xr.Dataset) -> str:
-    value, error = (float(data[name]) for name in ("heterogeneity", "heterogeneity_se"))
-    return f"{value:.3g}" + (f" ± {error:.1g}" if np.isfinite(error) else "")
+    return plus_minus(float(data["heterogeneity"]), float(data["heterogeneity_se"]))

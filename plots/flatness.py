@@ -14,6 +14,7 @@ from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
+from landscape.results.rounding import plus_minus
 from landscape.results.statistics import QUANTILE
 
 MEANING = (
@@ -122,6 +123,5 @@ def _relative(row: Row, reference: Mapping[str, float]) -> tuple[float, float, f
 
 
 def _number(row: Row) -> str:
-    error = f" ± {float(f'{row.error:.1g}'):g}" if np.isfinite(row.error) else ""
     units = {"loss per squared weight": "", "nats per squared weight": ""}.get(row.units, f" {row.units}")
-    return f"{row.value:.3g}{error}{units}"
+    return f"{plus_minus(row.value, row.error)}{units}"

@@ -12,6 +12,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
+from landscape.results.rounding import plus_minus
 
 MEANING = (
     "How many dimensions the features of each layer fill, how well their classes are separated, and how far they have "
@@ -84,7 +85,7 @@ def headline(data: xr.Dataset) -> Numbers:
     for words, quantity in HEADLINE.items():
         name, at = place(data, quantity)
         if name:
-            found[words] = _with_error(float(data[name].values[at]), float(data[f"{name}_se"].values[at]))
+            found[words] = plus_minus(float(data[name].values[at]), float(data[f"{name}_se"].values[at]))
     return found
 
 
@@ -122,9 +123,5 @@ def _self_duality(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
     """NC3 of every network that has one, in words."""
     known = [(look.label, float(data["head_nc3"]), float(data["head_nc3_se"])) for data, look in zip(
         results, looks, strict=True) if "head_nc3" in data and np.isfinite(data["head_nc3"].values)]  # fmt: skip
-    parts = [f"{label} {_with_error(value, error)}" for label, value, error in known]
+    parts = [f"{label} {plus_minus(value, error)}" for label, value, error in known]
     return f" NC3, classifier against class means: {', '.join(parts)}." if parts else ""
-
-
-def _with_error(value: float, error: float) -> str:
-    return f"{value:.3g} ± {error:.1g}" if np.isfinite(error) else f"{value:.3g}"

@@ -18,6 +18,7 @@ from landscape.plots.figure import Comparing, Headlined, lacking
 from landscape.probe import MICRO_BATCHES
 from landscape.results import reader
 from landscape.results.malformed import readable
+from landscape.results.rounding import plus_minus
 
 Numbers = dict[str, float | str]
 
@@ -58,9 +59,13 @@ def relative_error(data: xr.Dataset, name: str) -> Numbers:
 
 
 def text(found: Numbers) -> str:
-    """Numbers as `name value, name value`."""
-    shown = {name: value if isinstance(value, str) else f"{value:.4g}" for name, value in found.items()}
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
+    """Numbers as `name value ± standard error, name value`."""
+    errors = {f"{name}_se" for name, value in found.items() if not isinstance(value, str)}
+    shown = {name: value for name, value in found.items() if name not in errors}
+    return ", ".join(
+        f"{name} {value if isinstance(value, str) else plus_minus(value, float(found.get(f'{name}_se', np.nan)))}"
+        for name, value in shown.items()
+    )
 
 
 def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {}) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers
+from landscape.results.rounding import plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,9 +133,8 @@ def _bandwidth(values: np.ndarray) -> float:
 def _numbers(data: xr.Dataset) -> str:
     parts = [f"{name.upper()} {with_interval(data, name)}" for name in ("nep", "ape") if name in data]
     if "stability" in data and data["stability"].ndim == 0:
-        error = float(data["stability_se"])
-        spread = f" ± {error:.2g}" if np.isfinite(error) else ""
-        parts = [f"{float(data['stability']):.3g}{spread} of the stability threshold {threshold(data):.3g}"]
+        stability = plus_minus(float(data["stability"]), float(data["stability_se"]))
+        parts = [f"{stability} of the stability threshold {threshold(data):.3g}"]
     found = np.isfinite(data["eigenvalue"].values)
     unsure = int((found & (data["converged"].values == 0)).sum()) if "converged" in data else 0
     return ", ".join(parts + ([f"{unsure} of {found.sum()} not converged"] if unsure else []))

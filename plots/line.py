@@ -12,6 +12,7 @@ from landscape.plots import style
 from landscape.plots.appearance import DASHES, LINES, Color, Line, Look, escaped, loss_label, names
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, finite
+from landscape.results.rounding import plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,7 +154,7 @@ def _barrier(data: xr.Dataset, k: int) -> str:
     if "barrier" not in data or not np.isfinite(data["barrier"].values[k]):
         return ""
     height, error = data["barrier"].values[k], data["barrier_se"].values[k]
-    return f", barrier {height:.2g}" + (f" ± {error:.1g}" if height > 0 else "")
+    return f", barrier {plus_minus(height, error)}"
 
 
 def _axis(data: xr.Dataset) -> str:

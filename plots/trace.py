@@ -13,6 +13,7 @@ from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, relative_error
+from landscape.results.rounding import plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,8 +73,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _number(data: xr.Dataset) -> str:
-    error = float(data["trace_se"])
-    return f"{float(data['trace']):.4g}" + (f" ± {float(f'{error:.2g}'):g}" if np.isfinite(error) else "")
+    return plus_minus(float(data["trace"]), float(data["trace_se"]), 2)
 
 
 def headline(data: xr.Dataset) -> Numbers:

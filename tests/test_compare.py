@@ -25,7 +25,7 @@ from landscape.plots.compare_study import Study, page
 from landscape.plots.compare_study import draw as draw_panel
 from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatness
 from landscape.plots.comparison import compare_results as compare
-from landscape.plots.comparison_rows import interval, plus_minus, records, sections
+from landscape.plots.comparison_rows import records, sections
 from landscape.plots.grouping import groups_of
 from landscape.plots.measured import measured
 from landscape.plots.pairing import paired
@@ -346,15 +346,6 @@ def test_measures_of_flatness_that_disagree_are_said_to() -> None:
     mean = [result("density", label, {"mean": value, "mean_se": 0.1}) for label, value in (("a", 9.0), ("b", 2.0))]
     (line,) = flatness(compare([trace("a", 1.0), trace("b", 3.0), *mean]))
     assert line == "b and a: a is flatter by trace (trace); b is flatter by mean (density); the measures disagree"
-
-
-def test_digits_follow_the_error() -> None:
-    assert plus_minus(0.12345, 0.0123) == "0.123 ± 0.012"
-    assert plus_minus(816.95, 89.4) == "817 ± 89"
-    assert plus_minus(1740.6, 99.9) == "1741 ± 100"
-    assert plus_minus(-0.5, np.nan) == "−0.5"
-    assert interval(0.12345, 0.1, 0.15, sign=True) == "+0.123 [+0.100, +0.150]"
-    assert interval(1e-12, np.nan, np.nan) == "1e-12"
 
 
 def test_every_format_escapes_a_hostile_label() -> None:

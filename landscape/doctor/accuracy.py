@@ -11,6 +11,7 @@ from scipy.stats import t as student
 
 from landscape.doctor.finding import Finding, Result, found, more_samples
 from landscape.doctor.grid import Grid
+from landscape.results.rounding import plus_minus
 from landscape.results.statistics import QUANTILE
 
 LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
@@ -87,7 +88,7 @@ def loss_above_guessing(result: Result) -> Iterator[Finding]:
         untrained = result.attribute("epoch", math.nan) == 0
         yield found(
             "at-chance", "note" if untrained else "suspicious", result,
-            f"the training loss at the checkpoint, {grid.at_centre:.3g} ± {grid.loss_se:.2g}, is above that of "
+            f"the training loss at the checkpoint, {plus_minus(grid.at_centre, grid.loss_se)}, is above that of "
             f"guessing, log {result.classes} = {chance:.3g}",
             _check_loading(result, " --split train"),
         )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import norm
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.results.rounding import plus_minus
 
 TWO_SIDED = float(norm.ppf(0.975))
 ROUNDING = 1e-3  # relative difference of two losses of the same samples that no float32 rounding explains
@@ -90,7 +91,7 @@ def barrier_unknown(result: Result) -> Iterator[Finding]:
         )
         yield found(
             "barrier-unknown", "note", result,
-            f"{which.format(f'{barrier:.3g} ± {error:.2g}')} not told apart from zero on {result.samples} samples",
+            f"{which.format(plus_minus(barrier, error))} not told apart from zero on {result.samples} samples",
             more_samples(result, TWO_SIDED * error / max(abs(barrier), 1e-12)),
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import binom, norm
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.results.rounding import plus_minus
 
 LEVEL = 0.05  # of a statement about a whole panel, divided by the number of its points (Bonferroni)
 DROPS = {"lesion": "removed unit", "noise": "band", "attack": "attack"}
@@ -26,7 +27,7 @@ def flat_panel(result: Result) -> Iterator[Finding]:
         k = np.unravel_index(int(np.argmax(np.where(known, np.abs(rise), -1))), rise.shape)
         text = (
             f"no {DROPS[result.probe]} changes the loss by more than its error on {result.samples} samples (at most "
-            f"{rise[k]:.2g} ± {error[k]:.2g}): the panel is flat"
+            f"{plus_minus(rise[k], error[k])}): the panel is flat"
         )
         yield found("flat-panel", "suspicious", result, text, _stronger(result))
 

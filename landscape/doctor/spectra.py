@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from landscape.doctor.finding import Finding, Result, found, measure_again
+from landscape.results.rounding import plus_minus
 
 CONFIDENCE = 0.95
 # Mini-batches from which the bootstrap interval of a mean is wrong in less than twice the 5 % that it promises: with n
@@ -111,7 +112,7 @@ def few_vectors(result: Result) -> Iterator[Finding]:
         return
     freedom = (vectors - 1) * (len(result.values("batch_trace")) or 1)
     if freedom > 0 and abs(value) < student.ppf((1 + CONFIDENCE) / 2, freedom) * error:
-        text = f"the {what} {value:.3g} ± {error:.2g} of {vectors} random vectors is not told apart from zero"
+        text = f"the {what} {plus_minus(value, error)} of {vectors} random vectors is not told apart from zero"
         yield found("few-vectors", "suspicious", result, text, again)
 
 

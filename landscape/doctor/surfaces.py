@@ -10,6 +10,7 @@ from scipy.stats import norm
 
 from landscape.doctor.finding import Finding, Result, Severity, found, measure_again, more_samples
 from landscape.doctor.grid import Grid
+from landscape.results.rounding import plus_minus
 from landscape.results.surface_summary import CLEAR
 
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
@@ -128,8 +129,8 @@ def no_rise(result: Result) -> Iterator[Finding]:
         last = np.flatnonzero(known)[-1]
         yield found(
             "height-unknown", "suspicious", result,
-            f"the height of the loss at radius {result.values('radius')[last]:g} is {heights[last]:.2g} "
-            f"± {errors[last]:.2g} on {result.samples} samples: not told apart from flat",
+            f"the height of the loss at radius {result.values('radius')[last]:g} is "
+            f"{plus_minus(heights[last], errors[last])} on {result.samples} samples: not told apart from flat",
             more_samples(result, float(errors[last] / max(abs(heights[last]), 1e-300)) * CLEAR),
         )  # fmt: skip
 

@@ -11,8 +11,9 @@ import xarray as xr
 
 from landscape.plots.compared import NAME
 from landscape.plots.comparison import REAL
-from landscape.plots.comparison_rows import MINUS, interval
+from landscape.plots.comparison_rows import MINUS, signed
 from landscape.plots.report.markup import Html, element, join
+from landscape.results.rounding import interval
 from landscape.results.stored_table import rows_of
 
 Row = Mapping[str, Any]
@@ -66,7 +67,7 @@ def _line(row: Row) -> Html:
     said = f"{row['verdict'] or ''}{': ' + str(row['favours']) if row['favours'] else ''}"
     number = f"{row['number'] or ''}{' (' + str(row['unit']) + ')' if row['unit'] else ''}"
     known = math.isfinite(value)
-    shown = interval(value, low, high, sign=True) if known else ""
+    shown = signed(interval(value, low, high, sign=True)) if known else ""
     return element(
         "tr", element("td", row["probe"] or ""), element("td", number), element("th", who, scope="row"),
         element("td", shown, data_value=repr(value) if known else None),
