@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from landscape.plots import style
 from landscape.plots.appearance import FAMILIES, escaped
@@ -30,7 +29,7 @@ def draw(rows: Sequence[Mapping[str, Any]], ax: Axes, name: str) -> Axes:
     published = PUBLISHED.get((str(rows[0]["model"]), str(rows[0]["data"])))
     if name == "accuracy" and published:
         ax.plot(range(len(published)), published, color="0.5", linestyle=":", marker="x")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.whole_numbers(ax)
     ax.set(xlabel="number of self-attentions (MSAs)", ylabel=LABELS[name])
     return ax
 

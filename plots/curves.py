@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from landscape.plots import style
 from landscape.plots.appearance import escaped
@@ -39,7 +38,7 @@ def curves(run: Mapping[str, np.ndarray], axes: Sequence[Axes]) -> Sequence[Axes
     for ax in axes:
         ax.set_xlabel("epoch")
         ax.set_xlim(0, 1.02 * max(run["epochs"][-1], 1))
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        style.whole_numbers(ax)
     return axes
 
 

@@ -37,6 +37,7 @@ def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look:
     _band(axes[2], at, middle, low, high, look)
     for ax, name in zip(axes, ("NEP", "APE", "largest eigenvalue"), strict=True):
         ax.set(xlabel="epoch", ylabel=name)
+        style.whole_numbers(ax)
     return axes
 
 

@@ -56,6 +56,7 @@ def over_steps(
     ax.plot(step[there], limit[there], "--", color=look.color, linewidth=0.8, marker=look.marker, markersize=3.5,
             markerfacecolor=ground(), markevery=[-1] if there.any() else None)  # fmt: skip
     units = str(data[quantity].attrs.get("units", "1"))
+    style.whole_numbers(ax)
     ax.set(xlabel="step", ylabel=f"{name}\n({units})" if units != "1" else name)
     return ax
 

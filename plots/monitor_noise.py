@@ -39,6 +39,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     shown = np.isfinite(smooth) & (smooth > 0)
     ax.plot(step[shown], smooth[shown], color=look.color, linestyle=look.line, linewidth=1.1, label=look.label)
     ax.update_datalim(np.stack([step, np.ones(len(step))], axis=1), updatey=False)  # steps without a number too
+    style.whole_numbers(ax)
     ax.set(xlabel="step", ylabel="noise scale (samples)", yscale="log")
     return ax
 

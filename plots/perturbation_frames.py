@@ -38,6 +38,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0
     ax.plot(frame[shown] + 0.5, same[shown], label=look.label, **cue)
     shown = np.isfinite(right)
     ax.plot(frame[shown], right[shown], linestyle=":", **cue)
+    style.whole_numbers(ax)
     ax.set(xlabel="frame", ylim=(0, 1.02), ylabel="share of images")
     ax.set_title(escaped(str(data["perturbation_name"].values[which]).replace("_", " ")))
     return ax

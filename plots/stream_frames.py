@@ -44,6 +44,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
         xlabel="frame", ylabel="p of the true class", ylim=(-0.18, 1.02), xlim=(x[0] - 1, x[-1] + 1) if len(x) else None
     )
     ax.set_yticks([0, 0.5, 1])
+    style.whole_numbers(ax)
     return ax
 
 

@@ -155,6 +155,13 @@ def asinh(ax: Axes, side: str, width: float) -> None:
     axis.set_major_formatter(lambda value, _: "0" if value == 0 else power(value) if abs(value) > 1.5 * width else "")
 
 
+def whole_numbers(ax: Axes) -> None:
+    """Label the x axis at whole numbers only, as one of steps, epochs or frames, also where few of them are shown."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
 def log_if_wide(ax: Axes, values: np.ndarray) -> None:
     """A logarithmic vertical axis where the positive values span more than a factor of 30."""
     positive = values[np.isfinite(values) & (values > 0)]

@@ -53,8 +53,6 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
-    from matplotlib.ticker import MaxNLocator
-
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_number(data)}").legend_handle() for data, look in pairs]
     figure = style.page(results, looks, height=2.2, legend=legend)
@@ -68,7 +66,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     else:
         ax.axhline(0.0, color="0.5", linewidth=0.5)
     ax.set_xlim(-0.6, max(data.sizes["batch"] for data in results) - 0.4)  # one mini-batch is an axis too
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    style.whole_numbers(ax)
     return figure
 
 

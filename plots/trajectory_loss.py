@@ -33,6 +33,8 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
         if np.isfinite(high).any():
             axes[0].fill_between(time, low, high, color=look.color, alpha=0.15, linewidth=0)
     axes[1].plot(time, data["off_plane"], color=look.color, marker=look.marker, markersize=2.5, linewidth=1)
+    for ax in axes:
+        style.whole_numbers(ax)
     axes[0].set(xlabel=unit, ylabel=loss_label([data]))
     axes[1].set(xlabel=unit, ylabel="distance (weight)")
     return axes

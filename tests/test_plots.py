@@ -307,3 +307,21 @@ def test_a_full_disk_leaves_the_figures_pages_and_files_that_were_there(tmp_path
     assert files > 5
     said = [line for line in ended.stderr.splitlines() if line.startswith("landscape: ")]
     assert [("File too large" in line or "cannot" in line) for line in said] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [
+        ("monitor", "step"), ("monitor_preconditioned", "step"), ("monitor_noise", "step"),
+        ("trajectory_loss", "snapshot"), ("perturbation_frames", "frame"), ("stream_frames", "frame"),
+    ],
+)  # fmt: skip
+def test_a_short_series_has_whole_numbers_on_its_axis(study: Path, name: str, axis: str) -> None:
+    short = result_of(study, FIGURES[name].probe).isel({axis: slice(3)})
+    short = short.assign({"epoch": ("snapshot", np.arange(3.0))} if axis == "snapshot" else {axis: np.arange(3)})
+    axes = axes_for(name)
+    import_module(f"landscape.plots.{name}").draw(short, axes)
+    for ax in axes if isinstance(axes, tuple) else (axes,):
+        ticks = ax.get_xticks()
+        assert len(ticks) >= 2
+        assert ticks == pytest.approx(np.round(ticks))
