@@ -20,8 +20,9 @@ SPECIAL = {
 }  # fmt: skip
 OF_SEVERAL = {"calibration_test"}  # of those, what a file of several networks has
 UNFINISHED = {  # by the share of finished units: no number of the figure is known yet
-    # a variance between groups; a mean over all corruptions; a change from the intact network, measured first
-    0.001: {"noise_scale", "corruption_sizes", "sensitivity", "sensitivity_predictor"},
+    # a variance between groups; a mean over all corruptions; a change from the intact network, measured first; planes
+    # of single images, which come after the lines
+    0.001: {"noise_scale", "corruption_sizes", "sensitivity", "sensitivity_predictor", "input_images"},
     0.4: {"corruption_sizes"},
 }
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]
