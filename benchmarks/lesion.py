@@ -39,14 +39,16 @@ def study(subject: Subject, units: list[int], *, complete: bool) -> list[Values]
     wanted = [unit for unit in probe.plan(subject).units() if unit.index[1] in units]
     with ExitStack() as stack:
         if complete:
-            start = patch.object(lesion.Lesion, "_resume_point", lambda self, subject, group: ResumePoint())
+            start = patch.object(lesion, "resume_points", lambda subject, groups: [ResumePoint()] * len(groups))
             stack.enter_context(start)
         return list(probe.sweep(subject, wanted))
 
 
 def cached_outputs(subject: Subject, group: Group) -> Cache:
     """Outputs of the modules before a unit, for the first mini-batch."""
-    return advance(subject.model, subject.batch(0)[0], Lesion()._resume_point(subject, group), {})
+    (point,) = lesion.resume_points(subject, [group])
+    with torch.inference_mode():
+        return advance(subject.model, subject.batch(0)[0], point, {})
 
 
 def resumed_pass(subject: Subject, group: Group, cache: Cache) -> torch.Tensor:
@@ -59,8 +61,7 @@ def study_of(name: str, subject: Subject) -> str:
     groups = Lesion()._groups(subject)
     count, every = len(groups), list(range(len(groups)))
     intact_per_sample(subject)
-    for group in groups:  # found and verified once, on two images
-        Lesion()._resume_point(subject, group)
+    lesion.resume_points(subject, groups)  # found and verified once, on two images
     one_flops, one_time = measured(lambda: per_sample(subject))
     flops, spent = measured(lambda: study(subject, every, complete=False))
     late = [(group, cached_outputs(subject, group)) for group in groups[-max(1, count // 4) :]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from landscape import models
 from landscape.discovery.graph import record
 from landscape.discovery.layer import Tap
+from landscape.layers import resume_verification
 from landscape.layers.partial_forward import ResumePoint, advance, map_tensors, resume_point, resumed
-from landscape.probes import lesion
+from landscape.layers.unit_removal import Group
+from landscape.probes import lesion, sensitivity
 from landscape.probes.lesion import Lesion
+from landscape.probes.sensitivity import Sensitivity
 from landscape.subject.subject import Subject
 
 
@@ -41,14 +44,19 @@ def _networks() -> Mapping[str, nn.Module]:
     }
 
 
+def _starts(subject: Subject, groups: Sequence[Group]) -> list[ResumePoint]:
+    """Complete passes for all groups."""
+    return [ResumePoint()] * len(groups)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_networks()))
 def test_every_unit_is_resumed_with_the_bits_of_complete_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, probe = _subject(_networks()[name]), Lesion()
     units = list(probe.plan(subject).units())
     short = list(probe.sweep(subject, units))
-    assert all(lesion._resume_point(subject, group.units) != ResumePoint() for group in probe._groups(subject))
-    monkeypatch.setattr(lesion, "_resume_point", lambda subject, units: ResumePoint())
+    assert ResumePoint() not in lesion.resume_points(subject, probe._groups(subject))
+    monkeypatch.setattr(lesion, "resume_points", _starts)
     long = _subject(_networks()[name])
     assert list(probe.sweep(long, units)) == short
 
@@ -64,8 +72,7 @@ def test_a_study_of_all_units_takes_at_most_a_pass_for_each_and_late_units_a_fra
     subject, probe = _subject(_networks()[name]), Lesion()
     inputs = subject.batch(0)[0]
     units = [unit for unit in probe.plan(subject).units() if unit.index[0] == 0]
-    for group in probe._groups(subject):
-        lesion._resume_point(subject, group.units)
+    lesion.resume_points(subject, probe._groups(subject))
     one = _flops(subject.model, inputs)
     with FlopCounterMode(display=False) as counter:
         list(probe.sweep(subject, units))
@@ -140,8 +147,60 @@ def test_networks_with_hidden_state_or_repeated_modules_get_the_right_numbers(
 
     short, units = studied(), 2 if kind is Sideways else 3
     assert len(short) == 2 * units
-    monkeypatch.setattr(lesion, "_resume_point", lambda subject, units: ResumePoint())
+    monkeypatch.setattr(lesion, "resume_points", _starts)
     assert studied() == short
+
+
+class Gate(nn.Conv2d):
+    """Keeps a number of its output, which no recording of tensors sees."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)
+        self.kept = output[..., 0].mean().item()
+        return output
+
+
+class Remembering(nn.Module):
+    """Multiplies by what the gate keeps, which runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.head = Gate(3, 4, 1), nn.Linear(4, 3)
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.gate(images) + self.first(images) * self.gate.kept
+        x = (x + self.second(x)) * self.gate.kept
+        self.gate(images)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+def test_no_pass_resumes_after_a_module_that_keeps_a_number_although_it_runs_again_later() -> None:
+    torch.manual_seed(0)
+    subject = _subject(Remembering(), 8)
+    assert _points(subject, Sensitivity()) == [ResumePoint()] * 4
+
+
+def test_verification_takes_a_pass_and_the_rest_of_one_per_unit_and_happens_once() -> None:
+    subject, probe = _subject(_networks()["vit"]), Sensitivity()
+    one, units = _flops(subject.model, subject.example()[0]), probe._units(subject)
+    with FlopCounterMode(display=False) as counter:
+        assert ResumePoint() not in _points(subject, probe)[1:]
+    assert counter.get_total_flops() < one * (1.5 * len(units) + 4)  # the paths of one recorded pass and another's
+    with FlopCounterMode(display=False) as again:
+        assert ResumePoint() not in _points(subject, probe)[1:]
+    assert again.get_total_flops() == 0
+
+
+def test_what_is_verified_at_a_time_is_limited_without_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = _points(_subject(_networks()["vit"]), Sensitivity())
+    monkeypatch.setattr(resume_verification, "MOST_KEPT", 100)  # bytes: three outputs of (2, 3)
+    assert _points(_subject(_networks()["vit"]), Sensitivity()) == points
+
+
+def _points(subject: Subject, probe: Sensitivity) -> list[ResumePoint]:
+    return sensitivity.resume_points(subject, probe._units(subject))
 
 
 def test_the_model_is_restored_also_after_an_exception() -> None:

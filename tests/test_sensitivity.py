@@ -154,13 +154,13 @@ def test_one_product_is_shared_by_all_units_and_their_samples_add_up() -> None:
 def test_resuming_in_the_middle_of_the_pass_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, probe = attention_net(), Sensitivity(bits="4,2", vectors=0)
     units = probe._units(subject)
-    points = [sensitivity._resume_point(subject, *sensitivity._first_use(unit)) for unit in units]
+    points = sensitivity.resume_points(subject, units)
     assert [point.operations for point in points] == sorted(point.operations for point in points)
     assert all(point != ResumePoint() for point in points[1:])
     resumed = run_probe(probe, subject)
     monkeypatch.setattr(partial_forward, "MOST_KEPT", 3000)  # some of the cached outputs
     np.testing.assert_array_equal(run_probe(probe, subject)["part_loss_increase"], resumed["part_loss_increase"])
-    monkeypatch.setattr(sensitivity, "_resume_point", lambda *args: ResumePoint())
+    monkeypatch.setattr(sensitivity, "resume_points", lambda subject, units: [ResumePoint()] * len(units))
     whole = run_probe(probe, subject)
     np.testing.assert_array_equal(resumed["part_loss_increase"], whole["part_loss_increase"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,35 +77,6 @@ def _point(flow: Flow, point: int, skipped: Set[int], read: Set[Node]) -> Resume
         return ResumePoint()  # a tensor bypasses the modules' outputs, by an attribute or a closure
     taps = {i: Tap(flow.calls[i].module, "output", flow.calls[i].number) for i in skipped}
     return ResumePoint(point, frozenset(taps.values()), frozenset(taps[i] for i in skipped if given[i]))
-
-
-def verified(
-    subject: Subject, point: ResumePoint, changed: Callable[[], AbstractContextManager[object]]
-) -> ResumePoint:
-    """The point, or the start of the pass if resuming there gives another bit while the network is `changed`.
-
-    Verified on a few samples. The masks of members count the calls of a pass, which is therefore run as a whole.
-    """
-    if subject.members:
-        return ResumePoint()
-    example, _ = subject.example()
-    with subject.evaluating():
-        with changed():
-            complete = subject.outputs(example)
-        try:
-            cache = advance(subject.model, example, point, {}, subject.forward)
-            subject.outputs(map_tensors(example, _flipped))  # overwrites tensors that modules may keep as attributes
-            with changed(), resumed(subject.model, cache):
-                partial = subject.outputs(example)
-        except Exception:  # whatever a foreign model raises, the complete pass remains
-            return ResumePoint()
-    pairs = zip(tensors_in(complete), tensors_in(partial), strict=True)
-    equal = all(torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True) for a, b in pairs)
-    return point if equal else ResumePoint()
-
-
-def _flipped(tensor: Tensor) -> Tensor:
-    return tensor.flip(-1) if tensor.dim() > 1 else tensor
 
 
 def advance(model: nn.Module, inputs: Nested, point: ResumePoint, cache: Cache, forward: Forward = call_model) -> Cache:

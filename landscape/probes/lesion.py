@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed, verified
+from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed
+from landscape.layers.resume_verification import verified
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, matching, regular_expression
@@ -78,13 +79,16 @@ class Lesion(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Units of one mini-batch share the cached outputs of the modules before them."""
         groups, recalibrated = self._groups(subject), recalibration(self.bn)
+        wanted = sorted({unit.index[1] for unit in units})
+        points = dict.fromkeys(wanted, ResumePoint())
+        if not recalibrated:
+            points = dict(zip(wanted, resume_points(subject, [groups[i] for i in wanted]), strict=True))
         statistics: dict[int, dict[str, Tensor]] = {}  # recalibrated, of the network without a unit
         cache: Cache = {}
         current = reached = -1  # mini-batch and number of operations that the cache belongs to
         for unit in units:
             batch, i = unit.index
-            group = groups[i]
-            point = ResumePoint() if recalibrated else _resume_point(subject, group.units)
+            group, point = groups[i], points[i]
             if batch != current or point.operations < reached:
                 (inputs, targets), current, cache = subject.batch(batch), batch, {}
             with subject.evaluating():
@@ -137,12 +141,16 @@ def _left_out(subject: Subject) -> dict[str, str]:
     return {"left_out": ", ".join(names)} if names else {}
 
 
-@once_per_weights
-def _resume_point(subject: Subject, units: tuple[Removal, ...]) -> ResumePoint:
-    """Where the forward pass may resume without the units; its start if resuming later would change a single bit."""
-    bypassed = [tap for unit in units for tap in unit.bypassed]
-    point = resume_point(flow_of(subject), [*bypassed, *(tap for unit in units for tap in unit.zeroed)], bypassed)
-    return verified(subject, point, partial(removed, subject.model, *units))
+def resume_points(subject: Subject, groups: Sequence[Group]) -> list[ResumePoint]:
+    """Where passes without each of the groups may resume; the start if resuming later would change a single bit."""
+    flow = flow_of(subject)
+    candidates = {}
+    for group in groups:
+        bypassed = [tap for unit in group.units for tap in unit.bypassed]
+        point = resume_point(flow, [*bypassed, *(tap for unit in group.units for tap in unit.zeroed)], bypassed)
+        candidates[group.units] = point, partial(removed, subject.model, *group.units)
+    points = verified(subject, candidates)
+    return [points[group.units] for group in groups]
 
 
 @contextmanager

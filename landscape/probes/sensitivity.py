@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from landscape.curvature.hvp_backends import curvature
-from landscape.curvature.micro_batches import MicroBatchedProduct
-from landscape.curvature.trace_estimators import rademacher
-from landscape.curvature.vectors import flat, unflat
 from landscape.discovery.layer import Layer
 from landscape.layers.head_rows import rows_of_heads
-from landscape.layers.partial_forward import (
-    Prefixes,
-    ResumePoint,
-    flow_of,
-    resume_before,
-    resumed,
-    verified,
-)
+from landscape.layers.partial_forward import Prefixes, ResumePoint, flow_of, resume_before, resumed
+from landscape.layers.resume_verification import verified
 from landscape.layers.selection import layers_of
 from landscape.options import at_least, one_of, regular_expression, require
-from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.results.sensitivity import ALL, PARTS, summaries
 from landscape.subject import outputs, sample_statistics
 from landscape.subject.losses import Meaning
@@ -36,8 +25,8 @@ from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.perturbations import Granularity, Setting, settings_of
+from landscape.weight_space.unit_traces import UnitTraces
 from landscape.weight_space.weight_units import (
-    Piece,
     Weight,
     WeightUnit,
     by_block,
@@ -45,7 +34,6 @@ from landscape.weight_space.weight_units import (
     by_layer,
     by_neurons,
     changed_weights,
-    row_index,
     selected,
     weights_of,
     with_weights,
@@ -140,8 +128,10 @@ class Sensitivity(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Units of one mini-batch share cached outputs of the modules before them; those of one vector, H v."""
         places, settings = self._units(subject), self._settings()
+        single = sorted({place for _, trial, place in (u.index for u in units) if trial < len(settings)} - {ALL})
+        points = dict(zip(single, resume_points(subject, [places[place - 1] for place in single]), strict=True))
         prefixes = Prefixes(subject)
-        traces = _Traces(subject, places, self.seed)
+        traces = UnitTraces(subject, places, self.seed)
         for unit in units:
             batch, trial, place = unit.index
             if trial >= len(settings):
@@ -152,9 +142,8 @@ class Sensitivity(Probe):
                 continue
             traces.release()
             chosen = places if place == ALL else [places[place - 1]]
-            point = ResumePoint() if place == ALL else _resume_point(subject, *_first_use(chosen[0]))
             inputs, targets = subject.batch(batch)
-            cache = prefixes.at(batch, point)
+            cache = prefixes.at(batch, points.get(place, ResumePoint()))
             pieces = [piece for one in chosen for piece in one.pieces]
             weights, squared = changed_weights(subject, pieces, settings[trial].applied)
             with with_weights(subject, weights), resumed(subject.model, cache), subject.evaluating():
@@ -269,67 +258,18 @@ def _heads(subject: Subject, weights: Sequence[Weight]) -> list[WeightUnit]:
     return found
 
 
-def _first_use(unit: WeightUnit) -> tuple[tuple[str, ...], int]:
-    """Names of its weights, and the first call that can read one of them."""
-    return tuple(sorted({piece.weight.name for piece in unit.pieces})), unit.call
+def resume_points(subject: Subject, units: Sequence[WeightUnit]) -> list[ResumePoint]:
+    """Where passes with other weights of each of the units may resume; verified with negated weights."""
+    flow = flow_of(subject)
+    keys = [(tuple(sorted({piece.weight.name for piece in unit.pieces})), unit.call) for unit in units]
+    points = verified(
+        subject,
+        {(names, call): (resume_before(flow, call), partial(_negated, subject, names)) for names, call in keys},
+    )
+    return [points[key] for key in keys]
 
 
-@once_per_weights
-def _resume_point(subject: Subject, names: tuple[str, ...], call: int) -> ResumePoint:
-    """Where a pass may resume when weights that are read from a call on are others; verified with negated weights."""
-    weights = {name: -subject.parameters[name].detach() for name in names}
-    return verified(subject, resume_before(flow_of(subject), call), partial(with_weights, subject, weights))
-
-
-class _Traces:
-    """Samples v_i' (H v)_i of the traces of all units' Hessian blocks, for one random vector after the other."""
-
-    def __init__(self, subject: Subject, units: Sequence[WeightUnit], seed: int) -> None:
-        self._subject = replace(subject, weight_decay=0.0) if subject.weight_decay else subject
-        self._units, self._seed = units, seed
-        self._product: tuple[int, MicroBatchedProduct] | None = None
-        self._sample: tuple[tuple[int, int], np.ndarray] | None = None
-
-    def release(self) -> None:
-        """Free the graph of a mini-batch."""
-        self._product = None
-
-    def sample(self, batch: int, vector: int) -> np.ndarray:
-        """Those of one vector on one mini-batch: of all units, then of every unit, (place,)."""
-        if self._sample is None or self._sample[0] != (batch, vector):
-            self._sample = (batch, vector), self._measured(batch, vector)
-        return self._sample[1]
-
-    def _measured(self, batch: int, vector: int) -> np.ndarray:
-        pieces = [piece for unit in self._units for piece in unit.pieces]
-        names = dict.fromkeys(piece.weight.name for piece in pieces)
-        parameters = {name: self._subject.parameters[name] for name in names}
-        if self._product is None or self._product[0] != batch:
-            self._product = batch, curvature(self._subject, parameters, "kept").product(batch)
-        like, device = list(parameters.values()), self._subject.device
-        generator = torch.Generator().manual_seed(derived_seed(self._seed, "trace", batch, vector))
-        signs = rademacher(sum(p.numel() for p in like), generator).to(device, self._subject.dtype)
-        inside = _covered(parameters, pieces)
-        signs *= flat(inside[name] for name in names)
-        forms = dict(zip(names, unflat(signs * self._product[1](signs), like), strict=True))
-        of_rows = {
-            piece.weight.name: piece.weight.filters.rows(forms[piece.weight.name]).double().sum(dim=1)
-            for piece in pieces
-        }
-        own = [
-            torch.stack([of_rows[p.weight.name][row_index(p, device)].sum() for p in unit.pieces]).sum()
-            for unit in self._units
-        ]
-        values = torch.stack(own).cpu().numpy()
-        return np.concatenate([[values.sum()], values])
-
-
-def _covered(parameters: Mapping[str, Tensor], pieces: Sequence[Piece]) -> dict[str, Tensor]:
-    """1 in the rows of the pieces, 0 elsewhere, like the parameters."""
-    rows: dict[str, Tensor] = {}
-    filters = {piece.weight.name: piece.weight.filters for piece in pieces}
-    for piece in pieces:
-        p = parameters[piece.weight.name]
-        own = rows.setdefault(piece.weight.name, torch.zeros_like(piece.weight.filters.rows(p.detach())))
-        own[row_index(piece, own.device)] = 1.0
-    return {name: filters[name].weight(own, parameters[name]) for name, own in rows.items()}
+@contextmanager
+def _negated(subject: Subject, names: Sequence[str]) -> Iterator[None]:
+    with with_weights(subject, {name: -subject.parameters[name].detach() for name in names}):
+        yield
