@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.hessian_product import differentiable_attention
+from landscape.curvature.operator import WHOLE, part_of
 from landscape.subject.subject import Subject
 
 
-def fisher_rao_terms(subject: Subject, parameters: Mapping[str, Tensor], i: int) -> Tensor:
-    """Terms <g, w>^2 of every sample of mini-batch i, (N,) float64, whose mean is w' F w, the squared norm.
+def fisher_rao_terms(subject: Subject, parameters: Mapping[str, Tensor], i: int, part: slice = WHOLE) -> Tensor:
+    """Terms <g, w>^2 of the samples of mini-batch i, or a part of it, (N,) float64, whose mean is w' F w.
 
-    g is the gradient of the sample's loss by the weights w, so that F is the empirical Fisher matrix. All <g, w> come
-    from one double backward pass: they are the derivatives of sum_i s_i <g_i, w> by s.
+    That is the squared norm. g is the gradient of the sample's loss by the weights w, so that F is the empirical Fisher
+    matrix. All <g, w> come from one double backward pass: they are the derivatives of sum_i s_i <g_i, w> by s.
     """
-    inputs, targets = subject.batch(i)
+    inputs, targets = part_of(subject, i, part)
     weights = list(parameters.values())
     with torch.enable_grad(), differentiable_attention():
         losses = subject.losses(subject.outputs(inputs), targets)

@@ -31,6 +31,47 @@ class MicroBatching:
     count: int = 1
     lock: Lock = field(default_factory=Lock, repr=False)  # several mini-batches may run out of memory at once
 
+    def slices(self, samples: int) -> list[slice]:
+        """The micro-batches of a mini-batch."""
+        size = -(-samples // self.count)
+        return [slice(at, min(at + size, samples)) for at in range(0, samples, size)]
+
+    def each(self, samples: int, work: Callable[[slice], T]) -> list[T]:
+        """What work gives for every micro-batch of a mini-batch, with smaller ones where it runs out of memory.
+
+        Raises:
+            SampleTooLargeError: a single sample does not fit.
+        """
+        while True:
+            count, slices = self.count, self.slices(samples)
+            if len(slices) > 1:
+                report_micro_batches(len(slices))
+            try:
+                return [work(part) for part in slices]
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            self.increase(count, samples)
+
+    def increase(self, count: int, samples: int) -> None:
+        """Double the number of micro-batches, with which a mini-batch ran out of memory, and give back what it held.
+
+        Raises:
+            SampleTooLargeError: a single sample does not fit.
+        """
+        with self.lock:
+            if self.count <= count:  # else another mini-batch has split them meanwhile
+                if self.count >= samples:
+                    raise SampleTooLargeError(
+                        "a single sample does not fit into memory (or the mini-batch cannot be split); use a smaller "
+                        "model, smaller mini-batches, fewer parameters (--params), or another device"
+                    )
+                self.count = min(2 * self.count, samples)
+                log.warning(
+                    "out of memory: continuing with mini-batches of %d in %d micro-batches", samples, self.count
+                )
+        free_memory()
+
 
 class MicroBatchedProduct:
     """v -> H v of a mean over samples, with as few micro-batches as memory allows.
@@ -93,27 +134,11 @@ class MicroBatchedProduct:
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-        with self._micro_batching.lock:
-            if self._micro_batching.count <= count:  # else another mini-batch has split them meanwhile
-                self._split()
-        free_memory()
+        self._micro_batching.increase(count, self._samples)
         return None
 
-    def _split(self) -> None:
-        if self._micro_batching.count >= self._samples:
-            raise SampleTooLargeError(
-                "the curvature of a single sample does not fit into memory (or the mini-batch cannot be split); "
-                "use a smaller model, smaller mini-batches, fewer parameters (--params), or another device"
-            )
-        self._micro_batching.count = min(2 * self._micro_batching.count, self._samples)
-        log.warning(
-            "out of memory: continuing with mini-batches of %d in %d micro-batches",
-            self._samples, self._micro_batching.count,
-        )  # fmt: skip
-
     def _slices(self) -> list[slice]:
-        size = -(-self._samples // self._micro_batching.count)
-        return [slice(at, min(at + size, self._samples)) for at in range(0, self._samples, size)]
+        return self._micro_batching.slices(self._samples)
 
     def _by_micro_batches(self, vector: Tensor) -> Tensor:
         report_micro_batches(self._micro_batching.count)

@@ -7,14 +7,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from landscape.curvature.operator import WHOLE, part_of
 from landscape.data.structure import Nested
 from landscape.subject.linear_head import linear_head
 from landscape.subject.normalised_logits import NormalisedLogits, normalised
 from landscape.subject.subject import Subject
 
 
-def relative_flatness(subject: Subject, i: int) -> Tensor:
-    """Terms of every sample of mini-batch i, (N,) float64, whose mean is sum_{s,t} <w_s, w_t> Tr H_st.
+def relative_flatness(subject: Subject, i: int, part: slice = WHOLE) -> Tensor:
+    """Terms of the samples of mini-batch i, or a part of it, (N,) float64, whose mean is sum_{s,t} <w_s, w_t> Tr H_st.
 
     w_s are the rows of the weights of the last layer, z = W x + b, H_st the blocks of the Hessian of the loss with
     respect to them. With the Hessian K of a sample's loss with respect to its logits z, H_st = K_st x x', so that its
@@ -23,7 +24,7 @@ def relative_flatness(subject: Subject, i: int) -> Tensor:
     Raises:
         ValueError: the logits (N, C) are not those of a linear layer.
     """
-    inputs, targets = subject.batch(i)
+    inputs, targets = part_of(subject, i, part)
     found = linear_head(_unnormalised(subject), inputs)
     if found is None or found[2].dim() != 2:
         raise ValueError("the logits are not the outputs (N, classes) of a linear layer")

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from landscape.curvature.fisher_rao import fisher_rao_terms
+from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.relative_flatness import relative_flatness
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.curvature.trace_estimators import rademacher
 from landscape.curvature.vectors import dot, flat, random_unit
 from landscape.probe import derived_seed
 from landscape.results.flatness import ERROR_RISE, MEASURES
-from landscape.subject.outputs import intact_per_sample
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 from landscape.weight_space.ascent import Ball, auto_pgd, one_step
-from landscape.weight_space.moved_losses import MovedLosses
+from landscape.weight_space.moved_losses import MovedLosses, separable
 from landscape.weight_space.weight_noise import error_rises, largest_noise, mean_rise
 
 TOP = Request(1, "LA", tol=1e-4, tol_residual=None, ends=1.0, max_products=200, vectors=False, verify=False)
@@ -40,14 +40,15 @@ class FlatnessTerms:
     steps: int  # of Auto-PGD
     draws: int  # of noise
     seed: int
+    micro_batching: MicroBatching = field(default_factory=MicroBatching)
 
     def of_batch(self, name: str, i: int) -> Term:
         """The term of a mini-batch, of a measure whose terms are means over mini-batches or samples."""
         if name == "relative-flatness":
-            return self._mean(relative_flatness(self.subject, i))
+            return self._mean(i, partial(relative_flatness, self.subject, i))
         if name == "fisher-rao":
-            return self._mean(fisher_rao_terms(self.subject, self.parameters, i))
-        with MovedLosses(self.subject, self.parameters) as losses:
+            return self._mean(i, partial(fisher_rao_terms, self.subject, self.parameters, i))
+        with MovedLosses(self.subject, self.parameters, self.micro_batching) as losses:
             measure = MEASURES[name]
             scale = losses.weights.abs() if measure.adaptive else None
             ball = Ball("linf" if measure.norm == "linf" else "l2", self.radii[name], scale)
@@ -62,8 +63,9 @@ class FlatnessTerms:
     def largest_noise(self) -> Term:
         """`pac-bayes-sigma`: the noise at which the mean error over all samples has risen by `ERROR_RISE`."""
         seeds = [derived_seed(self.seed, "pac-bayes-sigma", k) for k in range(self.draws)]
-        intact = intact_per_sample(self.subject)[1].mean().item()
-        with MovedLosses(self.subject, self.parameters) as losses:
+        with MovedLosses(self.subject, self.parameters, self.micro_batching) as losses:
+            right = [losses.losses_and_right(i)[1] for i in range(len(self.subject.batches))]
+            intact = torch.cat(right).mean().item()
             guess = FIRST_NOISE * losses.weights.double().square().mean().sqrt().item()
             rises = partial(error_rises, losses, seeds=seeds, intact=intact)
             return largest_noise(rises, ERROR_RISE, guess or FIRST_NOISE)
@@ -93,5 +95,6 @@ class FlatnessTerms:
         """The weights, flat, (n,)."""
         return flat(self.parameters.values()).detach()
 
-    def _mean(self, terms: Tensor) -> Term:
-        return mean_and_standard_error(terms)
+    def _mean(self, i: int, terms: Callable[[slice], Tensor]) -> Term:
+        """Of the terms of the samples of mini-batch i, which a function gives for some of them."""
+        return mean_and_standard_error(torch.cat(self.micro_batching.each(separable(self.subject, i), terms)))

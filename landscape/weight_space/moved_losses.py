@@ -8,16 +8,24 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from landscape.curvature.micro_batches import MicroBatching
+from landscape.curvature.operator import part_of
 from landscape.curvature.vectors import flat, unflat
 from landscape.subject.subject import Subject
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
 
 class MovedLosses:
-    """A context manager that moves some parameters of a subject's model; on exit they have their original bits."""
+    """A context manager that moves some parameters of a subject's model; on exit they have their original bits.
 
-    def __init__(self, subject: Subject, parameters: Mapping[str, Tensor]) -> None:
+    Where a mini-batch does not fit into memory, its losses and their gradient are computed in micro-batches.
+    """
+
+    def __init__(
+        self, subject: Subject, parameters: Mapping[str, Tensor], micro_batching: MicroBatching | None = None
+    ) -> None:
         self.subject, self._parameters = subject, parameters
+        self._micro_batching = micro_batching or MicroBatching()
         self._weights = WeightsInPlace(subject, parameters)
 
     def __enter__(self) -> Self:
@@ -42,16 +50,33 @@ class MovedLosses:
 
     def losses_and_right(self, i: int) -> tuple[Tensor, Tensor]:
         """Loss and correctness of every sample, (N,) float64 each; NaN where the loss defines no correctness."""
-        inputs, targets = self.subject.batch(i)
-        with self.subject.evaluating():
-            losses, right = self.subject.losses_and_right(self.subject.outputs(inputs), targets)
-        return losses.detach().double(), right.detach().double()
+
+        def work(part: slice) -> tuple[Tensor, Tensor]:
+            inputs, targets = part_of(self.subject, i, part)
+            with self.subject.evaluating():
+                return self.subject.losses_and_right(self.subject.outputs(inputs), targets)
+
+        losses, right = zip(*self._micro_batching.each(separable(self.subject, i), work), strict=True)
+        return torch.cat(losses).detach().double(), torch.cat(right).detach().double()
 
     def losses_and_gradient(self, i: int) -> tuple[Tensor, Tensor]:
         """The loss of every sample, (N,) float64, and the gradient of their mean, flat, (n,)."""
-        inputs, targets = self.subject.batch(i)
-        with torch.enable_grad():
-            losses = self.subject.losses(self.subject.outputs(inputs), targets)
         parameters = list(self._parameters.values())
-        gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
-        return losses.detach().double(), flat(gradients)
+
+        def work(part: slice) -> tuple[Tensor, Tensor]:
+            inputs, targets = part_of(self.subject, i, part)
+            with torch.enable_grad():
+                losses = self.subject.losses(self.subject.outputs(inputs), targets)
+            gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
+            return losses.detach().double(), flat(gradients)
+
+        found = self._micro_batching.each(separable(self.subject, i), work)
+        if len(found) == 1:
+            return found[0]
+        losses = torch.cat([part for part, _ in found])
+        return losses, torch.stack([gradient * (len(part) / len(losses)) for part, gradient in found]).sum(dim=0)
+
+
+def separable(subject: Subject, i: int) -> int:
+    """Into how many micro-batches mini-batch i can be split: its samples, 1 where they depend on each other."""
+    return subject.samples(i) if subject.divisible and not subject.coupled else 1
