@@ -15,7 +15,7 @@ from landscape.options import OptionError, did_you_mean
 from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.grouping import Groups
 from landscape.plots.measured import FLATTER, FLATTER_ABOVE, HIGHER, Measured
-from landscape.plots.pairing import mini_batches, paired
+from landscape.plots.pairing import mini_batches, paired, why_unpaired
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
 from landscape.results.protocols import Protocol
@@ -174,7 +174,8 @@ def _of_two(name: str, first: Entry, second: Entry) -> Difference:
     if min(map(len, batches)) >= FEWEST:
         return welch(batches[0], batches[1], "mini-batches")
     one, other = first.numbers[name], second.numbers[name]
-    return unpaired(one.value, _error(one), other.value, _error(other))
+    why = why_unpaired(name, first.data, second.data)
+    return unpaired(one.value, _error(one), other.value, _error(other), why)
 
 
 def _error(one: Measured) -> float:

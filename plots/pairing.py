@@ -9,7 +9,7 @@ import xarray as xr
 
 from landscape.plots.appearance import parameters_of
 from landscape.plots.measured import linearised
-from landscape.results import corruption_summary
+from landscape.results import corruption_summary, flatness
 from landscape.results.calibration import Interval, SampleScores, paired_difference, stored_scores
 from landscape.results.paired import Difference, by_error, mcnemar, paired_t
 
@@ -106,6 +106,39 @@ def _hessian(data: xr.Dataset, other: xr.Dataset) -> Differences:
     return {name: paired_t(values, theirs[name], "mini-batches") for name, values in mine.items()}
 
 
+def _flatness(data: xr.Dataset, other: xr.Dataset) -> Differences:
+    """Of every measure over mini-batches of the same samples, or over random vectors, which are the same too."""
+    mine, theirs = (_parts(one) for one in (data, other))
+    alike = data.attrs.get("batch_size") == other.attrs.get("batch_size")
+    return {
+        name: paired_t(one.values, theirs[name].values, one.of, one.shares)
+        for name, one in mine.items()
+        if name in theirs and len(one.values) == len(theirs[name].values) and (alike or one.of != "mini-batches")
+    }
+
+
+def _parts(data: xr.Dataset) -> dict[str, flatness.Parts]:
+    return flatness.parts({str(name): data[name].values for name in data.variables})
+
+
+def why_unpaired(name: str, data: xr.Dataset, other: xr.Dataset) -> str:
+    """Why a measure of flatness of two results is not paired; "" of other probes."""
+    if data.attrs.get("probe") != "flatness" or name not in flatness.MEASURES:
+        return ""
+    over = flatness.MEASURES[name].over
+    if over == "noise draws":
+        return "its noise draws are not stored one by one"
+    if over == "residual":
+        return "its error is that of the search"
+    sha256 = data.attrs.get("data_sha256")
+    if not sha256 or sha256 != other.attrs.get("data_sha256"):
+        return "the samples are not known to be the same"
+    if over != "random vectors" and data.attrs.get("batch_size") != other.attrs.get("batch_size"):
+        return "mini-batches of different sizes"
+    count = min(len(one[name].values) if name in one else 1 for one in map(_parts, (data, other)))
+    return f"over 1 {'random vector' if over == 'random vectors' else 'mini-batch'}" if count < 2 else "other units"
+
+
 def _of(value: float, interval: Interval, draws: int) -> Difference:
     return by_error(value, interval.error, interval.low, interval.high, f"paired bootstrap of {draws} resamples")
 
@@ -115,5 +148,6 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset, xr.Dataset], Differences]] = {
     "calibration": _calibration,
     "corruption": _corruption,
     "ensemble": _ensemble,
+    "flatness": _flatness,
     "hessian": _hessian,
 }

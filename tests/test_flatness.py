@@ -26,15 +26,17 @@ from analytic import (
 )
 from scipy.optimize import brentq
 from scipy.stats import norm
+from scipy.stats import t as t_quantile
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import landscape
 from landscape.options import OptionError
 from landscape.plots import comparison
+from landscape.plots.pairing import why_unpaired
 from landscape.probe import NotApplicable
 from landscape.probes.flatness import Flatness
-from landscape.results.flatness import MEASURES
+from landscape.results.flatness import MEASURES, parts
 from landscape.subject.normalised_logits import with_normalised_logits
 from landscape.subject.subject import Subject
 
@@ -451,3 +453,44 @@ def test_a_larger_sigma_is_flatter(tmp_path: Path) -> None:
         landscape.measure("flatness", subject, out=tmp_path / "r.h5", quiet=True, measures="pac-bayes-sigma", draws=60)
     found = comparison.compare(tmp_path / "r.h5")
     assert [(c.verdict, c.favours) for c in found.contrasts] == [("real", "larger is flatter")]
+
+
+def test_two_networks_are_compared_mini_batch_by_mini_batch(tmp_path: Path) -> None:
+    """Of the same samples most noise cancels; of what has no pairs the method says why."""
+    measures = "sam,fisher-rao,trace,frobenius,top-eigenvalue"
+    options: dict[str, Any] = {"measures": measures, "draws": 4, "vectors": 5}
+    data = []
+    for name, factor in (("a", 1.0), ("b", 1.05)):
+        subject = tanh_net(sizes=(24, 24, 9))
+        subject.label = name
+        with torch.no_grad():
+            subject.model[2].weight.mul_(factor)  # type: ignore[index]
+        data.append(landscape.measure("flatness", subject, out=tmp_path / "r.h5", quiet=True, **options))
+    found = {c.number: c for c in comparison.compare(tmp_path / "r.h5", against="a").contrasts}
+    names, n = list(data[0]["measure_name"].values), np.array([24.0, 24.0, 9.0]) / 57
+    a, b = (one["term"].values[one["unit_measure"].values == names.index("sam"), names.index("sam")] for one in data)
+    mean = n @ (b - a)
+    error = math.sqrt(n**2 @ (b - a - mean) ** 2 * 3 / 2)
+    sam = found["sam"].difference
+    assert sam is not None
+    assert (sam.value, sam.method) == (pytest.approx(mean), "paired t over 3 mini-batches")
+    assert sam.high - sam.value == pytest.approx(t_quantile(2).ppf(0.975) * error)
+    for name, one in found.items():
+        assert one.difference is not None
+        values = [float(part["value"].values[names.index(name)]) for part in data]
+        assert one.difference.value == pytest.approx(values[1] - values[0], rel=1e-9), name
+    apart = {name: c.difference.method for name, c in found.items() if c.difference and "not" in c.difference.method}
+    assert apart == {"top-eigenvalue": "errors of both, not paired: its error is that of the search"}
+    assert why_unpaired("pac-bayes-sigma", *data) == "its noise draws are not stored one by one"
+    assert found["frobenius"].difference.method == "paired t over 5 random vectors"  # type: ignore[union-attr]
+
+
+def test_the_paired_error_of_a_root_is_that_of_resampled_mini_batches() -> None:
+    generator = np.random.default_rng(0)
+    terms = generator.gamma(40.0, size=400)
+    data = {"measure_name": np.array(["fisher-rao"]), "unit_measure": np.zeros(400), "done": np.ones(400),
+            "term": terms[:, None], "samples": np.full(400, 8.0)}  # fmt: skip
+    found = parts(data)["fisher-rao"]
+    assert found.shares @ found.values == pytest.approx(math.sqrt(terms.mean()))
+    resampled = np.sqrt(generator.choice(terms, (4000, 400)).mean(axis=1)).std()
+    assert found.values.std(ddof=1) / 20 == pytest.approx(resampled, rel=0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -85,9 +85,7 @@ def values(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     names: Sequence[str] = [str(name) for name in data["measure_name"]]
     found = np.full((2, len(names)), np.nan)
     for k, name in enumerate(names):
-        shared = OF_VECTORS if name in OF_VECTORS else (name,)
-        of = np.isin(data[OF], [names.index(other) for other in shared if other in names])
-        mine = (data["done"] == 1) & of
+        mine = _finished(data, names, name)
         if mine.any():
             terms, errors = data[TERM][mine, k], data[TERM_SE][mine, k]
             found[:, k] = pooled(MEASURES[name], terms, errors, data[SAMPLES][mine])
@@ -115,3 +113,36 @@ def pooled(measure: Measure, terms: np.ndarray, errors: np.ndarray, samples: np.
             return mean, error
         value = math.sqrt(mean) if mean >= 0 else math.nan
         return value, error / (2 * value) if value else math.nan
+
+
+class Parts(NamedTuple):
+    """Values of one measure per mini-batch or random vector, (n,); their mean, weighted by the shares, is the value."""
+
+    values: np.ndarray
+    shares: np.ndarray
+    of: str  # mini-batches or random vectors
+
+
+def parts(data: Mapping[str, np.ndarray]) -> dict[str, Parts]:
+    """The measures that have several finished parts; that of a root is linearised around the value."""
+    names, found = [str(name) for name in data["measure_name"]], {}
+    for k, name in enumerate(names):
+        if MEASURES[name].over in ("mini-batches", "samples", "random vectors"):
+            mine = _finished(data, names, name)
+            terms, vectors = data[TERM][mine, k], MEASURES[name].over == "random vectors"
+            weights = np.ones(len(terms)) if vectors else data[SAMPLES][mine]
+            if len(terms) > 1:
+                shares = weights / weights.sum()
+                if MEASURES[name].root:
+                    mean = shares @ terms
+                    root = math.sqrt(mean) if mean > 0 else math.nan
+                    terms = root + (terms - mean) / (2 * root)
+                found[name] = Parts(terms, shares, "random vectors" if vectors else "mini-batches")
+    return found
+
+
+def _finished(data: Mapping[str, np.ndarray], names: Sequence[str], name: str) -> np.ndarray:
+    """Which units are finished and of a measure; trace and Frobenius norm share theirs."""
+    shared = OF_VECTORS if name in OF_VECTORS else (name,)
+    of = np.isin(data[OF], [names.index(other) for other in shared if other in names])
+    return np.asarray((data["done"] == 1) & of)

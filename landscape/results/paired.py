@@ -58,14 +58,21 @@ class Difference:
     method: str  # what the interval and p are by, in words
 
 
-def paired_t(values: np.ndarray, other: np.ndarray, units: str = "samples") -> Difference:
-    """Mean of paired values (n,) minus others, by Student's t of their differences."""
+def paired_t(
+    values: np.ndarray, other: np.ndarray, units: str = "samples", shares: np.ndarray | None = None
+) -> Difference:
+    """Mean of paired values (n,) minus others, by Student's t of their differences.
+
+    `shares` (n,), of sum 1, are the weights of values that are means over different numbers of samples.
+    """
     from scipy.special import stdtr, stdtrit
 
     n = len(values)
+    weights = np.full(n, 1 / n) if shares is None else shares
     with np.errstate(invalid="ignore"):  # infinite losses of both
         each = values - other
-        mean, error = float(each.mean()), float(each.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+        mean = float(weights @ each) if shares is not None else float(each.mean())
+        error = math.sqrt(weights**2 @ (each - mean) ** 2 * n / (n - 1)) if n > 1 else math.nan
     method = f"paired t over {n} {units}"
     if not error > 0:
         return Difference(mean, math.nan, math.nan, 1.0 if n > 1 and mean == 0 else math.nan, method)
@@ -87,15 +94,15 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> Difference:
     return Difference(float(value), float(low), float(high), p, f"McNemar over {len(right)} samples")
 
 
-def unpaired(value: float, error: float, other: float, other_error: float) -> Difference:
-    """Difference of two estimates with their standard errors, as if they were independent.
+def unpaired(value: float, error: float, other: float, other_error: float, why: str = "") -> Difference:
+    """Difference of two estimates with their standard errors, as if they were independent; `why` is said.
 
     On common samples, whose noise mostly cancels in the difference, this errs on the side of no difference.
     """
     from scipy.special import ndtr
 
     difference, total = value - other, math.hypot(error, other_error)
-    method = "errors of both, not paired"
+    method = f"errors of both, not paired{f': {why}' if why else ''}"
     if not total > 0:
         return Difference(difference, math.nan, math.nan, 1.0 if difference == 0 else math.nan, "no error is known")
     half = QUANTILE * total
