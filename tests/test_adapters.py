@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from foreign import torchvision_models
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import landscape
 from landscape.cli.chosen_checkpoints import _line_between
@@ -144,3 +144,37 @@ def test_separate_is_for_adapters(folder: Path) -> None:
         loaded(folder, "base", adapter="separate")
     with pytest.raises(OptionError, match="adapter"):
         loaded(folder, adapter="both")
+
+
+def _trained(folder: Path, run: Path) -> None:
+    """A run of three adapters, as a trainer saves them: that of `tuned`, times a half, one and twice."""
+    for step, factor in ((10, 0.5), (20, 1.0), (30, 2.0)):
+        shutil.copytree(folder / "tuned", run / f"checkpoint-{step}")
+        weights = load_file(folder / "tuned" / "adapter_model.safetensors")
+        changed = {name: tensor * (factor if ".lora_B." in name else 1.0) for name, tensor in weights.items()}
+        save_file(changed, run / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+def test_a_trajectory_of_adapters_is_that_of_the_merged_weights(folder: Path, tmp_path: Path) -> None:
+    _trained(folder, tmp_path)
+    last = landscape.load(tmp_path / "checkpoint-30", data=str(folder / "tokens.npy"), device="cpu")
+    found = landscape.measure("trajectory", last, out=None, quiet=True, run=str(tmp_path))
+    assert list(found["name"].values) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
+    base = landscape.load(folder / "base", device="cpu", data=str(folder / "tokens.npy")).model.state_dict()
+    product = sum(float((tensor - base[name]).double().square().sum()) for name, tensor in by_hand(folder).items())
+    steps = np.array([0.5, 1.0, 2.0]) - 2.0  # of the merged weights, in products B A
+    np.testing.assert_allclose(found["gram"], np.outer(steps, steps) * product, rtol=1e-4)
+    for name, loss in zip(found["name"].values, found["loss"].values, strict=True):
+        one = landscape.load(tmp_path / str(name), data=str(folder / "tokens.npy"), device="cpu")
+        assert loss == pytest.approx(landscape.evaluate(one)["loss"], rel=1e-5)
+
+
+def test_a_trajectory_of_an_adapters_own_parameters_is_theirs_alone(folder: Path, tmp_path: Path) -> None:
+    _trained(folder, tmp_path)
+    options: dict[str, Any] = {"data": str(folder / "tokens.npy"), "device": "cpu", "adapter": "separate"}
+    last = landscape.load(tmp_path / "checkpoint-30", **options)
+    found = landscape.measure("trajectory", last, out=None, quiet=True, run=str(tmp_path))
+    weights = load_file(folder / "tuned" / "adapter_model.safetensors")
+    length = sum(float(t.double().square().sum()) for name, t in weights.items() if ".lora_B." in name)
+    steps = np.array([0.5, 1.0, 2.0]) - 2.0
+    np.testing.assert_allclose(found["gram"], np.outer(steps, steps) * length, rtol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,6 @@ from landscape.checkpoints.file_names import (
     without_companions,
 )
 from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
-from landscape.checkpoints.timm_keys import renamed_by_timm
 
 SHOWN = 8  # files that a message names
 _log = logging.getLogger(__name__)
@@ -44,13 +43,13 @@ class Snapshot:
     sha256: str  # of its weights
     weights: Weights = "raw"  # how the file is read, as in `read_checkpoint`
     trust_pickle: bool = False
-    model: torch.nn.Module | None = field(default=None, repr=False, compare=False)  # whose names the weights get
+    # what a file's weights are in the model that is measured: under its names, or merged into a base
+    in_model: Callable[[Checkpoint], Checkpoint] | None = field(default=None, repr=False, compare=False)
 
     def read(self) -> Checkpoint:
-        """Read the file again, with the weights of an older timm under the names of the model."""
+        """Read the file again, with the weights of the model that is measured."""
         stored = read_checkpoint(self.path, weights=self.weights, trust_pickle=self.trust_pickle)
-        renamed = renamed_by_timm(self.model, stored.state_dict) if self.model is not None else None
-        return stored if renamed is None else replace(stored, state_dict=renamed)
+        return stored if self.in_model is None else self.in_model(stored)
 
 
 @dataclass(frozen=True)

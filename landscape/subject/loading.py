@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints import folders
+from landscape.checkpoints import folders, raw_files
 from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.snapshots import Snapshot, of_run
@@ -25,7 +27,7 @@ from landscape.checkpoints.user_code import kept_rng
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
-from landscape.models.adapters import with_adapter
+from landscape.models.adapters import FIELDS, with_adapter
 from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
@@ -221,7 +223,11 @@ def read_beside(subject: Subject, path: Path) -> Checkpoint:
     if str(path) in subject.others:
         return checkpoint_of(str(path), subject.others[str(path)])
     options = reading_options(subject)
-    stored = read_checkpoint(folders.checkpoint_of(path, **options), **options)
+    return _in_model(subject, read_checkpoint(folders.checkpoint_of(path, **options), **options))
+
+
+def _in_model(subject: Subject, stored: Checkpoint) -> Checkpoint:
+    """Another checkpoint with the weights of a subject's model: an adapter on its base, other names as its own."""
     if stored.adapter:
         model, stored = _model(replace(subject.spec or Spec(), checkpoint=stored.path), stored, subject.images)
         return replace(stored, state_dict=dict(model.state_dict()))
@@ -229,9 +235,24 @@ def read_beside(subject: Subject, path: Path) -> Checkpoint:
 
 
 def run_of(subject: Subject, run: Path | Sequence[Path]) -> list[Snapshot]:
-    """The snapshots of a run, as `snapshots.of_run` says, read with the loading options of a subject."""
+    """The snapshots of a run, as `snapshots.of_run` says, read with the loading options of a subject.
+
+    Those that are adapters are merged, or have parameters of their own, as that of the subject.
+    """
     found = of_run(run, **reading_options(subject))
-    return [replace(snapshot, model=subject.model) for snapshot in found]
+    return [
+        replace(snapshot, in_model=partial(_in_model, subject), sha256=_sha256_with_scale(snapshot))
+        for snapshot in found
+    ]
+
+
+def _sha256_with_scale(snapshot: Snapshot) -> str:
+    """The digest of a snapshot's weights; of an adapter also of what else decides its function, such as its scale."""
+    if not (snapshot.path.is_dir() and raw_files.holds_adapter(snapshot.path)):
+        return snapshot.sha256
+    adapter = raw_files.json_of(snapshot.path / raw_files.ADAPTER_CONFIG)
+    decisive = json.dumps({name: adapter.get(name) for name in FIELDS}, sort_keys=True, default=str)
+    return hashlib.sha256(f"{snapshot.sha256} {decisive}".encode()).hexdigest()
 
 
 def reading_options(subject: Subject) -> dict[str, Any]:
