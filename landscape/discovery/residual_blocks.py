@@ -41,6 +41,8 @@ def residuals(flow: Flow, least: int = 3) -> list[Residual]:
         if flow.shapes[right] != shape or len(shape) < least:
             continue
         fork = (flow.ancestors[left] & flow.ancestors[right]).bit_length() - 1
+        if fork < 0:  # of two inputs, as the embeddings of tokens and of given positions
+            continue
         branches = [(flow.between(fork, end), end) for end in (left, right)]
         heavy = [sum(flow.operations[i].name in HEAVY for i in branch) for branch, _ in branches]
         if max(heavy) == 0:

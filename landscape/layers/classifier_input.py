@@ -27,10 +27,10 @@ class Places:
     widths: tuple[int, ...]  # features of each
     classifier: nn.Linear | None
 
-    def pooled(self, position: int, tensor: Tensor, pool: str) -> Tensor:
-        """Features at a place, (N, features)."""
+    def pooled(self, position: int, tensor: Tensor, pool: str, counted: Tensor | None) -> Tensor:
+        """Features at a place, (N, features), from the tokens that count."""
         read = self.classifier is not None and position == len(self.layers) - 1
-        return tensor if read else pooled(self.layers[position], tensor, pool)
+        return tensor if read else pooled(self.layers[position], tensor, pool, counted)
 
 
 @once_per_weights

@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.data.sampling import shuffled
 from landscape.discovery.layer import Layer
 from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers.padding import mean_token
 from landscape.layers.selection import layers_of
 from landscape.options import parse_count
 from landscape.subject.subject import Subject
@@ -49,14 +50,14 @@ def pooled_features(
     return list(torch.split(torch.cat(rows), widths, dim=1)), _class_shares(torch.cat(targets).cpu())
 
 
-def pooled(layer: Layer, tensor: Tensor, pool: str) -> Tensor:
-    """Features of a layer's tensor, (N, features)."""
+def pooled(layer: Layer, tensor: Tensor, pool: str, counted: Tensor | None = None) -> Tensor:
+    """Features of a layer's tensor, (N, features); of its tokens those `counted`, see `padding`."""
     if pool == "cls":
         return tensor[:, 0]
     if layer.spatial:
         return layer.maps(tensor).flatten(2).mean(dim=2)
     tensor = layer.features(tensor)
-    return tensor.flatten(1, -2).mean(dim=1) if tensor.ndim > 2 else tensor
+    return mean_token(tensor, counted) if tensor.ndim > 2 else tensor
 
 
 @once_per_weights

@@ -16,6 +16,7 @@ from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers.padding import Counted, between_tokens, rows_of_tokens
 from landscape.layers.selection import image_size, layer_labels, layers_of, require_class_token
 from landscape.options import at_least, one_of
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
@@ -42,12 +43,12 @@ class Attention(Probe):
     """Attention distance, entropy and normalised mutual information per head; cosines and singular values per layer.
 
     Prefix tokens are removed from the maps and the rows renormalised; maps of windows count per window. The output of a
-    head is its map times the values, all tokens among them, for the queries that are no prefix tokens. Tokens are
-    those of the residual stream after the self-attention, without prefix. Mutual information 0 means that all
-    queries attend alike (attention collapse). Singular values are those of each image's tokens (token, channel), for
-    the first `spectra_images` of every mini-batch, and of each mini-batch's token means, or class tokens (`pool`):
-    ln(sigma_k / sigma_0), which is then averaged. `centred` subtracts the mean token, or image, before: its values are
-    half the logarithms of the eigenvalues of the covariance. One forward pass per mini-batch.
+    head is its map times the values, all tokens among them, for the queries that are no prefix tokens. Tokens are those
+    of the residual stream after the self-attention, without prefix. Mutual information 0 means that all queries attend
+    alike (attention collapse). Padding of sequences is left out. Singular values are those of each image's tokens
+    (token, channel), for the first `spectra_images` of every mini-batch, and of each mini-batch's token means, or class
+    tokens (`pool`): ln(sigma_k / sigma_0), which is then averaged. `centred` subtracts the mean token, or image,
+    before: its values are half the logarithms of the eigenvalues of the covariance. One forward pass per mini-batch.
     """
 
     name: ClassVar[str] = "attention"
@@ -127,7 +128,7 @@ class Attention(Probe):
         """The hooks that measure one unit."""
         i = index[0]
         layers, shape = attention_layers(subject, self.layers), self._shape(subject)
-        size, n = image_size(subject.batches[i][0]), len(layers)
+        size, n, counted = image_size(subject.batches[i][0]), len(layers), Counted(subject, i)
 
         def empty(*sizes: int) -> Tensor:
             return torch.full(sizes, torch.nan, dtype=torch.float64, device=subject.device)
@@ -139,14 +140,16 @@ class Attention(Probe):
 
         def on_attention(position: int, maps: AttentionMaps) -> None:
             layer = layers[position]
-            statistics = _statistics(layer, maps, subject.samples(i), size or layer.grid)  # without images in tokens
+            side = size or layer.grid  # without images in tokens
+            statistics = _statistics(layer, maps, subject.samples(i), side, counted.of(layer))
             layer_sums["head_cosine"][:, position] = _sums(statistics.pop("head_cosine"))
             for name, values in statistics.items():
                 head_sums[name][:, position, : values.shape[1]] = _sums(values)
 
         def on_heads(position: int, outputs: Tensor) -> None:
             prefix = layers[position].attention.prefix  # type: ignore[union-attr]
-            alike = metrics.head_feature_cosine(outputs.detach()[:, :, prefix:])
+            parts = rows_of_tokens(outputs.detach()[:, :, prefix:], counted.of(layers[position]))
+            alike = torch.cat([metrics.head_feature_cosine(part) for part in parts])
             layer_sums["head_feature_cosine"][:, position] = _sums(alike.reshape(subject.samples(i), -1).mean(dim=1))
 
         def on_features(position: int, tensor: Tensor) -> None:
@@ -244,12 +247,15 @@ def _without_outputs(subject: Subject, patterns: tuple[str, ...]) -> dict[str, s
     return {"heads_without_outputs": ", ".join(names)}
 
 
-def _statistics(layer: Layer, maps: AttentionMaps, images: int, size: tuple[int, int]) -> dict[str, Tensor]:
+def _statistics(
+    layer: Layer, maps: AttentionMaps, images: int, size: tuple[int, int], counted: Tensor | None
+) -> dict[str, Tensor]:
     """Distance, entropy and mutual information per image and head, and the heads' cosine per image."""
     assert layer.attention is not None
     grid, prefix = layer.attention.grid, layer.attention.prefix
     windows = maps.rows // images
     step = max(1, maps.size // (maps.row_size * windows))  # images at a time, within the memory of the queries
+    step = 1 if counted is not None else step
     distance = None
     if grid != (0, 0):
         down, across = (pixels / n for pixels, n in zip(size, layer.grid, strict=True))
@@ -257,6 +263,7 @@ def _statistics(layer: Layer, maps: AttentionMaps, images: int, size: tuple[int,
     chunks: dict[str, list[Tensor]] = {name: [] for name in (*PER_HEAD, "head_cosine")}
     for first in range(0, images, step):
         chunk = metrics.without_prefix(maps.chunk(slice(first * windows, (first + step) * windows)), prefix)
+        chunk = between_tokens(chunk, None if counted is None else counted[first])
         chunks["entropy"].append(entropy := metrics.entropy(chunk))
         chunks["mutual_information"].append(metrics.mutual_information(chunk, entropy))
         mean = torch.full_like(entropy, torch.nan) if distance is None else metrics.mean_distance(chunk, distance)

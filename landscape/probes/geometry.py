@@ -15,6 +15,7 @@ from landscape.layers.feature_dimension import Estimate, effective_rank, partici
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.neural_collapse import collapse
+from landscape.layers.padding import Counted
 from landscape.layers.selection import layer_labels, require_class_token
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
@@ -44,12 +45,12 @@ HEAD = "head_"  # quantities of the classifier's input
 class Geometry(Probe):
     """Effective rank, participation ratio, TwoNN dimension, NC1 to NC4 and class separation of pooled features.
 
-    Features of an image are the average of a layer's map over positions (`mean`), or the class token (`cls`); those of
-    the input of a linear classifier are measured too, for neural collapse as published. One forward pass. The pooled
-    features of the first `images` samples are stored, in the precision of the network: images x channels of all layers
-    x 4 bytes, in memory too. The other numbers are computed from them. Neural collapse is about the train split
-    (`--split train`); means of few samples per class look more like a simplex, and closer to their samples, than they
-    are.
+    Features of an image are the average of a layer's map over positions (`mean`; of a sequence over its tokens without
+    padding), or the class token (`cls`); those of the input of a linear classifier are measured too, for neural
+    collapse as published. One forward pass. The pooled features of the first `images` samples are stored, in the
+    precision of the network: images x channels of all layers x 4 bytes, in memory too. The other numbers are computed
+    from them. Neural collapse is about the train split (`--split train`); means of few samples per class look more like
+    a simplex, and closer to their samples, than they are.
     """
 
     name: ClassVar[str] = "geometry"
@@ -123,9 +124,10 @@ class Geometry(Probe):
         places, kept = places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         samples, count = subject.samples(i), kept[i] if i < len(kept) else 0
         found: dict[int, Tensor] = {}
+        counted = Counted(subject, i)
 
         def on_features(position: int, tensor: Tensor) -> None:
-            rows = places.pooled(position, tensor, self.pool)
+            rows = places.pooled(position, tensor, self.pool, counted.of(places.layers[position]))
             if len(rows) != samples:
                 raise ValueError(
                     f"{places.layers[position].name} has {len(rows)} rows for {samples} samples, expected one for "

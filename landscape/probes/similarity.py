@@ -16,6 +16,7 @@ from landscape.discovery.layer import Layer
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers.padding import Counted, without_padding
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_members
@@ -31,7 +32,8 @@ TERMS = ("hsic", "hsic_layer", "hsic_other")
 class Similarity(Probe):
     """Linear CKA of all pairs of layers, from the unbiased HSIC averaged over mini-batches before the ratio.
 
-    Features are a layer's map flattened over channels and positions, without prefix tokens. One pass per mini-batch
+    Features are a layer's map flattened over channels and positions, without prefix tokens; padding of sequences is
+    moved behind their tokens and zero. One pass per mini-batch
     (and one through the other network); memory for one kernel of batch size squared per layer.
     """
 
@@ -93,12 +95,13 @@ class Similarity(Probe):
         other = self._other(subject)
         layers, others = layers_of(subject, self.layers), layers_of(other, self.layers)
         samples = subject.samples(i)
-        own = _Kernels(layers, samples, subject.device)
+        counted = Counted(subject, i)
+        own = _Kernels(layers, samples, counted, subject.device)
 
         def values() -> Values:
             theirs = own
             if other is not subject:
-                theirs = _Kernels(others, samples, subject.device)
+                theirs = _Kernels(others, samples, counted, subject.device)
                 run_with_hooks(other, index, [FeatureHooks(others, theirs.receive, lambda: {})])
             sums = {
                 "hsic": hsic(own.kernels, theirs.kernels),
@@ -136,14 +139,16 @@ def _compared(subject: Subject, path: Path) -> Subject:
 class _Kernels:
     """Centred kernels of all layers, filled in during a forward pass."""
 
-    def __init__(self, layers: Sequence[Layer], samples: int, device: torch.device) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[Layer], samples: int, counted: Counted, device: torch.device) -> None:
+        self._layers, self._counted = layers, counted
         # NaN stays where the last mini-batch is too small for an estimate.
         self.kernels = torch.full((len(layers), samples, samples), torch.nan, dtype=torch.float64, device=device)
 
     def receive(self, position: int, tensor: Tensor) -> None:
         if len(tensor) >= LEAST_SAMPLES:
-            self.kernels[position] = centred_kernel(self._layers[position].features(tensor))
+            layer = self._layers[position]
+            features = without_padding(layer.features(tensor), self._counted.of(layer))
+            self.kernels[position] = centred_kernel(features)
 
 
 def _alignment(hsic: np.ndarray, layer: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -1,0 +1,111 @@
+"""Statistics over the tokens of padded sequences are those of each sequence measured by itself without padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import landscape
+from landscape.layers.cka import centred_kernel, hsic
+from landscape.layers.padding import without_padding
+from landscape.layers.selection import layers_of
+from landscape.models.libraries import library
+
+LENGTHS, TOKENS = (6, 4, 3, 5, 6, 2), 6
+SIZES = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 8}
+TINY = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+Sequences = list[dict[str, Tensor]]
+
+
+def network() -> nn.Module:
+    pytest.importorskip("transformers")
+    transformers: Any = library("transformers")
+    torch.manual_seed(0)
+    model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY, **SIZES))
+    for p in model.parameters():
+        p.data.add_(0.3 * torch.randn_like(p))
+    return model.double().eval()
+
+
+def sequences(side: str) -> tuple[dict[str, Tensor], Sequences]:
+    """A mini-batch padded on one side, and each of its sequences alone."""
+    generator = torch.Generator().manual_seed(1)
+    batch = {name: torch.zeros(len(LENGTHS), TOKENS, dtype=torch.long)
+             for name in ("input_ids", "attention_mask", "position_ids")}  # fmt: skip
+    alone = []
+    for row, length in enumerate(LENGTHS):
+        own = slice(0, length) if side == "right" else slice(TOKENS - length, TOKENS)
+        ids = torch.randint(1, 20, (length,), generator=generator)
+        for name, values in zip(batch, (ids, torch.ones_like(ids), torch.arange(length)), strict=True):
+            batch[name][row, own] = values
+        label = torch.tensor([row % 2])
+        alone.append({**{name: batch[name][row : row + 1, own] for name in batch}, "labels": label})
+    return {**batch, "labels": torch.cat([one["labels"] for one in alone])}, alone
+
+
+def measured(probe: str, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """What a probe stores for one mini-batch."""
+    subject = landscape.load(model, data=batch, batch_size=len(batch["labels"]), device="cpu")
+    data = landscape.measure(probe, subject, out=None, quiet=True)
+    return {str(name): data[name].values[0] for name in data.data_vars if data[name].dims[:1] == ("batch",)}
+
+
+@pytest.mark.slow  # loads transformers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the library
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(
+    ("probe", "names"),
+    [
+        ("geometry", ["features"]),
+        ("attention", [f"{name}{power}_sum" for name in ("entropy", "mutual_information", "head_cosine",
+                       "head_feature_cosine") for power in ("", "_square")]),
+    ],
+)  # fmt: skip
+def test_a_padded_mini_batch_has_the_numbers_of_its_sequences(probe: str, names: list[str], side: str) -> None:
+    model, (batch, alone) = network(), sequences(side)
+    together, each = measured(probe, model, batch), [measured(probe, model, one) for one in alone]
+    for name in names:
+        rows = np.array([one[name] for one in each])
+        expected = rows[:, 0] if name == "features" else rows.sum(axis=0)  # stored per sample, or summed over samples
+        if name == "features" and side == "left":  # BERT's head reads the first position, which is padding here
+            together[name], expected = together[name][:, :-8], expected[:, :-8]
+        assert np.isfinite(expected).all()
+        assert together[name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
+
+
+@pytest.mark.slow  # loads transformers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the library
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_similarity_compares_the_tokens_of_padded_sequences(side: str) -> None:
+    """Against kernels of the features of each sequence alone, with zeros behind the shorter ones."""
+    model, (batch, alone) = network(), sequences(side)
+    layers = layers_of(landscape.load(model, data=batch, device="cpu"), ())
+    features = torch.zeros(len(layers), len(LENGTHS), TOKENS, 8, dtype=torch.float64)
+    modules = dict(model.named_modules())
+    for row, one in enumerate(alone):
+        for position, layer in enumerate(layers):
+            kept: list[Any] = []
+
+            def keep(_: nn.Module, given: Any, found: Any, layer: Any = layer, kept: list[Any] = kept) -> None:
+                kept.append(given if layer.tap.side == "input" else found)
+
+            handle = modules[layer.tap.module].register_forward_hook(keep)
+            model(**one)
+            handle.remove()
+            tensor = kept[layer.tap.call] if isinstance(kept[layer.tap.call], Tensor) else kept[layer.tap.call][0]
+            features[position, row, : LENGTHS[row]] = tensor[0].detach()
+    kernels = torch.stack([centred_kernel(own) for own in features])
+    found = measured("similarity", model, batch)["hsic"]
+    assert found == pytest.approx(hsic(kernels, kernels).numpy(), rel=1e-8)
+
+
+def test_tokens_move_to_the_front_in_their_order() -> None:
+    tensor = torch.arange(12.0).reshape(2, 3, 2)
+    counted = torch.tensor([[False, True, True], [True, False, False]])
+    expected = [[[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]], [[6.0, 7.0], [0.0, 0.0], [0.0, 0.0]]]
+    assert without_padding(tensor, counted).tolist() == expected
+    assert without_padding(tensor[:, :2], counted) is not tensor  # other positions than tokens stay
