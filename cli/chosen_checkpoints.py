@@ -59,6 +59,8 @@ def chosen_checkpoints(
         if between:
             paths, more = paths[:1], {"along": str(paths[1])}
             labels = [" to ".join(labels)] if len(labels) == 2 else labels
+        elif parameters.get("connect", "straight") != "straight" and "along" not in parameters:
+            _refuse_curve(paths)
     if command == "align" and len(paths) > 1:
         more, labels = _to_align(paths, parameters, labels)
         paths = paths[:1]
@@ -73,6 +75,13 @@ def chosen_checkpoints(
         raise OptionError(f"--label must be given once per checkpoint ({count}), got {len(labels)}")
     defaults = labels_of(paths) if len(paths) > 1 else [""]
     return Chosen(paths or [None], labels or defaults, {**parameters, **more})
+
+
+def expected(command: str, given: Sequence[Path | None], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of a command before its checkpoints are read: of two, the second is taken for a line's end."""
+    if command == "line" and len(given) == 2 and not OF_RANDOM_LINES & parameters.keys():
+        return {**parameters, "along": str(given[1])}
+    return parameters
 
 
 def _expanded(named: Sequence[Path], reading: Mapping[str, Any], *, quiet: bool) -> list[Path]:
@@ -134,3 +143,16 @@ def _line_between(paths: Sequence[Path], parameters: Mapping[str, Any], reading:
     why = ", whose architectures differ" if len(paths) == 2 and not chosen else ""
     between = "" if why or "along" in chosen else f"; between two of them: landscape line {first} --along {second}"
     return False, f"{kind} through each of {len(paths)} checkpoints{why}{between}"
+
+
+def _refuse_curve(paths: Sequence[Path]) -> None:
+    """Refuse checkpoints that are not the two ends of a curve."""
+    if len(paths) > 2:
+        ends = ",".join(map(str, paths[1:]))
+        raise OptionError(
+            f"--connect bezier connects two checkpoints, got {len(paths)}; for curves from the first to each of the "
+            f"others: landscape line {paths[0]} --along {ends}"
+        )
+    raise ValueError(
+        f"--connect bezier connects two checkpoints of one architecture, and {paths[1]} has another one than {paths[0]}"
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from landscape.cli.aligning import SAVE, save_aligned
-from landscape.cli.chosen_checkpoints import chosen_checkpoints
+from landscape.cli.chosen_checkpoints import chosen_checkpoints, expected
 from landscape.cli.command_options import (
     CONTEXT,
     RUN,
@@ -120,7 +120,7 @@ def measure_all(
     from landscape.subject.preprocessing import sharing_images
 
     common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
-    asked, _ = _configured(command, preset, parameters, loading)  # raises for invalid options, before any file is read
+    asked, _ = _configured(command, preset, expected(command, checkpoints, parameters), loading)  # before any is read
     with contextlib.ExitStack() as stack:
         processes = stack.enter_context(sharing_processes())
         _refuse_separate_units(asked, workers, scheduler, processes)

@@ -146,6 +146,14 @@ def test_separate_is_for_adapters(folder: Path) -> None:
         loaded(folder, adapter="both")
 
 
+def test_units_are_aligned_with_a_checkpoint_whose_tied_weights_have_one_name(folder: Path) -> None:
+    """The base's file holds one name of GPT-2's embedding and classifier, which share their memory."""
+    options: dict[str, Any] = {"resolution": 2, "out": None, "quiet": True}
+    found = landscape.measure("align", loaded(folder), against=str(folder / "base"), **options)
+    wanted = landscape.evaluate(loaded(folder, "base"))["loss"]
+    np.testing.assert_allclose(found["loss"].values[:, -1], wanted, rtol=1e-5)
+
+
 def _trained(folder: Path, run: Path) -> None:
     """A run of three adapters, as a trainer saves them: that of `tuned`, times a half, one and twice."""
     for step, factor in ((10, 0.5), (20, 1.0), (30, 2.0)):

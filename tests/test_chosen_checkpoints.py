@@ -215,6 +215,18 @@ def test_checkpoints_of_two_architectures_are_not_joined_by_a_line(command: Comm
     code, err = command("line", "1.pt", "wide.pt", "--resolution", "3")
     assert "line: random lines through each of 2 checkpoints, whose architectures differ\n" in err
     assert (code, "wide.pt does not fit the model" in err) == (1, True)
+    code, err = command("line", "1.pt", "wide.pt", "--connect", "bezier", "--split", "test")
+    assert code == 1
+    assert err.endswith("connects two checkpoints of one architecture, and wide.pt has another one than 1.pt\n")
+
+
+def test_a_curve_and_interpolated_statistics_need_two_checkpoints(command: Command) -> None:
+    for seed in (1, 2, 3):
+        torch.save(state(seed), f"{seed}.pt")
+    code, err = command("line", "1.pt", "2.pt", "3.pt", "--connect", "bezier", "--split", "test")
+    assert (code, "connects two checkpoints, got 3; for curves" in err) == (2, True)
+    assert command("line", "1.pt", "2.pt", "--resolution", "2", "--bn", "interpolate")[0] == 0
+    assert command("line", "1.pt", "--resolution", "2", "--bn", "interpolate")[0] == 2
 
 
 def test_files_of_one_name_have_labels_of_their_own(command: Command) -> None:

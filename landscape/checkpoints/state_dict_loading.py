@@ -99,6 +99,15 @@ def _matched(
     return given, found, ""
 
 
+def with_tied(state_dict: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under the model's names, with those of which a file holds another name of the same memory alone."""
+    found = dict(state_dict)
+    for name, names in _tied(model).items():
+        if name not in found and (other := next(iter(sorted(names & state_dict.keys())), None)) is not None:
+            found[name] = state_dict[other]
+    return found
+
+
 def _tied(weights: Mapping[str, Tensor]) -> dict[str, set[str]]:
     """For each weight the names that share its memory: a file may hold only one of them, as safetensors must."""
     places: dict[tuple[int, torch.Size, tuple[int, ...]], set[str]] = {}

@@ -43,21 +43,28 @@ def training_part(subject: Subject) -> Subject:
     """The whole train split of the subject's data.
 
     Raises:
-        ValueError: the subject is measured on that split itself, or its data have none.
+        ValueError: the subject is measured on that split itself, or its data have no other one.
     """
     if subject.spec is not None and subject.spec.split == "train":
         raise ValueError(
             "--connect bezier trains a curve on the train split and measures it on the other: --split test"
         )
-    return subject.as_is().other("train", "all")
+    train = subject.as_is().other("train", "all")
+    if train.one_part:
+        raise ValueError(
+            "--connect bezier trains a curve on the train split and measures it on the other, and "
+            f"{train.data_name} has one part; give --data with a train and a test part"
+        )
+    return train
 
 
 def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> StraightLine:
     """The curve (1 - t)^2 w0 + 2 t (1 - t) c + t^2 w1 with a trained control point c.
 
     c minimises E_t L(w(t)), t uniform in 0 to 1 (section 3), by SGD with momentum: the gradient by c is 2 t (1 - t)
-    times that by the weights. It starts in the middle of the straight line, where the curve is that line. Batch norm
-    uses the statistics of the mini-batch while it trains.
+    times that by the weights. It starts in the middle of the straight line, where the curve is that line, and stays
+    there in weights that are not trainable, such as those below a separate adapter. Batch norm uses the statistics of
+    the mini-batch while it trains.
 
     The control point is kept for later runs and other processes, found by all that it depends on: other bits, of
     another machine, would be another curve. It is part of the identity of the line.
@@ -80,7 +87,10 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
 
 def _key(train: Subject, line: StraightLine, training: CurveTraining) -> str:
     """SHA-256, shortened, of all that the control point depends on."""
-    about = {**identity(train, ()), "towards": line.identity, **asdict(training), "dtype": str(train.dtype)}
+    about = {
+        **identity(train, ()), **asdict(training), "towards": line.identity, "dtype": str(train.dtype),
+        "trained": list(train.parameters),
+    }  # fmt: skip
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -91,7 +101,8 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
     generator = torch.Generator().manual_seed(derived_seed(training.seed, "positions"))
     with WeightsInPlace(train, parameters) as weights, _training(train), fixed_rng(training.seed):
         control = {name: torch.lerp(weights.original[name], end[name], 0.5) for name in parameters}
-        optimizer = torch.optim.SGD(list(control.values()), lr=training.rate, momentum=MOMENTUM)
+        trained = {name: p for name, p in train.parameters.items() if name in control}
+        optimizer = torch.optim.SGD([control[name] for name in trained], lr=training.rate, momentum=MOMENTUM)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, max(1, training.epochs - 1))
         for epoch in range(training.epochs):
             losses = []
@@ -99,9 +110,9 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
                 t = float(torch.rand((), generator=generator))
                 weights.interpolate(control, 2 * t * (1 - t), end, t * t)
                 loss = train.losses(train.outputs(inputs), targets).mean()
-                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-                for point, gradient in zip(control.values(), gradients, strict=True):
-                    point.grad = None if gradient is None else 2 * t * (1 - t) * gradient
+                gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+                for name, gradient in zip(trained, gradients, strict=True):
+                    control[name].grad = None if gradient is None else 2 * t * (1 - t) * gradient
                 optimizer.step()
                 losses.append(loss.item())
             schedule.step()
@@ -116,11 +127,8 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
 
 @contextlib.contextmanager
 def _training(subject: Subject) -> Iterator[None]:
-    """The model in training mode, with gradients by all parameters; as it was afterwards."""
+    """The model in training mode, with gradients; as it was afterwards."""
     modes = {module: module.training for module in subject.model.modules()}
-    frozen = [p for p in subject.model.parameters() if not p.requires_grad]
-    for p in frozen:
-        p.requires_grad_(True)
     subject.model.train()
     try:
         with torch.enable_grad():
@@ -128,8 +136,6 @@ def _training(subject: Subject) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for p in frozen:
-            p.requires_grad_(False)
 
 
 def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[Nested, Nested]]:

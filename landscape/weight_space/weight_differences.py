@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.snapshots import Snapshot
-from landscape.checkpoints.state_dict_loading import with_model_keys
+from landscape.checkpoints.state_dict_loading import with_model_keys, with_tied
 from landscape.curvature.vectors import inner
 
 GRAM_BYTES = 2**30  # of snapshots in memory at once
@@ -32,7 +32,7 @@ def tensors_like(other: Checkpoint, own: Mapping[str, Tensor], *, allow_missing:
     Raises:
         ValueError: a tensor has another shape, or is missing; names the first.
     """
-    state = with_model_keys(other.state_dict, set(own))
+    state = with_tied(with_model_keys(other.state_dict, set(own)), own)
     for name, tensor in own.items():
         if name not in state and allow_missing:
             continue
@@ -40,7 +40,7 @@ def tensors_like(other: Checkpoint, own: Mapping[str, Tensor], *, allow_missing:
             got = f"{name} is {tuple(state[name].shape)}" if name in state else f"{name} is missing"
             wanted = f"expected {tuple(tensor.shape)}; take checkpoints of one model"
             raise ValueError(f"{other.path} has another architecture: {got}, {wanted}")
-    return dict(state)
+    return state
 
 
 def gram(snapshots: Sequence[Snapshot], weights: Mapping[str, Tensor]) -> np.ndarray:
