@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
+from landscape.plots.align import pair
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.differences import shortened
 from landscape.plots.figure import Axes, Figure
@@ -43,15 +44,17 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One row per set of checkpoints, one matrix per curve, on one scale each."""
+    """One row per set of checkpoints, or two, one matrix per curve, on one scale each."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    columns = max(data.sizes["curve"] for data in results)
+    count = max(data.sizes["curve"] for data in results)
+    columns = min(count, 2)
+    rows = -(-count // columns)  # per set
     note = "Numbers of checkpoints on both axes; in the cells the barrier and its standard error over samples."
-    height = {1: 2.6, 2: 2.3}.get(columns, 1.7)
-    figure = style.page(results, looks, height=height * len(results), note=note)
-    grid = figure.subplots(len(results), columns, squeeze=False)
+    height = 2.6 if columns == 1 else 2.3
+    figure = style.page(results, looks, height=height * rows * len(results), note=note)
+    grid = figure.subplots(rows * len(results), columns, squeeze=False).reshape(len(results), -1)
     for axes, data, look in zip(grid, results, looks, strict=True):
         known = data["barrier_matrix"].values[np.isfinite(data["barrier_matrix"].values)]
         top = max(float(known.max(initial=0.0)), 1e-12)
@@ -60,18 +63,18 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 ax.remove()
                 continue
             draw(data, ax, curve=k, top=top)
-            ax.set_title(style.fitted(escaped(str(data["name"].values[k])), 1.5, style.SMALL), fontsize=style.SMALL)
-            if k:
+            ax.set_title(style.fitted(escaped(str(data["name"].values[k])), 2.5, style.SMALL), fontsize=style.SMALL)
+            if k % columns:
                 ax.set_yticklabels([str(i + 1) for i in range(data.sizes["checkpoint"])])
         if len(results) > 1:
-            axes[0].set_ylabel(style.fitted(look.label, 2.2, style.RC["axes.labelsize"]))
+            axes[0].set_ylabel(style.fitted(look.label, 2.2 * rows, style.RC["axes.labelsize"]))
         bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=list(axes[: data.sizes["curve"]]))
         bar.set_label(f"barrier ({data['barrier'].attrs.get('units', '1')})")
     return figure
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """The largest barrier between any two, of the last curve, and the mean over pairs."""
+    """The largest barrier of the last curve, and the mean over pairs, also before aligning by the same statistics."""
     if not finite(data, "barrier").size:
         return {}
     last = data["barrier"].values[-1]
@@ -82,5 +85,9 @@ def headline(data: xr.Dataset) -> Numbers:
         "barrier": last[top].item(),
         "barrier_se": data["barrier_se"].values[-1][top].item(),
         "mean": float(np.nanmean(last)),
-        **({"mean before": float(np.nanmean(data["barrier"].values[0]))} if len(data["barrier"]) > 1 else {}),
+        **(
+            {"mean before": float(np.nanmean(data["barrier"].values[pair(data)[0]]))}
+            if len(data["barrier"]) > 1
+            else {}
+        ),
     }
