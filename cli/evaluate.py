@@ -1,26 +1,40 @@
-"""The command `evaluate`: loss, accuracy and calibration of a checkpoint."""
+"""The command `evaluate`: loss, accuracy and calibration of checkpoints."""
 
 from __future__ import annotations
 
 import json as encoding
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from landscape.cli.chosen_checkpoints import chosen_checkpoints
 from landscape.cli.command_options import DATA, OUTPUT, RUN, loading_options, loading_values, option, with_options
-from landscape.cli.loading import CHECKPOINT, load
+from landscape.cli.loading import load, several_checkpoints
+
+if TYPE_CHECKING:
+    from landscape.subject.subject import Subject
 
 
-def evaluate(checkpoint: Path | None, passes: int, json: bool, quiet: bool, **options: Any) -> None:
-    """Print loss, accuracy, top-5 and calibration error, or a language model's perplexity, with standard errors."""
+def evaluate(checkpoint: list[Path] | None, passes: int, json: bool, quiet: bool, **options: Any) -> None:
+    """Print loss, accuracy, top-5 and calibration error, or a language model's perplexity, with standard errors.
+
+    With --json one line per checkpoint.
+    """
+    values = loading_values(options)
+    reading = {name: values[name] for name in ("weights", "trust_pickle") if name in values}
+    chosen = chosen_checkpoints("evaluate", checkpoint or [None], {}, reading, (), quiet=quiet)
+    for path, label in zip(chosen.paths, chosen.labels, strict=True):
+        _print_metrics(load(path, values, label=label, quiet=quiet), passes, json=json)
+
+
+def _print_metrics(subject: Subject, passes: int, *, json: bool) -> None:
     from landscape.subject.evaluation import metrics_of
     from landscape.subject.identity import protocol
 
-    subject = load(checkpoint, loading_values(options), quiet=quiet)
     found = metrics_of(subject, passes=passes)
     if json:
-        typer.echo(encoding.dumps(found))
+        typer.echo(encoding.dumps({"label": subject.label, **found}))
         return
     averaged = f", probabilities of {passes} passes averaged" if passes > 1 else ""
     typer.echo(f"{subject.label}, {protocol(subject)}{averaged}")
@@ -34,7 +48,7 @@ def evaluate(checkpoint: Path | None, passes: int, json: bool, quiet: bool, **op
 with_options(
     evaluate,
     {
-        "checkpoint": CHECKPOINT,
+        "checkpoint": several_checkpoints(),
         **loading_options({"split": "test", "samples": "all", "batch_size": 128}, without=("weight_decay",)),
         "passes": option(int, "forward passes whose probabilities are averaged, for MC dropout", 1, DATA),
         "json": option(bool, "print JSON", False, OUTPUT, "--json"),

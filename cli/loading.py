@@ -21,6 +21,12 @@ CHECKPOINT = (
 )
 
 
+def several_checkpoints(what: str = "checkpoints, or folders of them: a run's stands for its last") -> tuple[Any, None]:
+    """The argument of a command that takes any number of checkpoints; `what`: what it does with them."""
+    help = f"{what}; default: the newest final.pt under ./checkpoints"
+    return Annotated[list[Path] | None, typer.Argument(help=help)], None
+
+
 def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: bool) -> Subject:
     """Load a subject and print it, with loss and accuracy on a few samples as a sanity check.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,7 +24,7 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.flatness_table import flatness_table
-from landscape.cli.loading import load
+from landscape.cli.loading import load, several_checkpoints
 from landscape.cli.process_setup import executor_of, free_large_blocks, importing, sharing_processes
 from landscape.event_log import event_log, record
 from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
@@ -64,13 +64,10 @@ def command_of(name: str) -> Callable[..., None]:
             after = None if save is None else partial(save_aligned, path=save, quiet=run["quiet"])
             measure_all(name, checkpoint or [None], parameters, loading_values(typed), after=after, **run)
 
-    what = WHAT.get(name, "checkpoints, or folders of them: a run's stands for its last")
-    checkpoints = Annotated[
-        list[Path] | None, typer.Argument(help=f"{what}; default: the newest final.pt under ./checkpoints")
-    ]
+    checkpoints = several_checkpoints(WHAT[name]) if name in WHAT else several_checkpoints()
     loading = loading_options(loading_defaults(probes_of(name)[0]))
     own |= {"save": SAVE} if name == "align" else {}
-    table = {"context": CONTEXT, "checkpoint": (checkpoints, None), **own, **loading, **RUN}
+    table = {"context": CONTEXT, "checkpoint": checkpoints, **own, **loading, **RUN}
     return with_options(command, table)
 
 

@@ -444,6 +444,16 @@ def test_evaluate_prints_loss_accuracy_and_calibration(command: Command) -> None
     assert {"top5", "ece"} <= set(found)
 
 
+def test_evaluate_takes_several_checkpoints(command: Command) -> None:
+    files = [f"checkpoints/resnet_demo-digits/{name}.pt" for name in ("final", "init")]
+    code, text, _ = command("evaluate", *files, "--samples", "40", "--json")
+    found = [json.loads(line) for line in text.splitlines()]
+    alone = [json.loads(command("evaluate", file, "--samples", "40", "--json")[1]) for file in files]
+    assert code == 0
+    assert [one["loss"] for one in found] == [one["loss"] for one in alone]
+    assert len({one["label"] for one in found}) == 2
+
+
 @pytest.mark.slow
 def test_evaluate_loads_as_the_probes_do(command: Command, tmp_path: Path) -> None:
     run = "checkpoints/resnet_demo-digits"
@@ -489,7 +499,7 @@ def test_evaluate_takes_the_loss_of_a_regression(command: Command, tmp_path: Pat
     with torch.no_grad():
         each = (subject.model(subject.batches[0][0]) - subject.batches[0][1]).square().mean(dim=1).double().numpy()
     assert code == 0
-    assert set(found) == {"samples", "loss", "loss_se"}
+    assert set(found) == {"label", "samples", "loss", "loss_se"}
     assert found["loss"] == pytest.approx(each.mean(), rel=1e-6)
     assert found["loss_se"] == pytest.approx(each.std(ddof=1) / np.sqrt(10), rel=1e-6)
     assert "accuracy" not in err
