@@ -126,10 +126,10 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
     """Parse `0.5,0.5,0.5`.
 
     Raises:
-        OptionError: a part is not a number.
+        OptionError: a part is not a number, or is infinite.
     """
     numbers = _numbers(text, ",", float)
-    require(bool(numbers), name, text or "nothing", "numbers separated by commas")
+    require(bool(numbers) and all(map(math.isfinite, numbers)), name, text or "nothing", "numbers separated by commas")
     return tuple(numbers)
 
 

@@ -76,8 +76,9 @@ def draw(
     written = []
     with reader.streaming(path) as stored, applied(theme), readable(path):
         everything = selection.of(reader.by_checkpoint(stored))
-        for group in _left_out(everything):
-            _log.info("no figure of %s yet", group)
+        for group, data in _left_out(everything):
+            finished = "done" in data and bool((data["done"].values == 1).all())
+            _log.info("no figure of %s%s", group, ": its numbers are not finite" if finished else " yet")
         for name, page in _pages(everything, selection, probes, figures):
             if name == "hessian" and eigenvalues is not None:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
@@ -246,7 +247,7 @@ def draw_build_up(rows: Sequence[Mapping[str, Any]], out: Path | str, formats: S
 def left_out(path: Path | str) -> list[str]:
     """Groups that appear in no figure: nothing of them is finished, or no figure draws their probe."""
     with reader.streaming(path) as stored:
-        return _left_out(stored)
+        return [name for name, _ in _left_out(stored)]
 
 
 def check_name(name: str) -> None:
@@ -255,11 +256,11 @@ def check_name(name: str) -> None:
     require(name in NAMES, "figure", name, f"the name of a figure, such as {', '.join(near)}")
 
 
-def _left_out(stored: Stored) -> list[str]:
+def _left_out(stored: Stored) -> list[tuple[str, xr.Dataset]]:
     def drawn(probe: str, data: xr.Dataset) -> bool:
         return probe in IMPORTED or any(figure.drawable(data) for figure in FIGURES.values() if figure.probe == probe)
 
-    return [name for name, data in stored if not drawn(name.partition("/")[0], data)]
+    return [(name, data) for name, data in stored if not drawn(name.partition("/")[0], data)]
 
 
 def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence[str]) -> list[Path]:

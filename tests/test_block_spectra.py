@@ -219,6 +219,13 @@ def test_bad_options_are_refused_in_one_line() -> None:
         run_probe(Density(blocks="tensor"), quadratic(symmetric([1.0, 2.0])))
 
 
+def test_blocks_without_a_finite_number_have_no_distance() -> None:
+    nodes = np.full((2, 3, 4), np.nan)
+    found = heterogeneity(nodes, nodes)
+    assert all(np.isnan(value).all() for value in found.values())
+    assert found["js_distance"].shape == (3, 3)
+
+
 def test_a_half_finished_result_has_the_distances_of_its_finished_vectors() -> None:
     found = run_probe(Density(vectors=3, steps=6, blocks="tensor"), tanh_net(), units=1)
     assert np.isfinite(found["heterogeneity"])

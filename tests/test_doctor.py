@@ -144,6 +144,18 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "mini-batch without spectrum": (
         spectra.without_spectrum, hessian(values=np.array([[np.nan] * 2, [1.0, 2.0]]), batches=2), hessian(),
         "evaluate"),
+    "loss not finite": (
+        accuracy.loss_not_finite,
+        made("step", {"loss": ("batch", [np.nan, 1.0]), "done": ("batch", [1, 1])}),
+        made("step", {"loss": ("batch", [np.nan, 1.0]), "done": ("batch", [0, 1])}),
+        "evaluate net.pt",
+    ),
+    "no finite number": (
+        accuracy.loss_not_finite,
+        made("flatness", {"value": ("measure", [np.nan, np.nan])}),
+        made("flatness", {"value": ("measure", [np.nan, 1.0])}),
+        "evaluate net.pt",
+    ),
     "few mini-batches": (spectra.few_batches, hessian(4), hessian(10), "--samples 320"),
     "saturated bootstrap": (
         spectra.saturated_bootstrap, hessian(arrays={"nep": 0.0, "nep_low": 0.0, "nep_high": 0.0}), hessian(), "bound"),

@@ -63,6 +63,7 @@ def test_model_arguments_become_what_they_look_like() -> None:
         (options.one_of, ("preset", "park2021", ["park2022"]), "--preset must be park2022, got park2021"),
         (options.require, (False, "tol", 2.0, "below 1"), "--tol must be below 1, got 2.0"),
         (options.parse_numbers, ("eps", "a,1"), "--eps must be numbers separated by commas, got a,1"),
+        (options.parse_numbers, ("eps", "1,inf"), "--eps must be numbers separated by commas, got 1,inf"),
         (options.parse_choices, ("format", "png,gif", ("png", "pdf")), "--format must be png or pdf, got gif"),
         (options.parse_resolution, ("resolution", "5x5"), "--resolution must be N or NX,NY, got 5x5"),
         (options.parse_ranges, ("range", "a"), "--range must be R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH, got a"),

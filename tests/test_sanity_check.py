@@ -83,6 +83,16 @@ def test_a_guessing_model_is_warned_of_with_the_three_causes() -> None:
     assert "\n" not in said
 
 
+def test_losses_that_are_not_finite_are_counted_and_their_cause_is_named() -> None:
+    broken = INPUTS.clone()
+    broken[3] = math.nan
+    check = check_sanity(subject(inputs=broken))
+    assert (check.lost, check.samples) == (1, 200)
+    said = warning(check, initial=True)
+    assert said.startswith("warning: the loss of 1 of 200 samples is not finite")
+    assert "the inputs of the data are not finite" in said
+
+
 # --- causes ---
 
 

@@ -189,6 +189,8 @@ def test_matching_finds_the_best_assignment_of_one_group() -> None:
     permutations, _ = recorded(model, lambda m: m(inputs), inputs)
     first, second = ({k: torch.randn_like(t) for k, t in tensors_of(model).items()} for _ in range(2))
     found = match(permutations, first, second, restarts=2)
+    zero = match(permutations, first, {name: torch.zeros_like(tensor) for name, tensor in second.items()}, restarts=1)
+    assert np.isnan(zero.cosine(zero.similarity))
     units = permutations.places["0.weight"][0]
 
     def similarity(order: tuple[int, ...]) -> float:

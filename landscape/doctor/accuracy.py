@@ -9,13 +9,14 @@ import numpy as np
 from scipy.stats import binom, norm
 from scipy.stats import t as student
 
-from landscape.doctor.finding import Finding, Result, found, more_samples
+from landscape.doctor.finding import Finding, Result, Severity, found, more_samples
 from landscape.doctor.grid import Grid
 from landscape.results.rounding import plus_minus
 from landscape.results.statistics import QUANTILE
 
 LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
 LEAST_ERRORS = QUANTILE**2  # below it, the half-width 1.96 sqrt(errors) of an interval exceeds the number of errors
+STATED = ("loss_increase", "value", "effective_rank")  # of probes that store no loss; single ones may be undefined
 SAMPLES_FOR_GUESS = 2  # a single sample decides nothing
 
 
@@ -30,19 +31,21 @@ def at_chance(result: Result) -> Iterator[Finding]:
     hits = round(accuracy * n)
     p_value = float(binom.sf(hits - 1, n, 1 / classes))
     if p_value >= LEVEL:
-        untrained = result.attribute("epoch", math.nan) == 0
-        yield found(
-            "at-chance", "note" if untrained else "wrong", result,
+        yield _knows_nothing(
+            result, "wrong",
             f"the accuracy {accuracy:.3f} on {n} samples is no better than guessing among {classes} classes "
             f"(binomial test, p = {p_value:.2g})",
-            _check_loading(result),
         )  # fmt: skip
 
 
-def _check_loading(result: Result, more: str = "") -> str:
-    """What to look at where a network knows nothing."""
-    if result.attribute("epoch", math.nan) == 0:
-        return "these are initial weights: expected"
+def _knows_nothing(result: Result, severity: Severity, text: str, more: str = "") -> Finding:
+    """The finding of a network that guesses, a note where its weights are initial ones; `more`: options to look on."""
+    untrained = result.attribute("epoch", math.nan) == 0
+    remedy = "these are initial weights: expected" if untrained else _check_loading(result, more)
+    return found("at-chance", "note" if untrained else severity, result, text, remedy)
+
+
+def _check_loading(result: Result, more: str) -> str:
     trained = f"that the weights are trained ({result.attribute('weights_taken') or 'their origin is not stored'})"
     check = f"check {trained} and that --mean, --std and the class order are those of training"
     checkpoint = result.spec.get("checkpoint")
@@ -64,12 +67,10 @@ def loss_at_chance(result: Result) -> Iterator[Finding]:
     error = float(loss.std(ddof=1) / math.sqrt(len(loss))) if len(loss) > 1 else 0.0
     margin = student.ppf(1 - LEVEL, len(loss) - 1) * error if len(loss) > 1 else 0.0
     if loss.mean() + margin >= chance and loss.mean() > chance / 2:
-        untrained = result.attribute("epoch", math.nan) == 0
-        yield found(
-            "at-chance", "note" if untrained else "suspicious", result,
+        yield _knows_nothing(
+            result, "suspicious",
             f"the mean loss {loss.mean():.3g} is not below that of guessing, log {result.classes} = "
-            f"{chance:.3g}: these are eigenvalues of a network that knows nothing",
-            _check_loading(result, " --split train"),
+            f"{chance:.3g}: these are eigenvalues of a network that knows nothing", " --split train",
         )  # fmt: skip
 
 
@@ -85,12 +86,30 @@ def loss_above_guessing(result: Result) -> Iterator[Finding]:
     if result.spec.get("split") == "test" or any(at_chance(result)):
         return
     if grid.at_centre - norm.ppf(1 - LEVEL) * grid.loss_se > chance:
-        untrained = result.attribute("epoch", math.nan) == 0
-        yield found(
-            "at-chance", "note" if untrained else "suspicious", result,
+        yield _knows_nothing(
+            result, "suspicious",
             f"the training loss at the checkpoint, {plus_minus(grid.at_centre, grid.loss_se)}, is above that of "
-            f"guessing, log {result.classes} = {chance:.3g}",
-            _check_loading(result, " --split train"),
+            f"guessing, log {result.classes} = {chance:.3g}", " --split train",
+        )  # fmt: skip
+
+
+def loss_not_finite(result: Result) -> Iterator[Finding]:
+    """The network's loss, or every number that a probe states, is infinite or not a number.
+
+    Surfaces, lines and spectra have rules of their own: there single points may overflow.
+    """
+    if result.probe in ("surface", "line", "convexity", "hessian"):
+        return
+    name = next((name for name in ("loss", *STATED) if result.values(name).size), "")
+    values = result.values(name)
+    done = result.data["done"].values == 1 if "done" in result.data else np.ones(1, dtype=bool)
+    if done.ndim and values.shape[: done.ndim] == done.shape:
+        values = values[done]
+    lost = ~np.isfinite(values)
+    if lost.any() and (lost.all() or name not in STATED):
+        yield found(
+            "not-finite", "wrong", result, f"{name.replace('_', ' ')}: {int(lost.sum())} of {lost.size} are not finite",
+            "check the inputs, and the weights: landscape evaluate " + (result.spec.get("checkpoint") or "CHECKPOINT"),
         )  # fmt: skip
 
 

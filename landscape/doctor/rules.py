@@ -34,7 +34,8 @@ def unfinished(result: Result) -> Iterator[Finding]:
 
 OF_ONE: Sequence[Rule] = (
     unfinished,
-    accuracy.at_chance, accuracy.loss_at_chance, accuracy.loss_above_guessing, accuracy.few_per_class,
+    accuracy.at_chance, accuracy.loss_at_chance, accuracy.loss_above_guessing, accuracy.loss_not_finite,
+    accuracy.few_per_class,
     surfaces.minimum_at_the_edge, surfaces.minimum_elsewhere, surfaces.too_wide, surfaces.too_narrow, surfaces.no_rise,
     surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
     lines.frozen_ends, lines.frozen_corners, lines.frozen_path, lines.barrier_unknown, lines.short_path,

@@ -93,8 +93,8 @@ class Align(Probe):
             facts={
                 "other": self._shown(subject),
                 "proof_error": found.proof.error,
-                "similarity": found.match.similarity / found.match.largest,
-                "similarity_before": found.match.before / found.match.largest,
+                "similarity": found.match.cosine(found.match.similarity),
+                "similarity_before": found.match.cosine(found.match.before),
                 "refused": ", ".join(found.proof.refused) or "none",
             },
         )  # fmt: skip

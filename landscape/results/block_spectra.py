@@ -53,8 +53,10 @@ def heterogeneity(nodes: np.ndarray, weights: np.ndarray) -> dict[str, Any]:
         found |= {f"{name}_distance": _spread(distance, known), f"{name}_distance_se": _spread(error, known)}
         prefix = "" if name == "js" else "shape_"
         found |= {f"{prefix}heterogeneity": mean, f"{prefix}heterogeneity_se": mean_error}
-    half = np.array([[_half(*pair) for pair in zip(*one, strict=True)] for one in zip(nodes, weights, strict=True)])
-    return found | {"heterogeneity_half_steps": _jackknifed(half[:, :, 0], half[:, :, 1], own_scale=False)[2]}
+    half = np.full((2, *nodes.shape), np.nan)
+    for at in np.ndindex(nodes.shape[:2]):
+        half[(slice(None), *at)] = _half(nodes[at], weights[at])
+    return found | {"heterogeneity_half_steps": _jackknifed(*half, own_scale=False)[2]}
 
 
 def moments(nodes: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:

@@ -34,6 +34,7 @@ class SanityCheck:
     classes: int  # outputs of the model
     p_value: float  # binomial probability that guessing is right at least as often; NaN without an accuracy
     cause: str = ""  # the likely cause of an accuracy at chance level; "" where the samples suggest none
+    lost: int = 0  # samples whose loss is not finite
 
     @property
     def at_chance(self) -> bool:
@@ -75,6 +76,8 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
         )
     hit = torch.cat(correct)
     check = SanityCheck(losses.mean().item(), hit.mean().item(), len(losses), classes, math.nan)
+    if lost := int((~losses.isfinite()).sum()):
+        return replace(check, lost=lost, cause=_not_finite(subject))
     if len(predicted) < len(loss):
         return check
     p_value = guessing_p_value(int(hit.sum().item()), len(losses), classes)
@@ -88,10 +91,16 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
 
 
 def warning(check: SanityCheck, *, initial: bool | None = False, own: float | None = None) -> str:
-    """The warning about an accuracy at chance level; "" where it is not, or is expected.
+    """The warning about losses that are not finite, or an accuracy at chance level; "" where there are none.
 
-    Expected: the weights are `initial` ones (None: they may be), or the checkpoint's `own` accuracy is at chance too.
+    An accuracy is expected at chance level where the weights are `initial` ones (None: they may be), or the
+    checkpoint's `own` accuracy is at chance too.
     """
+    if check.lost:
+        return (
+            f"warning: the loss of {check.lost} of {check.samples} samples is not finite, nor are means over these "
+            f"samples; {check.cause}"
+        )
     expected = own is None or guessing_p_value(round(own * check.samples), check.samples, check.classes) < LEVEL
     if not check.at_chance or initial or not expected:
         return ""

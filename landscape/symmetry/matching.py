@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,10 @@ class Match:
     before: float  # and without it
     largest: float  # what it would be if both had equal weights up to the permutation: |A| |B|
     starts: tuple[float, ...]  # the similarity that each start came to
+
+    def cosine(self, inner_product: float) -> float:
+        """An inner product as a share of the largest; NaN where the weights of a network are all zero."""
+        return inner_product / self.largest if self.largest else math.nan
 
 
 def match(

@@ -81,8 +81,8 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
     found = match(proof.permutations, *weights, restarts=restarts, seed=seed)
     _log.info(
         "align: %d groups of units, outputs equal to %.0e under random permutations; similarity of the weights %.3f, "
-        "%.3f aligned", len(proof.permutations.groups), proof.error, found.before / found.largest,
-        found.similarity / found.largest,
+        "%.3f aligned", len(proof.permutations.groups), proof.error, found.cosine(found.before),
+        found.cosine(found.similarity),
     )  # fmt: skip
     with torch.no_grad():
         for name, tensor in proof.permutations.apply(
