@@ -118,5 +118,7 @@ def draw(file: Path, out: Path, formats: tuple[str, ...], *, quiet: bool) -> lis
 
 def _say(file: Path, out: Path, paths: list[Path], *, quiet: bool) -> None:
     if not paths:
-        raise ValueError(f"{file} holds nothing finished to draw, or nothing finite; run a probe first: landscape surface")
+        raise ValueError(
+            f"{file} holds nothing finished to draw, or nothing finite; run a probe first: landscape surface"
+        )
     say(f"{len(paths)} figure{'s' if len(paths) > 1 else ''} in {out}", quiet=quiet)
