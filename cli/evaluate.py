@@ -22,7 +22,7 @@ def evaluate(checkpoint: list[Path] | None, passes: int, json: bool, quiet: bool
     With --json one line per checkpoint.
     """
     values = loading_values(options)
-    reading = {name: values[name] for name in ("weights", "trust_pickle") if name in values}
+    reading: dict[str, Any] = {name: values[name] for name in ("weights", "trust_pickle") if name in values}
     chosen = chosen_checkpoints("evaluate", checkpoint or [None], {}, reading, (), quiet=quiet)
     for path, label in zip(chosen.paths, chosen.labels, strict=True):
         _print_metrics(load(path, values, label=label, quiet=quiet), passes, json=json)
