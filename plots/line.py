@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 MEANING = (
     "Loss and accuracy along straight lines through the trained weights, or from one checkpoint (t = 0) to another "
-    "(t = 1), where the barrier is how far the loss rises above the straight line between the ends. A line is one "
-    "direction out of millions: a flat one does not make a flat minimum, and a barrier on the straight line does not "
-    "exclude a curved path without one."
+    "(t = 1), straight or along a trained curve, where the barrier is how far the loss rises above the straight line "
+    "between the ends' losses. A line is one direction out of millions: a flat one does not make a flat minimum, and a "
+    "barrier on the straight line does not exclude a curved path without one."
 )
 BAND = 2.0  # standard errors
 TITLES = {
     "random": "random directions",
     "eigen": "Hessian eigenvectors",
     "checkpoints": "from one checkpoint to another",
+    "curve": "along a trained curve from one checkpoint to another",
     "run": "principal components of the run",
     "file": "directions of a file",
 }
@@ -89,8 +90,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def kind(data: xr.Dataset) -> str:
-    """Where the directions come from."""
-    return str(data.attrs.get("along", ""))
+    """Where the directions come from; `curve` for a trained one between checkpoints."""
+    return "curve" if data.attrs.get("connect") else str(data.attrs.get("along", ""))
 
 
 def _spread(data: xr.Dataset) -> bool:
@@ -158,6 +159,8 @@ def _barrier(data: xr.Dataset, k: int) -> str:
 
 
 def _axis(data: xr.Dataset) -> str:
+    if kind(data) == "curve":
+        return "position $t$ on the curve"
     units = escaped(str(data["t"].attrs.get("units", "1")))
     return f"position on the line ({units})" if units not in ("", "1") else "position on the line"
 
