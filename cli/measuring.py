@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from landscape.cli.aligning import SAVE, save_aligned
+from landscape.cli.aligning import SAVE, saving
 from landscape.cli.chosen_checkpoints import chosen_checkpoints, expected
 from landscape.cli.command_options import (
     CONTEXT,
@@ -61,8 +61,9 @@ def command_of(name: str) -> Callable[..., None]:
         }
         run = {key: options[key] for key in RUN if key not in ("debug", "memory")}
         with limited_to(_memory(**{key: options[key] for key in ("memory", "workers", "scheduler")})):
-            after = None if save is None else partial(save_aligned, path=save, quiet=run["quiet"])
-            measure_all(name, checkpoint or [None], parameters, loading_values(typed), after=after, **run)
+            given = loading_values(typed)
+            after = saving(save, given, quiet=run["quiet"])
+            measure_all(name, checkpoint or [None], parameters, given, after=after, **run)
 
     checkpoints = several_checkpoints(WHAT[name]) if name in WHAT else several_checkpoints()
     loading = loading_options(loading_defaults(probes_of(name)[0]))

@@ -186,3 +186,13 @@ def test_a_trajectory_of_an_adapters_own_parameters_is_theirs_alone(folder: Path
     length = sum(float(t.double().square().sum()) for name, t in weights.items() if ".lora_B." in name)
     steps = np.array([0.5, 1.0, 2.0]) - 2.0
     np.testing.assert_allclose(found["gram"], np.outer(steps, steps) * length, rtol=1e-5)
+
+
+def test_the_run_of_a_folder_is_found_beside_it(folder: Path, tmp_path: Path) -> None:
+    _trained(folder, tmp_path)
+    last = landscape.load(tmp_path / "checkpoint-30", data=str(folder / "tokens.npy"), device="cpu")
+    found = landscape.measure("barriers", last, out=None, quiet=True, snapshots="spread:3", resolution=2)
+    assert list(found["checkpoint_name"].values) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
+    alone = landscape.load(folder / "tuned", data=str(folder / "tokens.npy"), device="cpu")
+    with pytest.raises(ValueError, match=r"align needs two checkpoints, got .*tuned alone: landscape align A.pt B.pt"):
+        landscape.measure("align", alone, out=None, quiet=True)

@@ -120,6 +120,10 @@ def test_the_command_writes_the_aligned_checkpoint(
     ((_, data),) = reader.find(tmp_path / "results.h5", "align")
     assert data.attrs["proof_error"] <= 1e-5
     assert data.attrs["other"] == "b"
+    code, _, err = command("align", "a.pt", "b.pt", "--save", ".", *options)
+    assert (code, "--save must be a file, got the folder ." in err) == (2, True)
+    code, _, err = command("align", "a.pt", "b.pt", "--save", "c.pt", "--adapter", "separate", *options)
+    assert (code, "--save writes a whole network; drop --adapter separate" in err) == (2, True)
     code, _, err = command("align", "a.pt", "b.pt", "c.pt", *options)
     assert code == 2
     assert "align takes two checkpoints, got 3" in err
@@ -130,3 +134,11 @@ def test_values_out_of_range_are_refused() -> None:
         for probe in (Align, Barriers):
             with pytest.raises(OptionError):
                 probe(**values)
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    subject = resnet()
+    broken = permuted(subject)
+    broken["fc.weight"][0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"b.pt has weights that are not finite \(fc.weight\)"):
+        Align(against=saved(tmp_path / "b.pt", broken)).plan(subject)

@@ -167,7 +167,7 @@ def test_a_curve_is_not_measured_on_the_samples_that_it_was_trained_on(ends: tup
     np.save(tmp_path / "images.npy", np.zeros((20, 16, 16, 3), np.uint8))
     np.save(tmp_path / "labels.npy", np.arange(20) % 10)
     subject = _subject(ends[0], data=f"{tmp_path}/images.npy,{tmp_path}/labels.npy")
-    with pytest.raises(ValueError, match=r"and .* has one part; give --data with a train and a test part"):
+    with pytest.raises(ValueError, match=r"and the data \(.*\) have one part; give data with a train and a test part"):
         _curve(ends[1]).plan(subject)
 
 

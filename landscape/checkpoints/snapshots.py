@@ -93,6 +93,14 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [*folders, *without_companions(files)]
 
 
+def run_folder(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to, itself where it is a folder that holds others."""
+    alone = (
+        raw_files.holds_weights(checkpoint) and len(checkpoints_in(checkpoint)) == 1 if checkpoint.is_dir() else True
+    )
+    return checkpoint.parent if alone else checkpoint
+
+
 def of_run(run: Path | Sequence[Path], *, weights: Weights = "raw", trust_pickle: bool = False) -> list[Snapshot]:
     """All different snapshots of a run, in order; files with equal weights count once, the last is w_T.
 

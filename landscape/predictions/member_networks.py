@@ -13,7 +13,7 @@ import torch
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.file_names import label_of
-from landscape.checkpoints.snapshots import Snapshot, load_snapshot
+from landscape.checkpoints.snapshots import Snapshot, load_snapshot, run_folder
 from landscape.options import OptionError, invalid
 from landscape.subject import batchnorm, loading
 from landscape.subject.subject import Subject
@@ -93,7 +93,7 @@ def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, a
         raise OptionError(f"--snapshots {snapshots} takes the run of a checkpoint file, got a network in memory")
     found: list[MemberNetwork] = []
     for path in (subject.checkpoint.path, *map(Path, others)):
-        chosen = _chosen(subject, path if path.is_dir() else path.parent, kind, count)
+        chosen = _chosen(subject, run_folder(path), kind, count)
         if average:
             files = tuple(snapshot.path for snapshot in chosen)
             digest = ",".join(snapshot.sha256 for snapshot in chosen)

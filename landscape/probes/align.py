@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
+from landscape.checkpoints.snapshots import run_folder
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.loading import read_beside, run_of
@@ -124,9 +125,13 @@ class Align(Probe):
         if subject.checkpoint is None:
             raise ValueError("align needs two checkpoints: landscape align A.pt B.pt, or against=... in Python")
         path = subject.checkpoint.path
-        first = run_of(subject, path if path.is_dir() else path.parent)[0].path
+        alone = f"align needs two checkpoints, got {path} alone: landscape align A.pt B.pt"
+        try:
+            first = run_of(subject, run_folder(path))[0].path
+        except ValueError as error:  # its folder holds no run
+            raise ValueError(alone) from error
         if first == path:
-            raise ValueError(f"align needs two checkpoints, got {path} alone: landscape align A.pt B.pt")
+            raise ValueError(alone)
         return str(first)
 
     def _shown(self, subject: Subject) -> str:

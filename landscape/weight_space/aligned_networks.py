@@ -51,10 +51,18 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
     those whose permutation changes its outputs stay, which is said.
 
     Raises:
-        ValueError: the checkpoint has another architecture, or nothing in the network can be permuted.
+        ValueError: the checkpoint has another architecture, weights of either are not finite, or nothing in the network
+            can be permuted.
     """
-    stored = read_beside(subject, Path(other))
-    state = tensors_like(stored, subject.model.state_dict())
+    stored, own_state = read_beside(subject, Path(other)), subject.model.state_dict()
+    state = tensors_like(stored, own_state)
+    for whose, tensors in ((subject.label, own_state), (stored.path, state)):
+        trained = (name for name, _ in subject.model.named_parameters() if name in tensors)
+        if broken := next((name for name in trained if not tensors[name].isfinite().all()), ""):
+            raise ValueError(
+                f"{whose} has weights that are not finite ({broken}), which no units of another network match; "
+                "take an earlier snapshot"
+            )
     alone = subject.as_is()
     inputs = alone.example()[0]
 
@@ -76,8 +84,8 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
             "their own; measure the line between the checkpoints: landscape line A.pt B.pt"
         )
     own, others = tensors_of(subject.model), tensors_of(theirs)
-    trained = {name for name, tensor in own.items() if isinstance(tensor, nn.Parameter)}
-    weights = [{name: t.detach() for name, t in tensors.items() if name in trained} for tensors in (own, others)]
+    learnt = {name for name, tensor in own.items() if isinstance(tensor, nn.Parameter)}
+    weights = [{name: t.detach() for name, t in tensors.items() if name in learnt} for tensors in (own, others)]
     found = match(proof.permutations, *weights, restarts=restarts, seed=seed)
     _log.info(
         "align: %d groups of units, outputs equal to %.0e under random permutations; similarity of the weights %.3f, "

@@ -52,8 +52,8 @@ def training_part(subject: Subject) -> Subject:
     train = subject.as_is().other("train", "all")
     if train.one_part:
         raise ValueError(
-            "--connect bezier trains a curve on the train split and measures it on the other, and "
-            f"{train.data_name} has one part; give --data with a train and a test part"
+            "--connect bezier trains a curve on the train split and measures it on the other, and the data "
+            f"({train.data_name}) have one part; give data with a train and a test part"
         )
     return train
 
