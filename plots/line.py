@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import basin_panels, style
 from landscape.plots.appearance import DASHES, LINES, Color, Line, Look, escaped, loss_label, names
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, finite
@@ -172,9 +172,11 @@ def headline(data: xr.Dataset) -> Numbers:
         top = int(np.nanargmax(data["barrier"].values))
         stored = ("barrier", "barrier_se", "barrier_at", "accuracy_barrier")
         shown = ("barrier", "barrier_se", "at", "accuracy barrier")
-        return {name: data[key].values[top].item() for name, key in zip(shown, stored, strict=True)}
+        found = {name: data[key].values[top].item() for name, key in zip(shown, stored, strict=True)}
+        return found | basin_panels.headline(data)
     loss = data["loss"].where(data["done"] == 1) if {"loss", "done", "t"} <= set(data.variables) else xr.DataArray()
     if loss.ndim != 2:
         return {}
     start = loss.transpose("direction", "t").values[:, np.flatnonzero(data["t"].values == 0.0)]
-    return {"loss": start[0, 0].item() if start.size else np.nan, "highest": loss.max().item()}
+    ends = {"loss": start[0, 0].item() if start.size else np.nan, "highest": loss.max().item()}
+    return ends | basin_panels.headline(data)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from landscape.plots import geometry, headlines
+from landscape.plots import basin_panels, geometry, headlines
 from landscape.results.statistics import QUANTILE, mean_and_standard_error, score_interval
 
 Reading = Literal["", "lower is better", "higher is better", "lower is flatter", "higher is flatter"]
@@ -58,7 +58,7 @@ class Measured:
 def measured(data: xr.Dataset) -> list[Measured]:
     """The headline numbers of a result that are finite; also those without a known error."""
     own = OF_PROBE.get(str(data.attrs.get("probe", "")))
-    found = {one.name: one for one in own(data)} if own is not None else {}
+    found = {one.name: one for one in (*own(data), *basin_panels.radii(data, number))} if own is not None else {}
     for name, value in headlines.numbers(data).items():
         if not isinstance(value, str) and name not in found and not name.endswith(OTHER[0]) and name not in OTHER:
             found[name] = _alone(data, name, float(value))

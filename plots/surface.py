@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import plane
+from landscape.plots import basin_panels, plane
 from landscape.plots.appearance import Look, loss_label
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import narrow
@@ -132,4 +132,5 @@ def headline(data: xr.Dataset) -> Numbers:
     if "height" in data and HEIGHT_RADIUS in data["radius"]:
         found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].sel(radius=HEIGHT_RADIUS).item()
     measures = {"hold_out_error": "hold-out error at most", "deviation_max": "deviation at most (standard errors)"}
-    return found | {words: data[name].item() for name, words in measures.items() if name in data}
+    found |= {words: data[name].item() for name, words in measures.items() if name in data}
+    return found | basin_panels.headline(data)

@@ -22,7 +22,7 @@ from landscape.probes.ensemble import Ensemble
 from landscape.probes.flatness import Flatness
 from landscape.probes.sensitivity import Sensitivity
 from landscape.probes.step import Step
-from landscape.results import corruption_summary
+from landscape.results import basins, corruption_summary
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 from landscape.run import reduce_of
@@ -126,18 +126,39 @@ def quantities(dims: tuple[str, ...], *names: str) -> dict[str, Quantity]:
     return {name: Quantity(name.replace("_", " "), dims=dims) for name in names}
 
 
+def scores(*values: Any) -> dict[str, tuple[Quantity, np.ndarray]]:
+    """Labels of losses and accuracies on two data sets."""
+    names = ("score_data", "score_kind", "score_units", "score_centre", "score_margin")
+    text = (("prose", "prose", "code", "code"), ("loss", "accuracy") * 2, ("nats", "1") * 2)
+    return {n: (Quantity(n, dims=("score",)), np.array(v)) for n, v in zip(names, (*text, *values), strict=True)}
+
+
+CENTRES, MARGINS = (0.5, 0.9, 0.6, 0.8), (0.1, 0.05, 0.2, 0.05)
+
+
+def worsened(rise: float) -> Values:
+    """The scores of a point where the loss is higher by so much."""
+    worse = rise * np.array([1.0, 0.2, 2.0, 0.4])
+    value = np.array(CENTRES) + worse * np.array([1, -1, 1, -1])
+    return {"score_value": value, "score_worse": worse, "score_se": np.full(4, 0.02), "score_worse_se": 0.1 * worse}
+
+
 def surface(network: Network) -> tuple[Plan, Measure]:
+    at = np.linspace(-1, 1, 21)
     plan = Plan(
-        over={"x": np.linspace(-1, 1, 21), "y": np.linspace(-1, 1, 21)},
-        quantities=quantities((), "loss", "loss_se", "rise_se", "l2", "accuracy", "objective"),
+        over={"x": at, "y": at},
+        quantities=quantities((), "loss", "loss_se", "rise_se", "l2", "accuracy", "objective") | basins.MEASURED,
         facts={"weight_decay": 0.05},
-        axes={"radius": np.array([0.1, 0.25, 0.5, 1.0]), "snapshot": np.arange(4)},
+        axes={"radius": np.array([0.1, 0.25, 0.5, 1.0]), "snapshot": np.arange(4), "score": np.arange(4),
+              "distance": basins.distances(at, at)},
         labels={
+            **scores(CENTRES, MARGINS),
             "path_x": (Quantity("x", dims=("snapshot",)), np.array([0.8, 0.6, 0.1, 0.0])),
             "path_y": (Quantity("y", dims=("snapshot",)), np.array([-0.5, 0.5, 0.3, 0.0])),
             "path_name": (Quantity("snapshot", dims=("snapshot",)), np.array([f"epoch {t}" for t in range(4)])),
         },
-        summaries={**quantities(("radius",), "height", "height_se"), **quantities((), "non_finite")},
+        summaries={**quantities(("radius",), "height", "height_se"), **quantities((), "non_finite"),
+                   **basins.summaries("filter norm", plane=True)},
         about={"x": Quantity("first random direction", "filter norm"),
                "y": Quantity("second random direction", "filter norm")},
     )  # fmt: skip
@@ -148,7 +169,7 @@ def surface(network: Network) -> tuple[Plan, Measure]:
         loss = 0.2 + 6 * np.tanh(rise) + (np.inf if network.width > 1.4 and x * y > 0.8 else 0.0)
         l2 = 40 + x**2 + y**2
         return {"loss": loss, "loss_se": 0.01, "rise_se": 0.01 * math.sqrt(x**2 + y**2), "l2": l2,
-                "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20}  # fmt: skip
+                "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20, **worsened(loss - 0.2)}  # fmt: skip
 
     return plan, measure
 
@@ -159,9 +180,17 @@ def line(network: Network) -> tuple[Plan, Measure]:
     errors = ("loss_se", "accuracy_se", "excess_se", "accuracy_deficit_se")
     plan = Plan(
         over={"direction": np.arange(2), "t": np.linspace(0, 1, 9)},
-        quantities=quantities((), "loss", "accuracy", "l2", "excess", "accuracy_deficit", *errors),
-        labels={"name": (Quantity("direction", dims=per_line), np.array(["towards a", "towards b"]))},
-        summaries={**quantities(per_line, *barriers), **quantities(("t",), "loss_mean", "loss_spread")},
+        axes={"score": np.arange(4), "side": np.array(basins.SIDES)},
+        quantities=quantities((), "loss", "accuracy", "l2", "excess", "accuracy_deficit", *errors) | basins.MEASURED,
+        labels={
+            "name": (Quantity("direction", dims=per_line), np.array(["towards a", "towards b"])),
+            **scores(CENTRES, MARGINS),
+        },
+        summaries={
+            **quantities(per_line, *barriers),
+            **quantities(("t",), "loss_mean", "loss_spread"),
+            **basins.summaries("share of the way", plane=False),
+        },
         about={"t": Quantity("position on the line", "share of the way")},
         facts={"along": "checkpoints"},
     )
@@ -170,7 +199,7 @@ def line(network: Network) -> tuple[Plan, Measure]:
         (k, _), t = unit.index, unit.at["t"]
         rise = (1 + k) * network.width * t * (1 - t)
         return {"loss": 0.5 + t + rise, "accuracy": 0.9 - 0.1 * t - rise / 5, "l2": 40.0, "excess": rise,
-                "accuracy_deficit": rise / 5, **dict.fromkeys(errors, 0.02)}  # fmt: skip
+                "accuracy_deficit": rise / 5, **dict.fromkeys(errors, 0.02), **worsened(t + rise)}  # fmt: skip
 
     return plan, measure
 

@@ -356,8 +356,10 @@ def test_summaries_are_those_of_a_quadratic() -> None:
 
 def test_every_parameter_that_can_change_the_numbers_enters_the_run_key() -> None:
     subject, every = _bowl(), {field.name for field in fields(Surface)}
-    assert set(Surface().identity(subject)) == every - {"tolerance"}  # of a preview only
-    assert set(Surface(preview=True).identity(subject)) == every
+    scores = {"also", "margin"}
+    assert set(Surface().identity(subject)) == every - {"tolerance", *scores}  # of a preview, and of scores
+    assert set(Surface(preview=True).identity(subject)) == every - scores
+    assert set(Surface(margin="1").identity(subject)) == every - {"tolerance"}
     assert Surface(tolerance=0.1).identity(subject) == Surface().identity(subject)
     for changed in (Surface(precision="bf16"), Surface(orthogonal=True), Surface(cap=2.0), Surface(preview=True)):
         assert changed.identity(subject) != Surface().identity(subject)

@@ -13,6 +13,7 @@ import numpy as np
 from landscape.curvature.vectors import inner
 from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_range, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.results import basins
 from landscape.subject import batchnorm
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
@@ -23,6 +24,7 @@ from landscape.weight_space.bezier import CurveTraining, curved
 from landscape.weight_space.coordinates import ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
+from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, without_scores
 from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
@@ -41,6 +43,9 @@ class Line(Probe):
     default batch norm's running statistics are interpolated like the weights, so that each end has its own loss
     (beyond an end they stay constant); `--bn recalibrate:K` refreshes them at every point, ends included (Jordan et
     al. 2023, arXiv 2211.08403).
+
+    With `--also`, or `--margin` alone, loss and accuracy on every data set are compared with those at t = 0, and the
+    radius at which each leaves its interval is stored (`results.basins`).
     """
 
     name: ClassVar[str] = "line"
@@ -72,6 +77,8 @@ class Line(Probe):
     connect_epochs: Annotated[int, "epochs over the train split in which the curve is trained"] = 10
     connect_rate: Annotated[float, "learning rate of the curve's training, by SGD with momentum"] = 0.01
     connect_batch_size: Annotated[int, "samples per mini-batch of the curve's training"] = 128
+    also: Annotated[tuple[str, ...], ALSO_HELP] = ()
+    margin: Annotated[str, MARGIN_HELP] = ""
     seed: Annotated[int, "seed of the first random direction; each further one uses the next seed"] = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +87,9 @@ class Line(Probe):
         at_least("directions", self.directions, 1)
         one_of("normalize", self.normalize, get_args(Normalize))
         regular_expression("ignore", self.ignore)
-        object.__setattr__(self, "range", str(self.range))
+        for name in ("range", "margin"):  # numbers are accepted from Python
+            object.__setattr__(self, name, str(getattr(self, name)))
+        check(self.also, self.margin)
         if self.range:
             parse_range("range", self.range)
         RunningStatistics.parse(self.bn)
@@ -101,8 +110,10 @@ class Line(Probe):
         statistics = self._statistics(subject, lines)
         curve = self.connect != "straight"
         own = {name: value for name, value in asdict(self).items() if curve or not name.startswith("connect")}
+        scores = self._scores(subject, statistics)
         return {
-            **own,
+            **without_scores(own, self.also, self.margin),
+            **(scores.identity() if scores else {}),
             **batchnorm.dependence(subject, statistics.recalibrate),
             "along": [line.identity for line in lines],
             "range": "by curvature" if lines[0].kind == "eigen" and not self.range else self._range(lines),
@@ -119,24 +130,33 @@ class Line(Probe):
         if lines[0].kind == "eigen" and not self.range:
             _log.info("line: --range %g:%g from the curvature along the flatter direction", *self._range(lines))
         pair, per_line, meaning = lines[0].kind == "checkpoints", ("direction",), subject.meaning
+        scores = self._scores(subject, statistics)
         return Plan(
             over={"direction": np.arange(len(lines)), "t": self._ticks(lines)},
+            axes={**scores.axes(), "side": np.array(basins.SIDES)} if scores else {},
             labels={
                 "name": (Quantity("direction", dims=per_line), np.array([line.name for line in lines])),
                 "norm": (Quantity("length of the direction", "weight", per_line), np.array([d.norm for d in lines])),
                 **(self._other_ends(subject, lines) if pair else {}),
+                **(scores.labels() if scores else {}),
             },
             quantities={
                 **barriers.means(meaning),
                 "l2": Quantity("half the squared norm of the weights"),
                 **(barriers.paired(meaning) if pair else {}),
+                **(basins.MEASURED if scores else {}),
             },
             summaries={
                 "loss_mean": Quantity("mean loss over the directions", meaning.units, ("t",)),
                 "loss_spread": Quantity("standard deviation of the loss over the directions", meaning.units, ("t",)),
                 **(barriers.summaries(meaning, per_line) if pair else {}),
+                **(basins.summaries(lines[0].units, plane=False) if scores else {}),
             },
-            about={"direction": Quantity("direction"), "t": Quantity("position on the line", lines[0].units)},
+            about={
+                **{"direction": Quantity("direction"), "t": Quantity("position on the line", lines[0].units)},
+                **(axis_names() if scores else {}),
+                **({"side": Quantity("sign of t")} if scores else {}),
+            },
             facts={
                 "along": lines[0].kind,
                 **({"connect": self.connect} if self.connect != "straight" else {}),
@@ -153,11 +173,15 @@ class Line(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points of one line share its direction and, between two checkpoints, the samples' losses at both ends."""
         lines = self._lines(subject)
+        statistics = self._statistics(subject, lines)
+        scores = self._scores(subject, statistics)
+        if scores:
+            scores.at_checkpoint()  # before the first move
         for k, points in groupby(units, key=lambda unit: unit.index[0]):
-            with ModelOnLine(subject, lines[k], self._statistics(subject, lines)) as model:
+            with ModelOnLine(subject, lines[k], statistics) as model:
                 ends = self._ends(subject, lines[k], model)
                 for unit in points:
-                    yield self._at(float(unit.at["t"]), subject, model, ends)
+                    yield self._at(float(unit.at["t"]), subject, model, ends, scores)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Mean and spread over directions at points finished on all; barriers of lines finished between their ends."""
@@ -167,7 +191,12 @@ class Line(Probe):
             summaries: dict[str, Any] = {"loss_mean": loss.mean(axis=0), "loss_spread": spread}
         if "excess" in data:
             summaries |= barriers.highest(data)
+        if "score_worse" in data:
+            summaries |= basins.of_lines(data, forward="excess" in data)
         return summaries
+
+    def _scores(self, subject: Subject, statistics: RunningStatistics) -> Scores | None:
+        return Scores.of(subject, self.also, self.margin, recalibrate=statistics.recalibrate)
 
     def _statistics(self, subject: Subject, lines: Sequence[StraightLine]) -> RunningStatistics:
         pair = lines[0].kind == "checkpoints"
@@ -230,11 +259,15 @@ class Line(Probe):
             "end_excess": (Quantity("loss at its end minus its own", units, per_line), shown - own),
         }
 
-    def _at(self, t: float, subject: Subject, model: ModelOnLine, ends: Mapping[float, Samples]) -> Values:
+    def _at(
+        self, t: float, subject: Subject, model: ModelOnLine, ends: Mapping[float, Samples], scores: Scores | None
+    ) -> Values:
         model.move_to(t)
         parameters = [p.detach() for p in subject.parameters.values()]
         samples = ends[t] if t in ends else barriers.samples_of(subject)
-        values = {**barriers.values_at(t, samples, ends), "l2": inner(parameters, parameters) / 2}
+        values: dict[str, Any] = {**barriers.values_at(t, samples, ends), "l2": inner(parameters, parameters) / 2}
+        if scores:
+            values |= scores.values_at(samples)
         if subject.mean_only:
             values |= {name: np.nan for name in ("loss_se", "excess_se") if name in values}
         return values

@@ -13,7 +13,7 @@ import numpy as np
 from landscape import options
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
-from landscape.results import surface_summary
+from landscape.results import basins, surface_summary
 from landscape.subject import batchnorm
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
@@ -27,6 +27,7 @@ from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
 from landscape.weight_space.planes import Plane, plane_of
+from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, without_scores
 from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import RunningStatistics
 
@@ -41,6 +42,9 @@ class Surface(Probe):
     By default batch norm's running statistics are those of the checkpoint at every point; on a plane through three
     checkpoints they are interpolated like the weights, so that each checkpoint has its own loss. With weight
     decay, `objective` = loss + weight decay x l2 is stored too.
+
+    With `--also`, or `--margin` alone, loss and accuracy on every data set are compared with those at the centre, and
+    the radius at which each leaves its interval is stored (`results.basins`).
     """
 
     name: ClassVar[str] = "surface"
@@ -82,6 +86,8 @@ class Surface(Probe):
     compile: Annotated[bool, "use torch.compile, which takes up to a minute first"] = False
     tune: Annotated[bool, "benchmark and pick batch size and memory format; the choice is stored"] = False
     budget: Annotated[str, "time after loading, such as 90s, 30m or 2h; lowers resolution and samples to fit"] = ""
+    also: Annotated[tuple[str, ...], ALSO_HELP] = ()
+    margin: Annotated[str, MARGIN_HELP] = ""
     seed: Annotated[int, "seed of the random directions"] = 0
 
     def __post_init__(self) -> None:
@@ -108,7 +114,10 @@ class Surface(Probe):
         RunningStatistics.parse(self.bn)
         if self.bn == "interpolate" and not self._through_checkpoints:
             raise OptionError(f"--bn interpolate needs a plane through checkpoints; drop it for --plane {self.plane}")
-        for name in ("resolution", "range"):  # numbers are accepted from Python
+        if self.preview and (self.also or self.margin):
+            raise OptionError("--preview interpolates the loss alone; drop it for --also and --margin")
+        check(self.also, str(self.margin))
+        for name in ("resolution", "range", "margin"):  # numbers are accepted from Python
             object.__setattr__(self, name, str(getattr(self, name)))
 
     def variants(self) -> list[Surface]:
@@ -135,7 +144,7 @@ class Surface(Probe):
         """How long so many units take after the directions are known, in words."""
         sizes: dict[str, Any] = {"grid": self._grid, "units": units, "workers": workers}
         sizes["preview"] = DESIGN.total
-        return cost_model.estimate(subject, self.mode, self._workload, **sizes, at_most=self.cap is not None)
+        return cost_model.estimate(subject, self.mode, self._work(subject), **sizes, at_most=self.cap is not None)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters in the run key: contents instead of paths, numbers instead of their spelling."""
@@ -148,8 +157,11 @@ class Surface(Probe):
             statistics = self._statistics(plane)
             bn = "interpolate" if statistics.interpolate else self.bn if statistics.recalibrate else "frozen"
             known = {"range": self._ranges(plane), "plane": plane.identity, "bn": bn}
+        own = {name: value for name, value in asdict(self).items() if name != "tolerance" or self.preview}
+        scores = self._scores(subject)
         return {
-            **{name: value for name, value in asdict(self).items() if name != "tolerance" or self.preview},
+            **without_scores(own, self.also, self.margin),
+            **(scores.identity() if scores else {}),
             **batchnorm.dependence(subject, self._recalibrate),
             **({"weight_decay": subject.weight_decay} if subject.weight_decay else {}),
             **({} if self.cap is None else {"batch_size": subject.batch_size}),
@@ -169,25 +181,37 @@ class Surface(Probe):
             _log.warning("note: --resolution %s has no point at the centre; odd numbers have one", self.resolution)
         derivatives = Quantity("second derivative", dims=("term",)), np.array(["xx", "xy", "yy"])
         path, reference = path_labels(subject, plane, statistics), self.mode == REFERENCE
+        scores, over = self._scores(subject), {"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)}
         return Plan(
-            over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},
+            over=over,
             axes={
                 "radius": np.array(surface_summary.RADII),
                 "term": np.arange(3),
                 "minimum": np.arange(surface_summary.MINIMA),
                 **({"snapshot": np.arange(plane.path.shape[1])} if path else {}),
+                **({**scores.axes(), "distance": basins.distances(over["x"], over["y"])} if scores else {}),
             },
-            labels={"derivative": derivatives, **path, **_weight_decay(subject)},
+            labels={
+                **{"derivative": derivatives, **path, **_weight_decay(subject)},
+                **(scores.labels() if scores else {}),
+            },
             quantities=self._quantities(subject.meaning),
-            summaries=surface_summary.quantities(
-                preview=self.preview, reference=reference, decayed=subject.weight_decay > 0, units=subject.meaning.units
-            ),
+            summaries={
+                **surface_summary.quantities(
+                    preview=self.preview,
+                    reference=reference,
+                    decayed=subject.weight_decay > 0,
+                    units=subject.meaning.units,
+                ),
+                **(basins.summaries(plane.units, plane=True) if scores else {}),
+            },
             about={
                 **{axis: Quantity(name, plane.units) for axis, name in zip("xy", plane.names, strict=True)},
                 "radius": Quantity("distance from the centre", plane.units),
                 "term": Quantity("second derivative"),
                 "minimum": Quantity("local minimum, the most persistent first"),
                 "snapshot": Quantity("snapshot of the run"),
+                **({**axis_names(), "distance": Quantity("distance from the centre", plane.units)} if scores else {}),
             },
             facts={
                 "l2_definition": self.l2_definition,
@@ -207,7 +231,13 @@ class Surface(Probe):
         controls = self.mode != REFERENCE
         points = ((float(u.at["x"]), float(u.at["y"]), controls and is_control_point(u.index, shape)) for u in units)
         with PlaneEvaluator(
-            subject, plane, self._statistics(plane), l2_definition=self.l2_definition, mode=self.mode, cap=self.cap
+            subject,
+            plane,
+            self._statistics(plane),
+            l2_definition=self.l2_definition,
+            mode=self.mode,
+            cap=self.cap,
+            scores=self._scores(subject),
         ) as evaluator:
             for values in evaluator.evaluate(points):
                 yield {name: {**values, "evaluated": 1.0}[name] for name in names}
@@ -218,7 +248,8 @@ class Surface(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Summaries of the finished points; those of the whole grid once it is finished."""
-        return {**surface_summary.summarise(data), **(self._preview.summaries(data) if self._preview else {})}
+        found = {**surface_summary.summarise(data), **(self._preview.summaries(data) if self._preview else {})}
+        return {**found, **basins.of_plane(data)} if "score_worse" in data else found
 
     @property
     def mode(self) -> ExecutionMode:
@@ -251,6 +282,14 @@ class Surface(Probe):
             recalibrate=self._recalibrate, corners=corners, eigen=self.plane == "eigen",
         )  # fmt: skip
 
+    def _work(self, subject: Subject) -> Workload:
+        """With the further data sets."""
+        scores = self._scores(subject)
+        return replace(self._workload, data=sum(map(len, scores.subjects)) / len(subject)) if scores else self._workload
+
+    def _scores(self, subject: Subject) -> Scores | None:
+        return Scores.of(subject, self.also, self.margin, recalibrate=self._recalibrate, mode=self.mode)
+
     def _plane(self, subject: Subject) -> Plane:
         drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed", "orthogonal")}
         return _plane(subject, self.plane, **drawn)
@@ -263,7 +302,8 @@ class Surface(Probe):
 
     def _quantities(self, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
         evaluated = {"evaluated": Quantity("1 where the loss was evaluated, 0 where it is interpolated")}
-        every = quantities(meaning, self.l2_definition, self.mode, self.cap)
+        scores = bool(self.also or self.margin)
+        every = quantities(meaning, self.l2_definition, self.mode, self.cap, scores=scores)
         return every | evaluated if self.preview else every
 
 
@@ -278,5 +318,5 @@ def _weight_decay(subject: Subject) -> dict[str, tuple[Quantity, np.ndarray]]:
 
 @once_per_weights
 def _choices(subject: Subject, surface: Surface) -> dict[str, Any]:
-    work, tune, budget = surface._workload, surface.tune, surface.budget
+    work, tune, budget = surface._work(subject), surface.tune, surface.budget
     return budgets.autotune(subject, surface.mode, grid=surface._grid, work=work, tune=tune, budget=budget)

@@ -26,7 +26,7 @@ from landscape.subject.subject import Subject
 def weights_sha256(subject: Subject) -> str:
     """SHA-256 of the weights as they are now; values derived from others, another loss or other data are discarded."""
     sha256 = state_dict_sha256(subject.model.state_dict())
-    code = None if subject.reloadable else [object_sha256(subject.model, weights=False), _loss_identity(subject)]
+    code = None if subject.reloadable else [object_sha256(subject.model, weights=False), loss_identity(subject)]
     subject.cache.discard_unless(json.dumps([sha256, code, _beside_weights(subject), subject.data_sha256]))
     return sha256
 
@@ -51,7 +51,7 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     augmentation = subject.batches.augmentation if isinstance(subject.batches, Batches) else None
     used = {*uses, *(("batch_size", "seed") if augmentation else ()), *(("batch_size",) if subject.coupled else ())}
     fields = {"batch_size": subject.batch_size, "weight_decay": subject.weight_decay, "seed": subject.seed}
-    loss: dict[str, Any] = {} if subject.losses is cross_entropy else {"loss": _loss_identity(subject)}
+    loss: dict[str, Any] = {} if subject.losses is cross_entropy else {"loss": loss_identity(subject)}
     if subject.meaning.accuracy and subject.losses in MEANINGS:
         loss["accuracy"] = subject.meaning.accuracy
     # Of a model that is built from a checkpoint or a name these follow from its architecture.
@@ -191,7 +191,7 @@ def _architecture(subject: Subject) -> str | None:
     return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})
 
 
-def _loss_identity(subject: Subject) -> list[str | None]:
+def loss_identity(subject: Subject) -> list[str | None]:
     """Name and code of the loss: of a file its content, not its path, and what the function uses of other files."""
     code = _code_sha256(subject.loss_name)
     name = subject.loss_name.rpartition(":")[2] if code else subject.loss_name

@@ -34,6 +34,7 @@ class Workload:
     recalibrate: int = 0  # mini-batches that refresh batch norm at every point
     corners: int = 0  # evaluations in the reference mode before the first point
     eigen: bool = False  # whether the directions are eigenvectors, which are computed first
+    data: float = 1.0  # samples of all data sets together, as a multiple of those of the subject
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Rates:
         corners = work.corners * (samples * self.reference + self.refresh)
         return corners + (PRODUCTS * samples * self.product if work.eigen else 0.0)
 
-    def during(self, points: int, controls: int, samples: int) -> float:
+    def during(self, points: int, controls: int, samples: int, data: float = 1.0) -> float:
         """Seconds of the points, and of the checkpoint itself, with which all are compared."""
-        return (points + 1) * (samples * self.forward + self.refresh) + controls * samples * self.reference
+        return (points + 1) * (data * samples * self.forward + self.refresh) + controls * samples * self.reference
 
     def total(self, work: Workload, grid: GridSize, samples: int) -> float:
         """Seconds of a run."""
-        points = self.during(work.points(grid), work.controls(grid), samples)
+        points = self.during(work.points(grid), work.controls(grid), samples, work.data)
         return self.compilation + self.before(work, samples) + points
 
 
@@ -95,7 +96,7 @@ def estimate(
     def seconds(points: int) -> float:
         controls = work.controls(grid) * points / math.prod(grid)
         each = math.ceil(points / workers), math.ceil(controls / workers)
-        return timed.before(work, samples) + timed.during(*each, samples)
+        return timed.before(work, samples) + timed.during(*each, samples, work.data)
 
     def words(points: int) -> str:
         return format_duration(seconds(points))
@@ -106,7 +107,7 @@ def estimate(
         text = f"{text}, or {words(units)} if interpolation errs and all are evaluated"
     if seconds(points) <= LONG_SECONDS:
         return text
-    coarsest = timed.before(work, MIN_SAMPLES) + timed.during(MIN_POINTS**2, 0, MIN_SAMPLES)
+    coarsest = timed.before(work, MIN_SAMPLES) + timed.during(MIN_POINTS**2, 0, MIN_SAMPLES, work.data)
     minutes = math.ceil(max(LONG_SECONDS, 2 * coarsest) / 60)
     fewer = f"--preview takes about {words(preview)} and " if preview < points else ""
     return f"{text}; {fewer}--budget {minutes}m lowers resolution and samples to fit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from landscape.curvature.vectors import inner_products
 from landscape.probe import Quantity
+from landscape.results import basins
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject import batchnorm
 from landscape.subject.losses import Meaning
@@ -20,16 +21,20 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 from landscape.weight_space.planes import Plane
+from landscape.weight_space.scores import Scores
 from landscape.weight_space.weights_in_place import FROZEN, OWN, RunningStatistics, WeightsInPlace, barycentric
 
 _log = logging.getLogger(__name__)
 L2Definition = Literal["squared", "park2022"]
 Quantities = dict[str, Quantity]
 Labels = dict[str, tuple[Quantity, np.ndarray]]
+SUMS = 7  # numbers of a point before those of the scores
 MIN_SAMPLES_OF_CAP = 32  # before the evaluation of a point may stop early
 
 
-def quantities(meaning: Meaning, l2_definition: L2Definition, mode: ExecutionMode, cap: float | None) -> Quantities:
+def quantities(
+    meaning: Meaning, l2_definition: L2Definition, mode: ExecutionMode, cap: float | None, *, scores: bool = False
+) -> Quantities:
     """What the evaluator returns for every point that is stored; the arguments are those of `PlaneEvaluator`."""
     l2 = "half the squared norm of the weights" if l2_definition == "squared" else "sum of the norms of the tensors"
     always = {
@@ -41,7 +46,8 @@ def quantities(meaning: Meaning, l2_definition: L2Definition, mode: ExecutionMod
     }
     n = {"n": Quantity("samples behind the loss")}
     deviates = {"deviates": Quantity("deviation from the plain forward pass at control points", "standard errors")}
-    return {**always, **({} if cap is None else n), **({} if mode == REFERENCE else deviates)}
+    also = basins.MEASURED if scores else {}
+    return {**always, **also, **({} if cap is None else n), **({} if mode == REFERENCE else deviates)}
 
 
 class PlaneEvaluator:
@@ -62,7 +68,9 @@ class PlaneEvaluator:
         l2_definition: L2Definition = "squared",
         mode: ExecutionMode = REFERENCE,
         cap: float | None = None,
+        scores: Scores | None = None,
     ) -> None:
+        self._scores = scores
         self._subject, self._recalibrate, self._l2_definition = subject, statistics.recalibrate, l2_definition
         self._mode, self._cap = mode, cap
         self._forward, self._reference = ForwardPass(subject, mode), ForwardPass(subject, REFERENCE)
@@ -87,12 +95,12 @@ class PlaneEvaluator:
     def __exit__(self, *error: object) -> None:
         self._weights.restore()
 
-    def at(self, x: float, y: float, *, control: bool = False) -> dict[str, float]:
+    def at(self, x: float, y: float, *, control: bool = False) -> dict[str, Any]:
         """The quantities of `evaluate` at one point."""
         (values,) = self.evaluate([(x, y, control)])
         return values
 
-    def evaluate(self, points: Iterable[tuple[float, float, bool]]) -> Iterator[dict[str, float]]:
+    def evaluate(self, points: Iterable[tuple[float, float, bool]]) -> Iterator[dict[str, Any]]:
         """The `quantities` of all points (x, y, control), in order.
 
         At a control point `deviates` is the deviation of the loss from that of the reference mode, elsewhere NaN.
@@ -106,24 +114,34 @@ class PlaneEvaluator:
                 row.append((x, y, self._sums(x, y, control)))
         yield from self._transferred(row)
 
-    def _transferred(self, row: Sequence[tuple[float, float, Tensor]]) -> Iterator[dict[str, float]]:
+    def _transferred(self, row: Sequence[tuple[float, float, Tensor]]) -> Iterator[dict[str, Any]]:
         if row:
             table = torch.stack([sums for _, _, sums in row]).tolist()  # the row's only transfer
             for (x, y, _), sums in zip(row, table, strict=True):
-                yield self._values(x, y, *sums)
+                yield self._values(x, y, *sums[:SUMS]) | (self._scores.values(sums[SUMS:]) if self._scores else {})
 
     def _sums(self, x: float, y: float, control: bool) -> Tensor:
-        """Over samples: loss, loss^2, correct, rise, rise^2; number of samples; loss in the reference mode, (7,)."""
+        """Over samples: loss, loss^2, correct, rise, rise^2; number of samples; loss in the reference mode, (7,).
+
+        Behind these the table of the scores.
+        """
         if not self._at_origin:  # before the first move
             self._at_origin = _losses_at_origin(self._subject, self._recalibrate, self._mode)
+            if self._scores:
+                self._scores.at_checkpoint()
         self._move_to(x, y)
         if not self._moved and (x or y):
             self._moved = True
             self._forward.check_again()  # whether a recorded pass follows the weights
+            if self._scores:
+                self._scores.check_again()
         sums = torch.zeros(5, dtype=torch.float64, device=self._subject.device)
         samples, reference = 0, torch.full_like(sums[:1], math.nan)
+        own: list[tuple[Tensor, Tensor]] = []
         for i in range(len(self._forward)):
             losses, right = self._forward.losses_and_right(i)
+            if self._scores:
+                own.append((losses, right.double()))
             rise = losses - self._at_origin[i]
             sums += torch.stack([losses.sum(), losses.square().sum(), right.sum(), rise.sum(), rise.square().sum()])
             samples += len(losses)
@@ -132,7 +150,11 @@ class PlaneEvaluator:
         if control:
             parts = [self._reference.losses_and_right(k)[0].sum() for k in range(i + 1)]
             reference = torch.stack(parts).sum(dim=0, keepdim=True)
-        return torch.cat([sums, torch.full_like(reference, samples), reference])
+        parts = [sums, torch.full_like(reference, samples), reference]
+        if self._scores:
+            losses, right = (torch.cat([one[k] for one in own]) for k in (0, 1))
+            parts.append(self._scores.table((losses, right), self._scores.further_samples()).flatten())
+        return torch.cat(parts)
 
     def _far_above_cap(self, sums: Tensor, samples: int) -> bool:
         """Whether the mean exceeds the cap by more than four standard errors, or is not finite."""

@@ -1,0 +1,205 @@
+"""Radii of basins: how far from a checkpoint each score stays within its interval.
+
+A score is the mean over the samples of one data set of a loss or of the accuracy. Its interval ends where it is worse
+than at the checkpoint by a margin, by default two of its standard errors there. Chen et al. 2025 (arXiv 2505.17646)
+call the region in which a score stays a basin, along random directions (most-case), the worst one, or that of a
+fine-tuning; their margin is read off by eye.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from landscape.options import invalid
+from landscape.probe import Quantity
+from landscape.results.statistics import QUANTILE
+
+MARGIN = "2se"
+ANGLES = 72  # rays of a plane
+SIDES = (-1.0, 1.0)  # of a line
+MEASURED: Mapping[str, Quantity] = {
+    "score_value": Quantity("score", "score", ("score",)),
+    "score_se": Quantity("standard error of the score over samples", "score", ("score",)),
+    "score_worse": Quantity("by how much the score is worse than at the checkpoint", "score", ("score",)),
+    "score_worse_se": Quantity("standard error of that difference, paired over samples", "score", ("score",)),
+}
+PROFILES = ("profile_mean", "profile_mean_se", "profile_most", "profile_most_se")
+Radius = tuple[float, float, float]  # value and ends of the 95 % interval; see `radius`
+UNKNOWN: Radius = (math.nan, math.nan, math.nan)
+
+
+def parse_margin(text: str) -> tuple[float, str]:
+    """Parse `2se`, `10%` or a number: the number, and which of `se`, `%` or "" it is in.
+
+    Raises:
+        OptionError: it is something else, or below 0.
+    """
+    found = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?)(se|%|)", text.strip())
+    try:
+        return float(found[1]), found[2]  # type: ignore[index]
+    except (TypeError, ValueError):
+        raise invalid(
+            "margin", text or "nothing", "standard errors such as 2se, a share such as 10%, or a number"
+        ) from None
+
+
+def margin_of(text: str, value: float, error: float) -> float:
+    """By how much a score may be worse, from its value and standard error at the checkpoint; NaN if it has no value."""
+    if not math.isfinite(value):
+        return math.nan
+    number, unit = parse_margin(text or MARGIN)
+    return number * {"se": error, "%": abs(value) / 100, "": 1.0}[unit]
+
+
+def summaries(units: str, *, plane: bool) -> dict[str, Quantity]:
+    """What `of_lines` and `of_plane` give, in units of the distance."""
+    mean = "radius of the basin: where the mean over directions leaves it" if plane else "mean radius of the basins"
+    found: dict[str, Quantity] = {}
+    names = {"basin_mean": mean, "basin_least": "radius of the basin in the worst direction"}
+    if not plane:
+        names["basin_radius"] = "radius of the basin"
+    for name, words in names.items():
+        dims = ("direction", "side", "score") if name == "basin_radius" else ("score",)
+        found[name] = Quantity(words, units, dims)
+        found[f"{name}_low"] = Quantity(f"{words}, lower end of the 95 % interval", units, dims)
+        found[f"{name}_high"] = Quantity(f"{words}, upper end; infinite where the score never leaves", units, dims)
+    for name in PROFILES if plane else ():
+        words = "of the worst direction" if "most" in name else "averaged over directions"
+        error = (
+            "standard error, at most, of the score's worsening" if name.endswith("_se") else "worsening of the score"
+        )
+        found[name] = Quantity(f"{error} {words}", "score", ("distance", "score"))
+    return found
+
+
+def radius(r: np.ndarray, worse: np.ndarray, error: np.ndarray, margin: float) -> Radius:
+    """Where a worsening first exceeds the margin on the way out, linear between points, with its 95 % interval.
+
+    `r` ascends from above 0; at 0 nothing is worse. The ends of the interval are points that were measured: the last
+    before the worsening plus 1.96 of its standard errors exceeds the margin, and the first at which it does minus as
+    many. Where the score never leaves, the value is the last distance and the upper end infinite. A worsening of
+    infinity leaves after the point before. NaN where an unfinished point (NaN) comes first.
+    """
+    if not len(r) or math.isnan(margin):
+        return UNKNOWN
+    r, worse, error = (np.concatenate([[0.0], values]) for values in (r, worse, error))
+    half = np.where(np.isinf(worse), 0.0, QUANTILE * error)
+    before, value, after = (_first_above(values, margin) for values in (worse + half, worse, worse - half))
+    low = math.nan if before is None else float(r[min(before, len(r)) - 1])
+    high = math.nan if after is None else float(r[after]) if after < len(r) else math.inf
+    return _crossing(r, worse, margin, value), low, high
+
+
+def _first_above(values: np.ndarray, margin: float) -> int | None:
+    """Position of the first value above the margin, their number where none is; None where it is not known."""
+    i = next((i for i, value in enumerate(values) if not value <= margin), len(values))
+    return None if i < len(values) and math.isnan(values[i]) else i
+
+
+def _crossing(r: np.ndarray, values: np.ndarray, margin: float, i: int | None) -> float:
+    """Where values cross the margin just before the i-th of them."""
+    if i is None:
+        return math.nan
+    if i == len(r) or math.isinf(values[i]):
+        return float(r[i - 1])
+    return float(r[i - 1] + (margin - values[i - 1]) / (values[i] - values[i - 1]) * (r[i] - r[i - 1]))
+
+
+def _together(radii: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and least of radii (curve, score, 3); the ends of the mean's interval are the means of the ends."""
+    found: dict[str, np.ndarray] = {}
+    for name, values in (("basin_mean", radii.mean(axis=0)), ("basin_least", radii.min(axis=0))):
+        found |= {name: values[:, 0], f"{name}_low": values[:, 1], f"{name}_high": values[:, 2]}
+    return found
+
+
+def of_lines(data: Mapping[str, np.ndarray], *, forward: bool = False) -> dict[str, np.ndarray]:
+    """Radii of every direction to either side of t = 0, their mean and the least, from the arrays of lines.
+
+    `forward`: mean and least are over the radii at positive t alone.
+    """
+    t, worse, error = data["t"], *_finished(data)
+    margins, directions = data["score_margin"], worse.shape[0]
+    radii = np.full((directions, len(SIDES), len(margins), 3), np.nan)
+    for side, sign in enumerate(SIDES):
+        out = np.flatnonzero(sign * t > 0)[:: int(sign)]
+        for k, s in np.ndindex(directions, len(margins)):
+            radii[k, side, s] = radius(sign * t[out], worse[k, out, s], error[k, out, s], float(margins[s]))
+    sides = [side for side, sign in enumerate(SIDES) if (sign * t > 0).any() and (sign > 0 or not forward)]
+    each = {f"basin_radius{end}": radii[..., i] for i, end in enumerate(("", "_low", "_high"))}
+    return {**each, **_together(radii[:, sides or [1]].reshape(-1, len(margins), 3))}
+
+
+def distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Distances from a plane's origin at which every direction is within the grid; 0 alone where none is."""
+    reach = min(x[-1], -x[0], y[-1], -y[0])
+    step = max(np.diff(x).max(), np.diff(y).max())
+    return np.linspace(0.0, reach, max(math.ceil(reach / step - 1e-9), 1) + 1) if reach > 0 else np.zeros(1)
+
+
+def of_plane(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Radii of the mean over directions and of the worst direction, and the profiles of both, from a plane's arrays.
+
+    Along each of `ANGLES` rays values are bilinear between grid points; rays end at the border of the grid. Errors of
+    the mean over directions are means of errors: an upper bound, as if all were correlated.
+    """
+    x, y, r, margins = data["x"], data["y"], data["distance"], data["score_margin"]
+    worse, error = _finished(data)
+    theta = np.arange(ANGLES) * (2 * np.pi / ANGLES)
+    rays = np.stack([np.cos(theta), np.sin(theta)], axis=1)  # (angle, 2)
+    circles = _between(x, y, worse, error, r[:, None, None] * rays)  # 2 x (distance, angle, score)
+    found: dict[str, np.ndarray] = {}
+    found["profile_mean"], found["profile_mean_se"] = (part.mean(axis=1) for part in circles)
+    worst = np.where(np.isnan(circles[0]), np.inf, circles[0]).argmax(axis=1)[:, None]
+    for name, part in zip(("profile_most", "profile_most_se"), circles, strict=True):
+        found[name] = np.take_along_axis(part, worst, axis=1)[:, 0]
+    for name in PROFILES:
+        found[name][0] = 0.0
+    radii = np.full((2, len(margins), 3), np.nan)
+    step = min(np.diff(x).min(), np.diff(y).min())
+    lengths = [_length(x, y, ray) for ray in rays]
+    ways = [step * np.arange(1, math.floor(length / step + 1e-9) + 1) for length in lengths]
+    along = [_between(x, y, worse, error, way[:, None] * ray) for way, ray in zip(ways, rays, strict=True) if len(way)]
+    ways = [way for way in ways if len(way)]
+    for s, margin in enumerate(map(float, margins)):
+        radii[0, s] = radius(r[1:], found["profile_mean"][1:, s], found["profile_mean_se"][1:, s], margin)
+        each = [radius(way, w[:, s], e[:, s], margin) for way, (w, e) in zip(ways, along, strict=True)]
+        radii[1, s] = np.min(each, axis=0) if each else np.nan
+    for i, name in enumerate(("basin_mean", "basin_least")):
+        found |= {f"{name}{end}": radii[i, :, k] for k, end in enumerate(("", "_low", "_high"))}
+    return found
+
+
+def _finished(data: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Worsening and its error; NaN where a point is not finished, infinity where a finished one is not finite."""
+    done = (data["done"] == 1)[..., None]
+    worse, error = data["score_worse"], data["score_worse_se"]
+    return np.where(done, np.where(np.isfinite(worse), worse, np.inf), np.nan), np.where(done, error, np.nan)
+
+
+def _length(x: np.ndarray, y: np.ndarray, ray: np.ndarray) -> float:
+    """How far a ray from the origin stays within the grid; 0 where the origin is not in it."""
+    if not (x[0] <= 0 <= x[-1] and y[0] <= 0 <= y[-1]):
+        return 0.0
+    ends = [axis[-1] if part > 0 else axis[0] for axis, part in zip((x, y), ray, strict=True)]
+    return float(min(end / part for end, part in zip(ends, ray, strict=True) if abs(part) > 1e-12))
+
+
+def _between(
+    x: np.ndarray, y: np.ndarray, worse: np.ndarray, error: np.ndarray, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Worsening and error at points (..., 2) of a grid; infinite in cells with an infinite corner."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    lost = np.isinf(worse)
+    parts = (np.where(lost, 0.0, worse), lost.astype(float), np.where(lost, 0.0, error))
+    if not (x[0] <= 0 <= x[-1] and y[0] <= 0 <= y[-1]):
+        unknown = np.full((*points.shape[:-1], worse.shape[-1]), np.nan)
+        return unknown, unknown
+    at = np.clip(points, (x[0], y[0]), (x[-1], y[-1]))  # a rounding error outside
+    value, share, spread = (RegularGridInterpolator((x, y), part)(at) for part in parts)
+    return np.where(share > 1e-9, np.inf, value), spread

@@ -1,0 +1,113 @@
+"""Further data sets, or losses, for the network of a subject: `NAME=DATA[:SPLIT][@LOSS]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast, get_args
+
+from landscape.data import tokens
+from landscape.data.batch_layout import BatchLayout
+from landscape.data.dataset import Batches, BatchList
+from landscape.options import require
+from landscape.subject.adaptation import adapted
+from landscape.subject.checks import refuse_misfit, refuse_vocabulary
+from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
+from landscape.subject.members import with_members
+from landscape.subject.next_tokens import with_next_tokens
+from landscape.subject.preprocessing import DataObject, described, resolved
+from landscape.subject.restoration import measuring
+from landscape.subject.spec import Spec, Split
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+FORM = "NAME=DATA[:SPLIT][@LOSS], each NAME once, such as code=code.npy:test or exact=@score.py:exact_match"
+
+
+@dataclass(frozen=True)
+class Further:
+    """A data set by name; what is "" is that of the subject."""
+
+    name: str
+    data: str = ""
+    split: str = ""
+    loss: str = ""  # a name, or file.py:callable
+
+
+def parse_further(option: str, texts: Sequence[str]) -> list[Further]:
+    """Parse the values of an option.
+
+    A split is what follows the last colon if it is one; a loss what follows the last @ if it is a known name or
+    contains a colon.
+
+    Raises:
+        OptionError: one has no name or says nothing, or a name is there twice.
+    """
+    found: list[Further] = []
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        before, at, loss = rest.rpartition("@")
+        if not at or not (loss in NAMES or ":" in loss):
+            before, loss = rest, ""
+        data, _, split = before.rpartition(":")
+        if split not in get_args(Split):
+            data, split = before, ""
+        known = [one.name for one in found]
+        require(bool(equals and name.strip() and (data or split or loss)), option, text, FORM)
+        require(name.strip() not in known, option, text, FORM)
+        found.append(Further(name.strip(), data, split, loss))
+    return found
+
+
+def short_name(subject: Subject) -> str:
+    """The name of a subject's data without folders and suffix, for axes and tables."""
+    name = subject.data_name
+    path, _, function = name.rpartition(":")
+    return function if path else Path(name).stem or name
+
+
+@once_per_weights
+def further_subjects(subject: Subject, further: tuple[Further, ...]) -> tuple[Subject, ...]:
+    """The same network on other data, as many samples of each and as preprocessed as its own, without augmentation.
+
+    Raises:
+        FileNotFoundError, ValueError: the data or the loss cannot be used; see the message.
+    """
+    return tuple(_on(subject, one) for one in further)
+
+
+def _on(subject: Subject, further: Further) -> Subject:
+    own = subject.spec or Spec(batch_size=subject.batch_size)
+    loss = loss_of(further.loss) if further.loss else _own_loss(subject, further.name)
+    changes = {"data": further.data, "split": cast(Split, further.split)}
+    spec = replace(own, augment=False, recipe="", loss=loss.name, **{k: v for k, v in changes.items() if v})  # type: ignore[arg-type]
+    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX) and subject.images is not None:
+        spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
+    layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
+    given = DataObject(None, None, lambda: layout, loss.takes_batch, loss.function is cross_entropy)
+    spec, samples = resolved(*described(spec, subject.checkpoint), subject.checkpoint, given)
+    samples = samples.for_device(subject.device)
+    found = Subject(
+        model=subject.model,
+        batches=samples if isinstance(samples, BatchList) else Batches(samples, spec.batch_size),
+        label=further.name,
+        spec=spec,
+        checkpoint=subject.checkpoint,
+        seed=subject.seed,
+        original=subject.original,
+        objects=subject.objects,
+    )
+    with measuring(found):
+        refuse_vocabulary(found)
+        found = with_next_tokens(adapted(found, loss))
+        refuse_misfit(found)
+        return with_members(found, subject.members)
+
+
+def _own_loss(subject: Subject, name: str) -> Loss:
+    if subject.losses in MEANINGS:
+        return Loss(subject.losses, subject.loss_name)
+    if not subject.loss_name:
+        raise ValueError(f"the loss was made in Python and cannot be named for the data {name}; add @file.py:callable")
+    return loss_of(subject.loss_name)

@@ -1,0 +1,168 @@
+"""Draw scores of several data sets over the distance from a checkpoint, with the radii of their basins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import LINES, Look, escaped, loss_label
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.headlines import Numbers
+from landscape.plots.theme import muted
+
+T = TypeVar("T")
+NOTE = (
+    "Bands: 1.96 standard errors of the change from the checkpoint. Dots: where a score leaves its interval, with the "
+    "95 % interval; arrows: not within the range."
+)
+MARKS = (("C0", "o"), ("C1", "s"), ("C2", "^"), ("C3", "D"), ("C4", "v"), ("C5", "P"))  # colour, marker
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The radius of a basin on the horizontal axis, and the ends of its interval."""
+
+    at: float
+    low: float
+    high: float
+
+
+def panel_of(data: xr.Dataset, s: int) -> int:
+    """The panel of a score: 0 for losses, 1 for accuracies."""
+    return int(str(data["score_kind"].values[s]) == "accuracy")
+
+
+def styles(results: Iterable[xr.Dataset]) -> dict[tuple[str, str], Look]:
+    """Colour and line of every data set and kind of loss of some results; an accuracy has those of its data set."""
+    found: dict[tuple[str, str], Look] = {}
+    for data in results:
+        for name, kind in zip(data["score_data"].values, data["score_kind"].values, strict=True):
+            key = _key(str(name), str(kind))
+            if key not in found:
+                color, marker = MARKS[len(found) % len(MARKS)]
+                label = " ".join(filter(None, (escaped(key[0]), escaped(key[1]))))
+                found[key] = Look(label, color, marker, LINES[len(found) % len(LINES)])
+    return found
+
+
+def style_of(data: xr.Dataset, s: int, known: Mapping[tuple[str, str], Look]) -> Look:
+    """The look of a score."""
+    return known[_key(str(data["score_data"].values[s]), str(data["score_kind"].values[s]))]
+
+
+def _key(name: str, kind: str) -> tuple[str, str]:
+    return name, "" if kind in ("loss", "accuracy", name) else kind
+
+
+def sign(data: xr.Dataset, s: int) -> float:
+    """+1 for a score that is worse the higher it is."""
+    return -1.0 if panel_of(data, s) else 1.0
+
+
+def edge_of(data: xr.Dataset, s: int) -> float:
+    """The value of a score at which it leaves its interval."""
+    with np.errstate(invalid="ignore"):
+        return float(data["score_centre"].values[s] + sign(data, s) * data["score_margin"].values[s])
+
+
+def draw_curve(
+    ax: Axes, at: np.ndarray, value: np.ndarray, error: np.ndarray, look: Look, *, thin: bool = False
+) -> None:
+    """Draw a score with its band over finite points."""
+    shown = np.isfinite(value)
+    half = 1.96 * np.nan_to_num(np.where(np.isfinite(error), error, 0.0))[shown]
+    ax.plot(at[shown], value[shown], color=look.color, linestyle=look.line, linewidth=0.6 if thin else 1.1)
+    ax.fill_between(at[shown], value[shown] - half, value[shown] + half, color=look.color, alpha=0.18, linewidth=0)
+
+
+def draw_marks(
+    ax: Axes, edge: float, marks: Sequence[Mark], look: Look, *, hollow: bool = False, small: bool = False
+) -> None:
+    """Draw radii at the height of the edge of a score's interval."""
+    for mark in marks:
+        if not np.isfinite([mark.at, edge]).all():
+            continue
+        limit = ax.get_xlim()
+        open_ended = not np.isfinite(mark.high)
+        low, high = mark.low, limit[1 if mark.at >= 0 else 0] if open_ended else mark.high
+        ax.plot([low, high], [edge, edge], color=look.color, linewidth=0.9, solid_capstyle="butt")
+        arrow = ">" if mark.at >= 0 else "<"
+        face = "none" if hollow else look.color
+        ax.plot(mark.at, edge, arrow if open_ended else look.marker or "o", color=look.color, zorder=5,
+                markersize=2.2 if small else 3.5, markerfacecolor=face)  # fmt: skip
+        ax.set_xlim(limit)
+
+
+def finish(axes: Sequence[Axes], data: xr.Dataset, xlabel: str, values: Sequence[Sequence[np.ndarray]]) -> None:
+    """Label the panels, the losses logarithmic where they span orders of magnitude; say where one has no score."""
+    for i, (ax, name) in enumerate(zip(axes, ("loss", "accuracy"), strict=False)):
+        units = {str(data["score_units"].values[s]) for s in range(data.sizes["score"]) if panel_of(data, s) == i}
+        ax.set(xlabel=xlabel, ylabel=loss_label([data]) if not i and len(units) < 2 else name)
+        drawn = np.concatenate([part.ravel() for part in values[i]]) if values[i] else np.empty(0)
+        if not np.isfinite(drawn).any():
+            style.write_centred(ax, f"no finite {name}", va="center", fontsize=7)
+        elif not i:
+            style.log_if_wide(ax, drawn)
+
+
+def edge_line(ax: Axes, edge: float, look: Look) -> None:
+    """Draw the edge of a score's interval."""
+    if np.isfinite(edge):
+        ax.axhline(edge, color=look.color, linewidth=0.5, linestyle=":", zorder=0)
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: object, note: str = "") -> Figure:
+    """A row of two panels per result."""
+    from matplotlib.lines import Line2D
+
+    known = styles(results)
+    legend = [Line2D([], [], color=one.color, linestyle=one.line, marker=one.marker, markersize=3, label=one.label)
+              for one in known.values()]  # fmt: skip
+    figure = style.page(results, looks, height=2.1 * len(results), legend=legend, note=f"{NOTE} {note}".strip())
+    grid = figure.subplots(len(results), 2, squeeze=False)
+    for row, data, look in zip(grid, results, looks, strict=True):
+        draw(data, tuple(row), known=known)  # type: ignore[operator]
+        row[0].set_title(style.fitted(look.label, 3.0, style.title_size(2)))
+    return figure
+
+
+def vertical(ax: Axes) -> None:
+    """Mark the checkpoint."""
+    ax.axvline(0.0, color=muted(), linewidth=0.5, zorder=0)
+
+
+def headline(data: xr.Dataset) -> Numbers:
+    """The radius of every score's basin, and that of the worst direction where there are several."""
+    found: Numbers = {}
+    for s, name in enumerate(names(data)):
+        for words, quantity in (("basin", "basin_mean"), ("narrowest basin", "basin_least")):
+            value, high = (float(data[f"{quantity}{end}"].values[s]) for end in ("", "_high"))
+            if quantity == "basin_least" and found.get(f"basin of {name}") in (value, _open_ended(value)):
+                continue
+            found[f"{words} of {name}"] = value if np.isfinite(high) or not np.isfinite(value) else _open_ended(value)
+    return found
+
+
+def radii(data: xr.Dataset, number: Callable[..., Iterator[T]]) -> Iterator[T]:
+    """The radii of `headline` as `number` (of `measured`) gives them, where their intervals have an upper end."""
+    for s, name in enumerate(names(data)):
+        for words, quantity in (("basin", "basin_mean"), ("narrowest basin", "basin_least")):
+            if np.isfinite(float(data[f"{quantity}_high"].values[s])):
+                yield from number(data, f"{words} of {name}", quantity, "higher is flatter", {"score": s})
+
+
+def _open_ended(value: float) -> str:
+    return f"{value:.3g} or more"
+
+
+def names(data: xr.Dataset) -> list[str]:
+    """Names of the scores; empty for a result without."""
+    if "score_worse" not in data:
+        return []
+    pairs = zip(data["score_data"].values, data["score_kind"].values, strict=True)
+    return [f"{name} {kind}" if kind != name else str(name) for name, kind in pairs]

@@ -1,0 +1,59 @@
+"""Draw scores of several data sets over the distance from a checkpoint on a plane, with the radii of their basins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import basin_panels
+from landscape.plots.appearance import Look, escaped
+from landscape.plots.basin_panels import Mark
+from landscape.plots.figure import Axes, Figure
+
+MEANING = (
+    "Loss and accuracy on every data set over the distance from the checkpoint: averaged over the directions of the "
+    "plane (thick), and in the worst of them (thin), with the distance up to which each stays within its interval "
+    "(dotted). The worst direction of a plane is far from the worst of weight space, and the radius depends on the "
+    "margin and on how long the directions are made."
+)
+NOTE = "Thick, filled: mean over the plane's directions; thin, hollow: the worst of them."
+
+
+def draw(
+    data: xr.Dataset, axes: tuple[Axes, ...], *, known: Mapping[tuple[str, str], Look] | None = None
+) -> tuple[Axes, ...]:
+    """Draw losses (first axes) and accuracies (second) of all data sets; `known`: looks by data set."""
+    known = known or basin_panels.styles([data])
+    r = data["distance"].values
+    values: list[list[np.ndarray]] = [[], []]
+    for ax in axes:
+        ax.set_xlim(0.0, max(float(r[-1]), 1e-12))
+    for s in range(data.sizes["score"]):
+        panel, look = basin_panels.panel_of(data, s), basin_panels.style_of(data, s, known)
+        ax, sign = axes[panel], basin_panels.sign(data, s)
+        centre = float(data["score_centre"].values[s])
+        edge = basin_panels.edge_of(data, s)
+        basin_panels.edge_line(ax, edge, look)
+        for profile, basin in (("profile_mean", "basin_mean"), ("profile_most", "basin_least")):
+            worst = basin == "basin_least"
+            worse, error = (
+                data[name].transpose("distance", "score").values[:, s] for name in (profile, f"{profile}_se")
+            )
+            with np.errstate(invalid="ignore"):
+                value = centre + sign * worse
+            values[panel].append(value)
+            curve = replace(look, line=":") if worst else look
+            basin_panels.draw_curve(ax, r, value, np.full(len(r), np.nan) if worst else error, curve, thin=worst)
+            mark = Mark(*(float(data[f"{basin}{end}"].values[s]) for end in ("", "_low", "_high")))
+            basin_panels.draw_marks(ax, edge, [mark], look, hollow=worst)
+    units = escaped(str(data["x"].attrs.get("units", "1")))
+    basin_panels.finish(axes, data, f"distance from the checkpoint ({units})", values)
+    return axes
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """A row per result: losses on the left, accuracies on the right."""
+    return basin_panels.page(results, looks, draw, NOTE)
