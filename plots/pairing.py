@@ -12,7 +12,9 @@ from landscape.plots.measured import linearised
 from landscape.results import corruption_summary, flatness
 from landscape.results.calibration import Interval, SampleScores, paired_difference, stored_scores
 from landscape.results.paired import Difference, by_error, mcnemar, paired_t
+from landscape.results.seed_groups import FEWEST
 
+OF_SAMPLES = 6  # mini-batches from which measures are paired whose own errors are over all samples
 Differences = Mapping[str, Difference]  # by the name of the headline number
 
 
@@ -107,14 +109,24 @@ def _hessian(data: xr.Dataset, other: xr.Dataset) -> Differences:
 
 
 def _flatness(data: xr.Dataset, other: xr.Dataset) -> Differences:
-    """Of every measure over mini-batches of the same samples, or over random vectors, which are the same too."""
+    """Of every measure over mini-batches of the same samples, or over random vectors, which are the same too.
+
+    Of few pairs the interval by Student's t is wider than that by the errors of both where these are over samples.
+    """
     mine, theirs = (_parts(one) for one in (data, other))
     alike = data.attrs.get("batch_size") == other.attrs.get("batch_size")
     return {
         name: paired_t(one.values, theirs[name].values, one.of, one.shares)
         for name, one in mine.items()
-        if name in theirs and len(one.values) == len(theirs[name].values) and (alike or one.of != "mini-batches")
+        if name in theirs
+        and _fewest(name) <= len(one.values) == len(theirs[name].values)
+        and (alike or one.of != "mini-batches")
     }
+
+
+def _fewest(name: str) -> int:
+    """How many pairs a difference is tested by, at least."""
+    return OF_SAMPLES if flatness.MEASURES[name].over == "samples" else FEWEST
 
 
 def _parts(data: xr.Dataset) -> dict[str, flatness.Parts]:
@@ -136,7 +148,8 @@ def why_unpaired(name: str, data: xr.Dataset, other: xr.Dataset) -> str:
     if over != "random vectors" and data.attrs.get("batch_size") != other.attrs.get("batch_size"):
         return "mini-batches of different sizes"
     count = min(len(one[name].values) if name in one else 1 for one in map(_parts, (data, other)))
-    return f"over 1 {'random vector' if over == 'random vectors' else 'mini-batch'}" if count < 2 else "other units"
+    units = "random vectors" if over == "random vectors" else "mini-batches"
+    return f"fewer than {_fewest(name)} {units}" if count < _fewest(name) else f"different numbers of {units}"
 
 
 def _of(value: float, interval: Interval, draws: int) -> Difference:

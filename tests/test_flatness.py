@@ -479,8 +479,12 @@ def test_two_networks_are_compared_mini_batch_by_mini_batch(tmp_path: Path) -> N
         assert one.difference is not None
         values = [float(part["value"].values[names.index(name)]) for part in data]
         assert one.difference.value == pytest.approx(values[1] - values[0], rel=1e-9), name
+    assert why_unpaired("fisher-rao", *data) == "fewer than 6 mini-batches"
     apart = {name: c.difference.method for name, c in found.items() if c.difference and "not" in c.difference.method}
-    assert apart == {"top-eigenvalue": "errors of both, not paired: its error is that of the search"}
+    assert apart == {
+        "top-eigenvalue": "errors of both, not paired: its error is that of the search",
+        "fisher-rao": "errors of both, not paired: fewer than 6 mini-batches",
+    }
     assert why_unpaired("pac-bayes-sigma", *data) == "its noise draws are not stored one by one"
     assert found["frobenius"].difference.method == "paired t over 5 random vectors"  # type: ignore[union-attr]
 
