@@ -31,7 +31,7 @@ PANELS = {
     "nc4": "NC4\nnot the nearest mean",
 }
 LOGARITHMIC = ("nc1",)
-AT_HEAD = 1.1  # where the classifier's input stands, beyond the last layer
+AT_HEAD = 1.15  # where the classifier's input stands, beyond the last layer
 NOTE = f"Single markers on the right: the input of the classifier. {depth.ERRORS}"
 
 
@@ -49,7 +49,7 @@ def draw(
                     elinewidth=0.8, markersize=3.5)  # fmt: skip
         broken.mark(ax, at, value, error)
         ax.axvline((1 + AT_HEAD) / 2, color="0.5", linewidth=0.5, linestyle=":", zorder=0)
-    ax.set(xlabel="normalised depth", xlim=(-0.03, AT_HEAD + 0.03), ylabel=PANELS[quantity])
+    ax.set(xlabel="normalised depth", xlim=(-0.07, AT_HEAD + 0.07), ylabel=PANELS[quantity])
     return ax
 
 
