@@ -14,7 +14,7 @@ import xarray as xr
 from landscape.options import OptionError, did_you_mean
 from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.grouping import Groups
-from landscape.plots.measured import FLATTER, FLATTER_ABOVE, HIGHER, Measured
+from landscape.plots.headline_number import FLATTER, FLATTER_ABOVE, HIGHER, Measured
 from landscape.plots.pairing import mini_batches, paired, why_unpaired
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired

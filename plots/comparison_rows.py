@@ -12,7 +12,8 @@ from typing import Any
 
 from landscape.plots.compared import NAME
 from landscape.plots.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
-from landscape.plots.measured import OVER, Measured
+from landscape.plots.headline_number import Measured
+from landscape.plots.measured import OVER
 from landscape.results import stored_table
 from landscape.results.rounding import interval, plus_minus
 

@@ -1,4 +1,4 @@
-"""Headline numbers as numbers: value, standard error, 95 % interval, unit, and which direction is better or flatter.
+"""Headline numbers of every probe's result as numbers with errors.
 
 The names are those of the headline (`headlines.numbers`), which is text where it says more than numbers.
 """
@@ -6,22 +6,27 @@ The names are those of the headline (`headlines.numbers`), which is text where i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import basin_panels, geometry, headlines
-from landscape.results.statistics import QUANTILE, mean_and_standard_error, score_interval
+from landscape.plots.headline_number import (
+    FLATTER,
+    FLATTER_ABOVE,
+    HIGHER,
+    LOWER,
+    Measured,
+    Reading,
+    number,
+    of_share,
+    without_error,
+)
+from landscape.results.statistics import QUANTILE, mean_and_standard_error
 
-Reading = Literal["", "lower is better", "higher is better", "lower is flatter", "higher is flatter"]
-At = Mapping[str, int]  # a position on some axes
-LOWER: Reading = "lower is better"
-HIGHER: Reading = "higher is better"
-FLATTER: Reading = "lower is flatter"
-FLATTER_ABOVE: Reading = "higher is flatter"
 HEIGHT_RADIUS = 0.5  # of the surface's headline
 OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all others over samples
     "flatness": "mini-batches, samples, random vectors or noise draws",
@@ -37,80 +42,19 @@ OTHER = ("_se", "threshold", "relative error", "at", "at tau", "not converged", 
          "mini-batches not finite")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One headline number of one result; NaN where an error is not known."""
-
-    name: str
-    value: float
-    error: float = np.nan  # standard error
-    low: float = np.nan  # ends of the 95 % interval
-    high: float = np.nan
-    unit: str = ""
-    reading: Reading = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """With JSON's null for what is not known."""
-        row = {"standard_error" if key == "error" else key: value for key, value in asdict(self).items()}
-        return {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in row.items()}
-
-
 def measured(data: xr.Dataset) -> list[Measured]:
     """The headline numbers of a result that are finite; also those without a known error."""
     own = OF_PROBE.get(str(data.attrs.get("probe", "")))
     found = {one.name: one for one in (*own(data), *basin_panels.radii(data, number))} if own is not None else {}
     for name, value in headlines.numbers(data).items():
         if not isinstance(value, str) and name not in found and not name.endswith(OTHER[0]) and name not in OTHER:
-            found[name] = _alone(data, name, float(value))
+            found[name] = without_error(data, name, float(value))
     return [one for one in found.values() if np.isfinite(one.value)]
 
 
 def as_json(data: xr.Dataset) -> dict[str, Any]:
     """The headline numbers of a result as an entry for JSON."""
     return {"numbers": [one.as_json() for one in measured(data)]}
-
-
-def number(
-    data: xr.Dataset, name: str, quantity: str, reading: Reading = "", at: At | None = None
-) -> Iterator[Measured]:
-    """A stored quantity with its error at a position; nothing where the result lacks the quantity."""
-    if quantity not in data:
-        return
-    here = {} if at is None else dict(at)
-
-    def stored(ending: str) -> float:
-        key = f"{quantity}{ending}"
-        return float(data[key].isel(here).values) if key in data and set(here) <= set(data[key].dims) else np.nan
-
-    value, error, low, high = (stored(ending) for ending in ("", "_se", "_low", "_high"))
-    if np.isnan(low) and np.isfinite(error):
-        low, high = _interval(quantity, value, error, data)
-    elif np.isnan(error) and np.isfinite(low):
-        error = (high - low) / (2 * QUANTILE)
-    unit = str(data[quantity].attrs.get("units", "1"))
-    yield Measured(name, value, error, low, high, "" if unit == "1" else unit, reading)
-
-
-def _interval(quantity: str, value: float, error: float, data: xr.Dataset) -> tuple[float, float]:
-    if quantity.rpartition("_")[2] == "accuracy":
-        low, high = score_interval(quantity, value, error, float(data.attrs.get("samples", np.nan)))
-        return float(low), float(high)
-    return value - QUANTILE * error, value + QUANTILE * error
-
-
-def _alone(data: xr.Dataset, name: str, value: float) -> Measured:
-    """A number of a headline without a stored error."""
-    if name in ("intact accuracy", "clean accuracy"):
-        return _of_share(data, name, value)
-    unit = str(data[name].attrs.get("units", "1")) if name in data and not data[name].ndim else "1"
-    return Measured(name, value, unit="" if unit == "1" else unit)
-
-
-def _of_share(data: xr.Dataset, name: str, value: float) -> Measured:
-    """A share of right classes, whose error follows from the number of samples: std(ddof=1) / sqrt(n) of 0 and 1."""
-    samples = int(data.attrs.get("samples", 0))
-    error = float(np.sqrt(value * (1 - value) / (samples - 1))) if samples > 1 and 0 <= value <= 1 else np.nan
-    return Measured(name, value, error, *_interval("accuracy", value, error, data), reading=HIGHER)
 
 
 def _scalars(rows: Sequence[tuple[str, str, Reading]], data: xr.Dataset) -> Iterator[Measured]:
@@ -205,7 +149,7 @@ def _surface(data: xr.Dataset) -> Iterator[Measured]:
         at = {axis: int(places[0]) for axis, places in centre.items()}
         yield from number(data, "loss", "loss", LOWER, at)
         for one in number(data, "accuracy", "accuracy", HIGHER, at):
-            yield _of_share(data, "accuracy", one.value)
+            yield of_share(data, "accuracy", one.value)
     if "height" in data and HEIGHT_RADIUS in data["radius"].values:
         at = {"radius": int(np.flatnonzero(data["radius"].values == HEIGHT_RADIUS)[0])}
         yield from number(data, f"height at {HEIGHT_RADIUS:g}", "height", FLATTER, at)

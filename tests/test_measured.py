@@ -12,7 +12,8 @@ import xarray as xr
 
 from landscape.cli.main import exit_code
 from landscape.plots import headlines
-from landscape.plots.measured import OTHER, Measured, measured
+from landscape.plots.headline_number import Measured
+from landscape.plots.measured import OTHER, measured
 from landscape.results import reader
 from landscape.results.statistics import QUANTILE
 
