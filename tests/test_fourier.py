@@ -9,10 +9,12 @@ from analytic import passage, run_probe
 from torch import Tensor
 
 from landscape.discovery import layer as layers
+from landscape.layers.forward_hooks import deviations
 from landscape.layers.fourier import (
+    by_product,
     diagonal,
     diagonal_frequencies,
-    diagonal_only,
+    diagonal_of_deviations,
     frequencies,
     half_spectrum,
 )
@@ -24,6 +26,13 @@ WHITE = np.log(2) / 2  # E ln|complex normal| - E ln|real normal| of one varianc
 
 def _noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def diagonal_only(maps: Tensor) -> Tensor:
+    """Log amplitudes of the half diagonal, as the probe computes them without the whole spectrum."""
+    if not by_product(*maps.shape[-2:]):
+        return diagonal(half_spectrum(maps), maps.shape[-1])
+    return torch.cat([diagonal_of_deviations(*part) for part in deviations(maps)])
 
 
 def relative_log_amplitude(maps: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from landscape import models
 from landscape.api import configure_shared_pass, features
 from landscape.executors.executor import Executor
 from landscape.executors.local_processes import Processes
-from landscape.layers.forward_hooks import run_with_hooks
+from landscape.layers import forward_hooks
+from landscape.layers.forward_hooks import deviations, run_with_hooks
 from landscape.options import OptionError
 from landscape.probes import FEATURES
 from landscape.results import group as groups
@@ -27,6 +28,8 @@ from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject import loading
 from landscape.subject.checks import refuse_stochastic
 from landscape.subject.subject import Subject
+
+DIAGONAL = {"spectrum": "diagonal"}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -199,3 +202,26 @@ def test_every_probe_takes_one_transfer_from_the_device_per_mini_batch(
         seen.clear()
         run_with_hooks(subject, (1,), [probe.hooks(subject, (1,))])
         assert len(seen) == 1, probe.name
+
+
+def test_probes_share_the_deviations_of_maps_from_their_means(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = loaded(vit)
+    hooks = [probe.hooks(subject, (0,)) for probe in configure_shared_pass(("fourier", "variance"), "", DIAGONAL)[0]]
+    seen: list[torch.Size] = []
+
+    def count(maps: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        seen.append(maps.shape)
+        return deviations(maps)
+
+    monkeypatch.setattr(forward_hooks, "deviations", count)
+    run_with_hooks(subject, (0,), hooks)
+    assert len(seen) == len(hooks[0].layers) == len(hooks[1].layers) > 0
+
+
+def test_deviations_have_no_mean_and_give_the_maps_back() -> None:
+    maps = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)).add(100).half()
+    parts = [(level, deviation.clone()) for level, deviation in deviations(maps)]
+    level, deviation = (torch.cat(one) for one in zip(*parts, strict=True))
+    assert level.dtype == deviation.dtype == torch.float32
+    assert deviation.mean(dim=(2, 3)).abs().max() < 1e-4
+    torch.testing.assert_close(level + deviation, maps.float())

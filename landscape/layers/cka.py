@@ -13,7 +13,7 @@ from landscape.discovery.layer import chunks
 
 CHUNK = 2**19  # numbers of the features in one product
 SHIFT_SAMPLES = 8  # whose mean is subtracted
-ROWS = 32  # of a kernel at a time: only the lower half is computed
+ROWS = 64  # of a kernel at a time: only the lower half is computed
 LEAST_SAMPLES = 4  # of a mini-batch: the estimator divides by n (n - 3)
 
 
@@ -24,10 +24,13 @@ def centred_kernel(features: Tensor) -> Tensor:
     of all samples: the mean of a few is subtracted first, so that no large numbers cancel. Products of features are in
     their own precision; only their sums, n x n, are float64, also on GPUs that are slow in it.
     """
-    n, flat = len(features), features.flatten(1)
+    n, flat = len(features), features.detach().flatten(1)
     kernel = torch.zeros(n, n, dtype=torch.float64, device=features.device)
-    for columns in chunks(flat.T, CHUNK):  # (some features, all samples)
-        part = columns.T - columns[:, :SHIFT_SAMPLES].mean(dim=1)
+    parts = chunks(flat.T, CHUNK)  # (some features, all samples)
+    kept = torch.empty_like(parts[0].T)  # once: the system clears new memory
+    for columns in parts:
+        shift = columns[:, :SHIFT_SAMPLES].mean(dim=1)
+        part = torch.sub(columns.T, shift, out=kept[:, : len(columns)])
         for row in range(0, n, ROWS):  # the lower half
             kernel[row:, row : row + ROWS] += matmul(part[row:], part[row : row + ROWS].T)
     kernel = kernel.tril(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from landscape.data.structure import Nested
 from landscape.discovery.graph import Key, Patches
-from landscape.discovery.layer import HeadOutputs, Layer, Side, Tap
+from landscape.discovery.layer import HeadOutputs, Layer, Side, Tap, chunks
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, over_the_grid
 from landscape.probe import Values
 from landscape.subject.subject import Subject
@@ -29,6 +29,10 @@ class FeatureHooks:
     values: Callable[[], Values]  # what the probe stores, called after the pass
     on_attention: Callable[[int, AttentionMaps], None] | None = None  # takes the maps of the layer's branch
     on_heads: Callable[[int, Tensor], None] | None = None  # takes the outputs of its heads, (row, head, query, channel)
+    # Takes the maps of some images after the others: their means over positions, (n, C, 1, 1), and their deviations
+    # from them, (n, C, H, W), which the next images overwrite. All probes share them.
+    on_maps: Callable[[int, Tensor, Tensor], None] | None = None
+    in_parts: Container[int] = ()  # positions of the layers that come by `on_maps`, not by `on_features`
 
 
 def units_of(subject: Subject) -> dict[str, np.ndarray]:
@@ -47,17 +51,19 @@ def run_with_hooks(
     i, *member = index
     inputs = subject.batch(i)[0] if changed is None else changed
     hooked = [(hook, position) for hook in hooks for position in range(len(hook.layers))]
-
+    places: dict[Tap, list[tuple[FeatureHooks, int]]] = {}
+    for hook, position in hooked:
+        places.setdefault(hook.layers[position].tap, []).append((hook, position))
+    layers = [several[0][0].layers[several[0][1]] for several in places.values()]
     rows = None if subject.divisible else subject.samples(i)
 
-    def receive(index: int, tensor: Tensor) -> None:
-        hook, position = hooked[index]
+    def receive(at: int, tensor: Tensor) -> None:
         if rows is not None and len(tensor) != rows:
             raise ValueError(
-                f"{hook.layers[position].name} has {len(tensor)} rows for {rows} samples, expected one for each; name "
-                "other layers with --layers"
+                f"{layers[at].name} has {len(tensor)} rows for {rows} samples, expected one for each; name other "
+                "layers with --layers"
             )
-        hook.on_features(position, tensor.detach())
+        _give_features(places[layers[at].tap], tensor.detach())
 
     receive_maps: dict[Key, Callable[[AttentionMaps], None]] = {}
     receive_outputs: dict[HeadOutputs, Callable[[Tensor], None]] = {}
@@ -67,7 +73,6 @@ def run_with_hooks(
             receive_maps[attention.key] = partial(_give_maps, hook.on_attention, position, attention.patches)
         if hook.on_heads is not None and attention is not None and attention.outputs is not None:
             receive_outputs[attention.outputs] = partial(hook.on_heads, position)
-    layers = [hook.layers[position] for hook, position in hooked]
     with (
         subject.member(*member) if member else nullcontext(),
         subject.evaluating(),
@@ -76,6 +81,36 @@ def run_with_hooks(
     ):
         subject.outputs(inputs)
     return [hook.values() for hook in hooks]
+
+
+def _give_features(receivers: Sequence[tuple[FeatureHooks, int]], tensor: Tensor) -> None:
+    """Hand a tensor to the probes, as a whole or as maps in parts."""
+    parts: dict[Hashable, tuple[Layer, list[Callable[[Tensor, Tensor], None]]]] = {}
+    for hook, position in receivers:
+        layer = hook.layers[position]
+        if hook.on_maps is None or position not in hook.in_parts:
+            hook.on_features(position, tensor)
+        else:
+            order = layer.layout, layer.prefix, layer.grid
+            parts.setdefault(order, (layer, []))[1].append(partial(hook.on_maps, position))
+    for layer, several in parts.values():
+        for level, deviation in deviations(layer.maps(tensor)):
+            for receive in several:
+                receive(level, deviation)
+
+
+def deviations(maps: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Means over positions and deviations from them in at least single precision, as `FeatureHooks.on_maps` takes them.
+
+    Centred first, moments and frequencies above zero do not suffer from cancellation.
+    """
+    kept = torch.empty(0)
+    for part in chunks(maps):
+        exact = part.to(torch.promote_types(part.dtype, torch.float32))
+        level = exact.mean(dim=(2, 3), keepdim=True)
+        if not kept.numel():
+            kept = torch.empty_like(exact)  # once: the system clears new memory
+        yield level, torch.sub(exact, level, out=kept[: len(exact)])
 
 
 def _give_maps(

@@ -65,22 +65,22 @@ def diagonal(spectrum: Tensor, width: int) -> Tensor:
     return torch.lerp(log_amplitude(spectrum[..., rows, columns]), log_amplitude(spectrum[..., *next_to]), exact - left)
 
 
-def diagonal_only(maps: Tensor) -> Tensor:
-    """`diagonal` of maps (N, C, H, W), without their whole spectrum where they are square and small.
+def by_product(height: int, width: int) -> bool:
+    """Whether `diagonal_of_deviations` takes such maps: square and small ones."""
+    return height == width <= LARGEST_PRODUCT
+
+
+def diagonal_of_deviations(level: Tensor, deviation: Tensor) -> Tensor:
+    """`diagonal` of square maps level + deviation, (N, C, 1, 1) and (N, C, n, n), without their whole spectrum.
 
     F(k, k) = sum_{y, x} exp(-2 pi i k (y + x) / n) z(y, x): one matrix product for all maps, in less than half the time
-    of the FFT.
+    of the FFT. Only frequency zero contains the mean; to the other frequencies it would add rounding errors.
     """
-    height, width = maps.shape[-2:]
-    if height != width or width > LARGEST_PRODUCT:
-        return diagonal(half_spectrum(maps), width)
-    maps = maps.float() if maps.dtype != torch.float64 else maps
-    # Only frequency zero contains the mean; to the other frequencies it would add rounding errors.
-    level = maps.mean(dim=(-2, -1), keepdim=True)
-    varying = (maps - level).flatten(0, 1).flatten(1)
-    product = matmul(varying, _waves(width, maps.device, maps.dtype)).reshape(*maps.shape[:2], -1)
+    width = deviation.shape[-1]
+    varying = deviation.flatten(0, 1).flatten(1)
+    product = matmul(varying, _waves(width, deviation.device, deviation.dtype)).reshape(*deviation.shape[:2], -1)
     real, imaginary = product.chunk(2, dim=-1)
-    real[..., :1] = height * width * level[..., 0]
+    real[..., :1] = width**2 * level[..., 0]
     return log_amplitude(torch.complex(real, imaginary))
 
 

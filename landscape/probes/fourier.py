@@ -124,29 +124,41 @@ class Fourier(Probe):
 
         sums = {name: zeros(name) for name in plan.quantities if name != "samples"}
 
+        found: dict[int, list[tuple[Tensor, dict[str, Tensor]]]] = {}
+        in_parts = [p for p, own in enumerate(layers) if self.spectrum != "full" and fourier.by_product(*own.grid)]
+
         def on_features(position: int, tensor: Tensor) -> None:
-            measured = [self._measured(chunk) for chunk in chunks(layers[position].maps(tensor))]
-            images = torch.cat([delta for delta, _ in measured])
-            totals = {"delta_sum": images.sum(dim=0), "delta_square_sum": images.square().sum(dim=0)}
-            totals |= {name: torch.stack([more[name] for _, more in measured]).sum(dim=0) for name in measured[0][1]}
-            for name, values in totals.items():
-                sums[name][position][tuple(slice(n) for n in values.shape)] = values
+            found[position] = [self._transformed(chunk) for chunk in chunks(layers[position].maps(tensor))]
+
+        def on_maps(position: int, level: Tensor, deviation: Tensor) -> None:
+            part = self._relative(fourier.diagonal_of_deviations(level, deviation))
+            found.setdefault(position, []).append(part)
 
         def values() -> Values:
+            for position, measured in found.items():
+                images = torch.cat([delta for delta, _ in measured])
+                totals = {"delta_sum": images.sum(dim=0), "delta_square_sum": images.square().sum(dim=0)}
+                totals |= {
+                    name: torch.stack([more[name] for _, more in measured]).sum(dim=0) for name in measured[0][1]
+                }
+                for name, own in totals.items():
+                    sums[name][position][tuple(slice(n) for n in own.shape)] = own
             return {"samples": samples, **transferred(sums)}
 
-        return FeatureHooks(layers, on_features, values)
+        return FeatureHooks(layers, on_features, values, on_maps=on_maps, in_parts=in_parts)
 
-    def _measured(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """DeltaLogA of each map (N, C, H, W) of one layer, (N, bins), and sums over the maps."""
-        sums: dict[str, Tensor] = {}
+    def _transformed(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """DeltaLogA of each map (N, C, H, W) of one layer, (N, bins), and sums over the maps, by the FFT."""
+        spectrum = fourier.half_spectrum(maps)
+        delta, sums = self._relative(fourier.diagonal(spectrum, maps.shape[-1]))
         if self.spectrum == "full":
-            spectrum = fourier.half_spectrum(maps)
-            amplitude = fourier.diagonal(spectrum, maps.shape[-1])
             sums["spectrum_sum"] = log_amplitude(spectrum).mean(dim=1).sum(dim=0, dtype=torch.float64)
-        else:
-            amplitude = fourier.diagonal_only(maps)
-        delta = amplitude - amplitude[..., :1]  # (N, C, bins)
+        return delta, sums
+
+    def _relative(self, amplitude: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """DeltaLogA of each map, (N, bins), from log amplitudes (N, C, bins), and sums over the maps."""
+        sums: dict[str, Tensor] = {}
+        delta = amplitude - amplitude[..., :1]
         if self.per_channel:
             sums["channel_sum"] = delta.sum(dim=0, dtype=torch.float64)
             sums["channel_square_sum"] = delta.double().square().sum(dim=0)
