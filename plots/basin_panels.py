@@ -139,25 +139,25 @@ def vertical(ax: Axes) -> None:
 def headline(data: xr.Dataset) -> Numbers:
     """The radius of every score's basin, and that of the worst direction where there are several."""
     found: Numbers = {}
-    for s, name in enumerate(names(data)):
-        for words, quantity in (("basin", "basin_mean"), ("narrowest basin", "basin_least")):
-            value, high = (float(data[f"{quantity}{end}"].values[s]) for end in ("", "_high"))
-            if quantity == "basin_least" and found.get(f"basin of {name}") in (value, _open_ended(value)):
-                continue
-            found[f"{words} of {name}"] = value if np.isfinite(high) or not np.isfinite(value) else _open_ended(value)
+    for words, quantity, s in _rows(data):
+        value, high = (float(data[f"{quantity}{end}"].values[s]) for end in ("", "_high"))
+        found[words] = f"{value:.3g} or more" if np.isfinite(value) and not np.isfinite(high) else value
     return found
 
 
 def radii(data: xr.Dataset, number: Callable[..., Iterator[T]]) -> Iterator[T]:
     """The radii of `headline` as `number` (of `measured`) gives them, where their intervals have an upper end."""
+    for words, quantity, s in _rows(data):
+        if np.isfinite(float(data[f"{quantity}_high"].values[s])):
+            yield from number(data, words, quantity, "higher is flatter", {"score": s})
+
+
+def _rows(data: xr.Dataset) -> Iterator[tuple[str, str, int]]:
+    """Name, quantity and score of every radius; the least only where it is not the mean itself, of one direction."""
     for s, name in enumerate(names(data)):
-        for words, quantity in (("basin", "basin_mean"), ("narrowest basin", "basin_least")):
-            if np.isfinite(float(data[f"{quantity}_high"].values[s])):
-                yield from number(data, f"{words} of {name}", quantity, "higher is flatter", {"score": s})
-
-
-def _open_ended(value: float) -> str:
-    return f"{value:.3g} or more"
+        yield f"basin of {name}", "basin_mean", s
+        if float(data["basin_least"].values[s]) != float(data["basin_mean"].values[s]):
+            yield f"narrowest basin of {name}", "basin_least", s
 
 
 def names(data: xr.Dataset) -> list[str]:

@@ -10,7 +10,7 @@ from typing import cast, get_args
 from landscape.data import tokens
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList
-from landscape.options import require
+from landscape.options import OptionError, require
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_misfit, refuse_vocabulary
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
@@ -74,7 +74,15 @@ def further_subjects(subject: Subject, further: tuple[Further, ...]) -> tuple[Su
     Raises:
         FileNotFoundError, ValueError: the data or the loss cannot be used; see the message.
     """
-    return tuple(_on(subject, one) for one in further)
+    found = []
+    for one in further:
+        try:
+            found.append(_on(subject, one))
+        except (FileNotFoundError, ValueError) as error:
+            if type(error) not in (FileNotFoundError, ValueError, OptionError):  # made from more than a text
+                raise
+            raise type(error)(f"--also {one.name}: {error}") from error
+    return tuple(found)
 
 
 def _on(subject: Subject, further: Further) -> Subject:
