@@ -295,12 +295,12 @@ def test_the_next_command_measures_what_some_networks_lack(study: Path, tmp_path
 
 def test_a_command_holds_all_that_was_asked_for(study: Path) -> None:
     ((_, data),) = reader.find(study, "surface", VIT)
-    parameters = {"resolution": "15", "cap": None, "preview": True, "bn": "frozen", "layers": ["a", "b"], "seed": 3}
-    spec = {"checkpoint": "a.pt", "model_arg": {"depth": 2}, "mean": [0.5, 0.25], "augment": False, "seed": 0}
+    parameters = {"resolution": "15", "cap": None, "preview": True, "bn": "frozen", "plane": "random", "seed": 3}
+    spec = {"checkpoint": "a.pt", "model_arg": {"depth": 2}, "mean": [0.5, 0.25], "augment": False, "split": "train"}
     data = data.assign_attrs(parameters=json.dumps(parameters), spec=json.dumps(spec))
     assert measured(data, Path("r.h5")) == (
-        "landscape surface a.pt --resolution 15 --preview --bn frozen --layers a --layers b --model-arg depth=2 "
-        "--mean 0.5,0.25 --seed 3 --out r.h5"
+        "landscape surface a.pt --resolution 15 --bn frozen --preview --model-arg depth=2 --mean 0.5,0.25 --seed 3 "
+        "--out r.h5"
     )
 
 

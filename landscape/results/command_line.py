@@ -31,8 +31,11 @@ def command_for(attributes: Mapping[str, Any], out: Path | str, **changes: Any) 
     declared = _declared_by(probe)
     if declared is None or not stored:
         return ""
-    parameters, spec = json.loads(attributes.get("parameters", "{}")), json.loads(stored)
-    if not (spec.get("checkpoint") or spec.get("model")):
+    try:
+        parameters, spec = json.loads(attributes.get("parameters", "{}")), json.loads(stored)
+    except ValueError:
+        return ""
+    if not isinstance(spec, dict) or not (spec.get("checkpoint") or spec.get("model")):
         return ""
     own, usual = declared
     loading = {**_fields(*SPEC), "samples": (True, SAMPLES), **{k: (True, usual[k]) for k in usual.keys() & LOADING}}
