@@ -15,6 +15,7 @@ from landscape.plots.theme import narrow
 from landscape.results.calibration import Interval
 
 LONGEST = 24  # characters of the label of a row
+ROUNDING = 1e-12  # differences below it are zero: scores are of order 1
 Differences = Mapping[str, tuple[float, Interval]]  # by score: value and interval
 
 
@@ -52,6 +53,9 @@ def draw(axes: Sequence[Axes], labels: Mapping[str, str], found: Sequence[Differ
         ax.locator_params(axis="x", nbins=4)
         ax.tick_params(axis="x", labelsize=style.SMALL)
         ax.margins(x=0.15)
+        if np.abs(ax.dataLim.intervalx).max() < ROUNDING:  # a scale of its own would show rounding
+            ax.set_xlim(-1.0, 1.0)
+            ax.set_xticks([0.0])
         ax.set_ylim(len(found) - 0.5, -0.5)
     axes[0].set_yticks(range(len(found)), [shortened(look.label) for look in looks], fontsize=style.SMALL)
 

@@ -13,19 +13,22 @@ import pytest
 import torch
 import xarray as xr
 from analytic import rebatched, run_probe
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from landscape.options import OptionError
-from landscape.plots import FIGURES, calibration_test, calibration_train, headlines
+from landscape.plots import FIGURES, calibration_test, calibration_train, differences, headlines
 from landscape.plots import calibration as figure
+from landscape.plots.appearance import Look
 from landscape.predictions.scores import METRICS, paired_difference, sample_scores, summary
 from landscape.predictions.temperature import HIGHEST, LOWEST, TemperatureFit
 from landscape.probes import calibration
 from landscape.probes.calibration import Calibration
 from landscape.results import group as groups
 from landscape.results import reader
+from landscape.results.calibration import Interval
 from landscape.results.paired import comparable
 from landscape.run import run
 from landscape.subject.losses import mse
@@ -220,6 +223,17 @@ def test_the_diagram_is_the_stored_one_and_differences_stand_below(study: Path) 
     assert [ax.get_xlabel() for ax in page.axes[-4:]] == [
         "difference in NLL (nats)", "difference in accuracy", "difference in Brier score", "difference in ECE"
     ]  # fmt: skip
+
+
+def test_differences_that_are_rounding_have_no_scale_of_their_own() -> None:
+    figure_of = Figure()
+    axes = figure_of.subplots(1, 2)
+    shown = {"a": (1e-17, Interval(1e-17, -2e-17, 3e-17)), "b": (0.01, Interval(0.005, 0.0, 0.02))}
+    differences.draw(axes, {"a": "NLL", "b": "ECE"}, [shown], [Look("one")])
+    FigureCanvasAgg(figure_of).draw()
+    assert [ax.xaxis.get_offset_text().get_text() for ax in axes] == ["", ""]
+    assert axes[0].get_xticks().tolist() == [0.0]
+    assert len(axes[1].get_xticks()) > 1
 
 
 def test_a_wilson_interval_contains_the_accuracy_also_at_its_ends() -> None:

@@ -26,6 +26,7 @@ from landscape.plots import FIGURES, comparison, comparison_rows, drawing
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
 from landscape.plots.report.compact import compact
+from landscape.plots.report.table import above_zero
 from landscape.results import reader
 
 VIT, RESNET = (network.label for network in synthetic.NETWORKS[:2])
@@ -291,6 +292,16 @@ def test_the_next_command_measures_what_some_networks_lack(study: Path, tmp_path
     path = changed(study, tmp_path / "r.h5", change)
     step = next_steps.next_step([(str(d.attrs["label"]), d) for _, d in reader.groups(path)], path)
     assert step.command == f"landscape hessian {RESNET}.pt --top 3 --out {path}"
+
+
+def test_the_interval_of_a_cross_entropy_is_positive_and_that_of_a_large_one_is_the_usual() -> None:
+    asked = ((0.01, 0.02), (2.0, 0.01), (0.0, 0.0))
+    small, large, zero = (found for pair in asked if (found := above_zero(*pair)) is not None)
+    assert 0 < small.low < 0.01 < small.high
+    assert np.sqrt(small.low * small.high) == pytest.approx(0.01)
+    assert small.error == 0.02
+    assert (large.low, large.high) == pytest.approx((2.0 - 1.96 * 0.01, 2.0 + 1.96 * 0.01), rel=1e-4)
+    assert (zero.low, zero.high) == (0.0, 0.0)
 
 
 def test_a_command_holds_all_that_was_asked_for(study: Path) -> None:

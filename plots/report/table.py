@@ -14,8 +14,10 @@ from landscape.plots import headlines
 from landscape.plots.report import protocols
 from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
+from landscape.results.protocols import stored as stored_options
 
 QUANTILE = 1.96  # standard errors of a 95 % interval
+MOST = 100.0  # of the logarithm of the ends of an interval: more are not worth writing
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,12 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
     at: str = ""
+    se: float = math.nan  # of an interval that is not the value and 1.96 standard errors
 
     @property
     def error(self) -> float:
         """The standard error behind the interval."""
-        return (self.high - self.low) / (2 * QUANTILE)
+        return self.se if math.isfinite(self.se) else (self.high - self.low) / (2 * QUANTILE)
 
     def __str__(self) -> str:
         text = f"{self.value:.4g}"
@@ -47,6 +50,18 @@ def with_error(value: float, error: float, at: str = "") -> Estimate | None:
     if not math.isfinite(value):
         return None
     return Estimate(value, value - QUANTILE * error, value + QUANTILE * error, at)
+
+
+def above_zero(value: float, error: float) -> Estimate | None:
+    """An estimate of a positive mean, with its interval on the logarithm: value exp(+-1.96 error / value).
+
+    The delta method gives log(value) the standard error error / value. Values near 0 with errors as large have skewed
+    samples, for which an interval of equal arms reaches below 0.
+    """
+    if not (math.isfinite(error) and value > 0):
+        return with_error(value, error)
+    factor = math.exp(min(QUANTILE * error / value, MOST))
+    return Estimate(value, value / factor, value * factor, se=error)
 
 
 def scalar(name: str) -> Getter:
@@ -89,7 +104,9 @@ def _centre(name: str) -> Getter:
             return share(float(found), data.attrs.get("samples", ""))
         at = {axis: np.flatnonzero(np.abs(data[axis].values) < 1e-9)[:1] for axis in ("x", "y") if axis in data}
         known = "loss_se" in data and len(at) == 2 and all(place.size for place in at.values())
-        return with_error(float(found), data["loss_se"].isel(at).item() if known else math.nan)
+        error = data["loss_se"].isel(at).item() if known else math.nan
+        estimate = with_error if stored_options(data, "spec").get("loss") else above_zero  # cross-entropy is positive
+        return estimate(float(found), error)
 
     return get
 
@@ -143,7 +160,8 @@ NUMBERS: Sequence[Number] = (
     Number("calibration", "accuracy", "share of right classes", scalar("accuracy")),
     Number("lesion", "accuracy", "share of right classes of the intact network", _intact),
     Number("surface", "accuracy", "share of right classes at the centre of the surface", _centre("accuracy")),
-    Number("surface", "loss", "loss at the centre of the surface, in its units", _centre("loss")),
+    Number("surface", "loss", "loss at the centre of the surface, in its units; cross-entropy has its 95 % interval on "
+           "a logarithmic scale, as it is positive", _centre("loss")),
     Number("calibration", "ECE", "expected calibration error", scalar("ece")),
     Number("hessian", "NEP", "share of negative eigenvalues among the largest by magnitude", scalar("nep")),
     Number("hessian", "APE", "mean of the positive eigenvalues among the largest by magnitude", scalar("ape")),
