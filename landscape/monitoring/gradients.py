@@ -38,21 +38,20 @@ def parts_of(subject: Subject, wanted: int) -> list[slice]:
     return [slice(at, at + rows // count) for at in range(0, rows, rows // count)]
 
 
-def loss_and_gradients(subject: Subject, parts: Sequence[slice]) -> tuple[float, list[Tensor]]:
-    """The loss, as a mean over the parts, and the gradient of each, flat, (n,)."""
+def gradients_of(subject: Subject, parts: Sequence[slice], whole: Tensor) -> list[Tensor]:
+    """The gradient of each part, flat, (n,); that of the last one is what the others leave of the `whole` gradient."""
     inputs, targets = subject.batch(0)
     parameters = list(subject.parameters.values())
-    losses: list[Tensor] = []
     gradients: list[Tensor] = []
-    for part in parts:
-        whole = part == slice(None)
-        own = (inputs, targets) if whole else (rows_of(inputs, part), rows_of(targets, part))
+    for part in parts[:-1]:
         with differentiable_attention():
-            loss = subject.losses(subject.outputs(own[0]), own[1]).mean()
+            loss = subject.losses(subject.outputs(rows_of(inputs, part)), rows_of(targets, part)).mean()
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        losses.append(loss.detach())
         gradients.append(flat(found))
-    return torch.stack(losses).mean().item(), gradients
+    rest = len(parts) * whole
+    for gradient in gradients:
+        rest -= gradient
+    return [*gradients, rest]
 
 
 def gram(vectors: Sequence[Tensor]) -> np.ndarray:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-import torch.fx.experimental.symbolic_shapes  # the first double backward imports it, which takes longer than a row
+import torch.fx.experimental.symbolic_shapes  # noqa: F401  the first double backward imports it: longer than a row
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,7 +18,7 @@ from landscape.curvature.operator import Curvature
 from landscape.curvature.preconditioner import NoUpdateYet, preconditioner
 from landscape.curvature.vectors import length
 from landscape.monitoring.distance import Start
-from landscape.monitoring.gradients import gram, loss_and_gradients, noise, parts_of
+from landscape.monitoring.gradients import gradients_of, gram, noise, parts_of
 from landscape.monitoring.tracked_eigenvalues import Found, TrackedEigenvalues
 from landscape.probe import derived_seed
 from landscape.subject.subject import Subject
@@ -63,19 +62,16 @@ class Measurement:
                 f"{len(parameters)} tensors of the model are trainable, {len(self._shapes)} were at the start of the "
                 "monitor; start another one after freezing or adding parameters"
             )
-        parts = parts_of(subject, self._parts)
-        loss, gradients = loss_and_gradients(subject, parts)
-        inner, gradient_norm = gram(gradients), length(torch.stack(gradients).mean(dim=0)).item()
-        noisy = noise(inner, 0 if len(parts) < 2 else parts[0].stop)
-        del gradients
-        like, size = next(iter(parameters.values())), sum(p.numel() for p in parameters.values())
         product = Curvature(subject, parameters, "kept").product(0)
+        gradient, parts = product.gradient(), parts_of(subject, self._parts)
+        noisy = noise(gram(gradients_of(subject, parts, gradient)), 0 if len(parts) < 2 else parts[0].stop)
+        like, size = next(iter(parameters.values())), sum(p.numel() for p in parameters.values())
         found = self._tracked.search(product, like, size, check=check)
         preconditioned = self._preconditioned(product, parameters, found, check=check)
         distance, distance_se = self._start.distance(parameters)
         return {
-            "loss": loss,
-            "gradient_norm": gradient_norm,
+            "loss": product.value,
+            "gradient_norm": length(gradient).item(),
             "eigenvalue": found.values,
             "residual": found.residuals,
             "error": found.errors,
