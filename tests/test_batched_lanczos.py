@@ -71,7 +71,7 @@ def _expected(matrix: Tensor, k: int, which: Which) -> np.ndarray:
 def test_every_search_is_the_single_one(which: Which, room: int) -> None:
     matrices = _matrices()
     products = set()
-    for i, (alone, found) in enumerate(_both(matrices, 2, which=which, tol=1e-8, room=room, vectors=True)):
+    for i, (alone, found) in enumerate(_both(matrices, 2, which=which, tol=1e-8, room=room, vectors=True, further=1)):
         assert found.products == alone.products
         products.add(found.products)
         for name in ("values", "largest", "smallest", "nodes", "weights"):
@@ -83,6 +83,8 @@ def test_every_search_is_the_single_one(which: Which, room: int) -> None:
         assert found.vectors is not None
         assert alone.vectors is not None
         torch.testing.assert_close(found.vectors, alone.vectors, rtol=0, atol=1e-6)
+        assert found.further is not None
+        torch.testing.assert_close(found.further, alone.further, rtol=0, atol=1e-4)
     assert len(products) > 1  # they end at different steps
 
 

@@ -146,6 +146,17 @@ def test_vectors_are_orthonormal_and_point_towards_the_start() -> None:
     assert (found.vectors @ _start(len(values)) > 0).all()
 
 
+@pytest.mark.parametrize(("which", "expected"), [("LA", [2.0, 1.0]), ("both", [2.0, -1.0]), ("LM", [-4.0, 2.0])])
+def test_vectors_of_the_next_ranks_are_those_of_the_next_values(which: Which, expected: list[float]) -> None:
+    matrix = symmetric([5.0, 2.0, 1.0, 0.0, -1.0, -4.0])
+    further = 1 if which == "both" else 2
+    found = lanczos(_product(matrix), _start(6), 1, which=which, tol=1e-15, max_steps=6, further=further)
+    assert found.vectors is None
+    assert found.further is not None
+    assert [float(v @ matrix @ v) for v in found.further] == pytest.approx(expected, abs=1e-9)
+    assert _spectrum([1.0], 1).further is None
+
+
 def test_nodes_and_weights_integrate_polynomials_over_the_spectral_density_of_the_start() -> None:
     matrix, start = symmetric(SPECTRA["mixed signs"]), _start(30)
     found = lanczos(_product(matrix), start, 3, tol=1e-3)

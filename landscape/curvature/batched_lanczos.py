@@ -15,7 +15,7 @@ from torch import Tensor
 
 from landscape.curvature.batched_basis import BatchedBasis, dots, lengths
 from landscape.curvature.krylov_projection import NOT_FINITE, ROUNDING
-from landscape.curvature.lanczos import Spectrum, lanczos, summarised, worth_keeping
+from landscape.curvature.lanczos import Spectrum, lanczos, next_ranks, summarised, worth_keeping
 from landscape.curvature.stopping import RitzPairs, StoppingRule, Which, wanted
 from landscape.curvature.vectors import random_unit
 
@@ -40,6 +40,7 @@ def batched_lanczos(
     room: int = 200,
     storage: torch.dtype | None = None,
     vectors: bool = False,
+    further: int = 0,
     unseen: bool = True,
     stride: int | None = None,
 ) -> list[Spectrum | None]:
@@ -74,7 +75,7 @@ def batched_lanczos(
         _solve(searches.values())
         for i, search in searches.items():
             if search.done(steps):
-                found[i] = _Result(search, recurrence.basis, i, vectors)
+                found[i] = _Result(search, recurrence.basis, i, vectors, further)
         searches = {i: search for i, search in searches.items() if i not in found}
         if recurrence.basis.full and searches:
             recurrence.basis.keep(_restarted(searches, len(starts)))
@@ -269,21 +270,27 @@ def _restarted(searches: Mapping[int, _Search], count: int) -> np.ndarray:
 class _Result:
     """What a finished search found, before the basis changes."""
 
-    def __init__(self, search: _Search, basis: BatchedBasis, i: int, vectors: bool) -> None:
+    def __init__(self, search: _Search, basis: BatchedBasis, i: int, vectors: bool, further: int) -> None:
         self.search, at = search, search.positions
         components = search.start_components()
         self.quadrature = search.quadrature or (search.values, components**2)
         self.values, self.products = search.values[at], search.products
         self.residuals, self.errors = search.pairs.residuals[at], search.pairs.errors[at]
         self.rows: Tensor | None = None
-        if vectors or not basis.exact:
+        self.further: Tensor | None = None
+        if vectors or further or not basis.exact:
             # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
-            self.rows = basis.combinations(i, (search.vectors * np.where(components < 0, -1.0, 1.0))[:, at])
+            coefficients = search.vectors * np.where(components < 0, -1.0, 1.0)
+            self.rows = basis.combinations(i, coefficients[:, at])
+            if (beyond := next_ranks(search.rule, search.values, further)).size:
+                self.further = basis.combinations(i, coefficients[:, beyond])
 
     def spectrum(self, vectors: bool) -> Spectrum:
         found = (self.values, self.residuals, self.errors)
         rows = self.rows if vectors else None
-        return summarised(self.search.pairs, self.search.rule, found, self.quadrature, self.products, rows)
+        return summarised(
+            self.search.pairs, self.search.rule, found, self.quadrature, self.products, rows, self.further
+        )
 
 
 def _recompute(product: Products, starts: Tensor, found: Mapping[int, _Result]) -> None:

@@ -35,6 +35,7 @@ class Spectrum:
     weights: np.ndarray  # (m,), non-negative, sum 1
     products: int  # operator products spent
     vectors: Tensor | None = None  # (k, n) if requested, each in the half space of the start vector
+    further: Tensor | None = None  # Ritz vectors of the next ranks, (further, n) at most, which need not have converged
     missed: int = 0  # how many of the values only the search of `verification.verified` found
 
 
@@ -50,6 +51,7 @@ def lanczos_search(
     room: int = 200,
     storage: torch.dtype | None = None,
     vectors: bool = False,
+    further: int = 0,
     unseen: bool = True,
 ) -> Search:
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step; a generator.
@@ -70,6 +72,7 @@ def lanczos_search(
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
         vectors: return eigenvectors too.
+        further: also return the Ritz vectors of so many ranks after the wanted ones, as far as there are any.
         unseen: as in `StoppingRule`; False for a start that is no random one.
 
     Raises:
@@ -97,7 +100,7 @@ def lanczos_search(
             quadrature = quadrature or (ritz.values, ritz.start_components() ** 2)
             ritz.restart(worth_keeping(ritz.values, (ritz.room + len(positions)) // 2, which))
         ritz.append_next(start, products)
-    return (yield from _spectrum(ritz, rule, positions, quadrature, products, vectors))
+    return (yield from _spectrum(ritz, rule, positions, quadrature, products, vectors, further))
 
 
 def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
@@ -112,14 +115,19 @@ def _spectrum(
     quadrature: tuple[np.ndarray, np.ndarray] | None,
     products: int,
     vectors: bool,
+    further: int,
 ) -> Search:
     """The result of a search, after one more product per value where the basis is stored in half precision."""
     components = ritz.start_components()
     values, residuals, errors = (part[positions] for part in (ritz.values, ritz.pairs.residuals, ritz.pairs.errors))
     rows: Tensor | None = None
-    if vectors or not ritz.basis.exact:
+    next_rows: Tensor | None = None
+    if vectors or further or not ritz.basis.exact:
         # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
-        rows = ritz.basis.combinations((ritz.vectors * np.where(components < 0, -1.0, 1.0))[:, positions])
+        coefficients = ritz.vectors * np.where(components < 0, -1.0, 1.0)
+        rows = ritz.basis.combinations(coefficients[:, positions])
+        if (beyond := next_ranks(rule, ritz.values, further)).size:
+            next_rows = ritz.basis.combinations(coefficients[:, beyond])
         ritz.basis.clear()
     if rows is not None and not ritz.basis.exact:
         products += len(positions)
@@ -127,7 +135,7 @@ def _spectrum(
         errors = ritz.pairs.recomputed(positions, values, residuals).errors[positions]
     quadrature = quadrature or (ritz.values, components**2)
     found = (values, residuals, errors)
-    return summarised(ritz.pairs, rule, found, quadrature, products, rows if vectors else None)
+    return summarised(ritz.pairs, rule, found, quadrature, products, rows if vectors else None, next_rows)
 
 
 def summarised(
@@ -137,6 +145,7 @@ def summarised(
     quadrature: tuple[np.ndarray, np.ndarray],
     products: int,
     vectors: Tensor | None,
+    further: Tensor | None,
 ) -> Spectrum:
     """The wanted values with their residuals and errors, both ends of all Ritz pairs, and nodes with their weights."""
     values, residuals, errors = found
@@ -152,7 +161,14 @@ def summarised(
         weights=quadrature[1],
         products=products,
         vectors=vectors,
+        further=further,
     )
+
+
+def next_ranks(rule: StoppingRule, values: np.ndarray, further: int) -> np.ndarray:
+    """Positions of the Ritz values of so many ranks after the wanted ones, as far as there are any."""
+    positions = wanted(values, rule.k, rule.which)
+    return np.array([at for at in wanted(values, rule.k + further, rule.which) if at not in positions], dtype=int)
 
 
 def run_search(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:

@@ -13,6 +13,7 @@ from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.spectrum import memory
 from landscape.curvature.vectors import random_unit
 
+NEXT = 0.3  # share of the next Ritz vector in a start from the last ones: its value may have become the largest
 MIXED = 0.02  # share of a random vector in a start from the last ones: what has nothing of them is not lost for ever
 
 
@@ -32,10 +33,12 @@ class Found:
 class TrackedEigenvalues:
     """Searches for the k algebraically largest eigenvalues of one matrix after the other.
 
-    A search begins with the sum of the last eigenvectors, so that Lanczos finds in few products what has changed. A
-    start that is no random one may hide an eigenvalue further out. So the first search, and every one that is to be
-    checked, begins with a random vector and ends only when that is unlikely (`stopping.StoppingRule`); of a checked one
-    the search from the last vectors is made too, and `warm_error` says by how much its largest value was off.
+    A search begins with the sum of the last eigenvectors and a part of the next Ritz vector, so that Lanczos finds in
+    few products what has changed. Without that vector a search ends at the last eigenvector, with a small residual,
+    when another value has overtaken the largest. A start that is no random one may hide more. So the first search, and
+    every one that is to be checked, begins with a random vector and ends only when that is unlikely
+    (`stopping.StoppingRule`); of a checked one the search from the last vectors is made too, and `warm_error` says by
+    how much its largest value was off.
     """
 
     k: int
@@ -43,6 +46,7 @@ class TrackedEigenvalues:
     max_products: int
     seed: int
     _vectors: Tensor | None = field(default=None, init=False)
+    _next: Tensor | None = field(default=None, init=False)  # that of the rank after them, (n,)
     _searches: int = field(default=0, init=False)
 
     def search(self, product: Callable[[Tensor], Tensor], like: Tensor, size: int, *, check: bool) -> Found:
@@ -57,6 +61,7 @@ class TrackedEigenvalues:
             if known is None:
                 return self._kept(self._lanczos(product, drawn, unseen=True), np.nan, 0)
             mixed = known.sum(dim=0) + MIXED * drawn
+            mixed = mixed if self._next is None else mixed.add_(self._next, alpha=NEXT)
             warm = self._lanczos(product, mixed, unseen=False)
             if not check:
                 return self._kept(warm, np.nan, 0)
@@ -74,13 +79,14 @@ class TrackedEigenvalues:
         k = min(self.k, start.numel())
         return device_lanczos(
             product, start, k, which="LA", tol=self.tol, max_steps=max(self.max_products, k + 1), room=room,
-            storage=storage, vectors=True, unseen=unseen,
+            storage=storage, vectors=True, further=1, unseen=unseen,
         )  # fmt: skip
 
     def _kept(self, found: Spectrum, warm_error: float, more: int) -> Found:
         """The values of a search, whose vectors the next one begins with; `more` products were made by another one."""
         assert found.vectors is not None
         self._vectors = found.vectors.clone()
+        self._next = None if found.further is None else found.further[0].clone()
         lacking = (0, self.k - len(found.values))
         values, residuals, errors, converged = (
             np.pad(np.asarray(part, float), lacking, constant_values=np.nan)
