@@ -41,7 +41,7 @@ def batched_lanczos(
     storage: torch.dtype | None = None,
     vectors: bool = False,
     further: int = 0,
-    unseen: bool = True,
+    unseen: float = 1.0,
     stride: int | None = None,
 ) -> list[Spectrum | None]:
     """The searches of `lanczos.lanczos_search` for M operators with one product for all; equal to rounding.

@@ -52,14 +52,14 @@ def lanczos_search(
     storage: torch.dtype | None = None,
     vectors: bool = False,
     further: int = 0,
-    unseen: bool = True,
+    unseen: float = 1.0,
 ) -> Search:
     """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step; a generator.
 
-    It asks for one product at a time; `batched_lanczos` runs several searches side by side. Two passes of classical
-    Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed: gradient-like starts hide
-    eigenvectors. On breakdown (an invariant subspace) it continues with a random vector orthogonal to the basis, until
-    that changes no wanted value. A full basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
+    `batched_lanczos` runs several side by side. Two passes of classical Gram-Schmidt per step ("twice is enough",
+    Giraud et al. 2005). A random start is needed: gradient-like starts hide eigenvectors. On breakdown (an invariant
+    subspace) it continues with a random vector orthogonal to the basis, until that changes no wanted value. A full
+    basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
 
     Args:
         start: random vector, (n,); its dtype and device are those of the arithmetic.
@@ -72,8 +72,8 @@ def lanczos_search(
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
         vectors: return eigenvectors too.
-        further: also return the Ritz vectors of so many ranks after the wanted ones, as far as there are any.
-        unseen: as in `StoppingRule`; False for a start that is no random one.
+        further: also the Ritz vectors of so many ranks after the wanted ones, as far as there are any.
+        unseen: as in `StoppingRule`; 0 for a start without a random part.
 
     Raises:
         FloatingPointError: the operator returned a non-finite vector.
@@ -81,8 +81,7 @@ def lanczos_search(
     n, room = start.numel(), max(room, k * (2 if which == "both" else 1) + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
     ritz, rule = Projection(start, min(steps, room), storage), StoppingRule(k, which, tol, tol_residual, ends, unseen)
-    breakdown = 0  # products at the last invariant subspace
-    before: np.ndarray | None = None  # the wanted values there
+    breakdown, before = 0, np.empty(0)  # products at the last invariant subspace, and the wanted values there
     quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart
     for products in range(1, steps + 1):
         ritz.extend((yield ritz.basis.last()))
@@ -91,8 +90,7 @@ def lanczos_search(
             done = products - breakdown > min(k, n - 1) and rule.done(ritz.pairs)
         else:
             values = ritz.values[positions]
-            same = before is not None and len(before) == len(values)
-            done = same and bool((np.abs(values - before) <= ritz.floor * ritz.scale).all())
+            done = len(before) == len(values) and bool((np.abs(values - before) <= ritz.floor * ritz.scale).all())
             breakdown, before = products, values
         if done or products == steps:
             break

@@ -84,7 +84,8 @@ class StoppingRule:
         tol_residual: largest relative residual of a wanted value; None does not ask for one.
         ends: also converge the largest and smallest value to this relative residual, or to 0.001 of the largest
             |value|: near zero no relative residual is ever reached. 1.0 disables it.
-        unseen: also go on while the start vector may hide a value further out, which only a random start can tell.
+        unseen: also go on while the start vector may hide a value further out, which only its random part can tell: 1
+            for a random start, the share of its random part for another one, more to be less sure; 0 does not ask.
     """
 
     k: int
@@ -92,7 +93,7 @@ class StoppingRule:
     tol: float | None = 1e-4
     tol_residual: float | None = None
     ends: float = 1.0
-    unseen: bool = True
+    unseen: float = 1.0
 
     def done(self, ritz: RitzPairs) -> bool:
         """Whether the wanted values are known, none is likely to be missing, and both ends are as requested."""
@@ -111,7 +112,8 @@ class StoppingRule:
         tested = ((ritz.errors, self.tol), (ritz.residuals, self.tol_residual))
         if any(tol is not None and (off[positions] > np.maximum(tol * size, ritz.least)).any() for off, tol in tested):
             return False
-        return not self._contested(ritz, positions, which) and not (self.unseen and _unseen(ritz, positions, which))
+        known = not self._contested(ritz, positions, which)
+        return known and not (self.unseen > 0 and _unseen(ritz, positions, which, self.unseen))
 
     def _contested(self, ritz: RitzPairs, positions: np.ndarray, which: Which) -> bool:
         """Whether an unconverged value may yet turn out further out than the last wanted one."""
@@ -144,8 +146,8 @@ def _outward(values: np.ndarray, which: Which) -> np.ndarray:
     return np.abs(values) if which == "LM" else values if which == "LA" else -values
 
 
-def _unseen(ritz: RitzPairs, positions: np.ndarray, which: Which) -> bool:
-    """Whether the start vector may hide an eigenvalue further out than the last wanted one.
+def _unseen(ritz: RitzPairs, positions: np.ndarray, which: Which, unseen: float) -> bool:
+    """Whether the start vector, partly random, may hide an eigenvalue further out than the last wanted one.
 
     All residuals can be small while an eigenvector of which the start has little has not appeared. Asked at points
     on both sides of each wanted value and, for LM, at the other sign of the last one, or beyond a Ritz value there.
@@ -162,4 +164,4 @@ def _unseen(ritz: RitzPairs, positions: np.ndarray, which: Which) -> bool:
         points = np.append(points, side * (near.max() + apart[-1]) if len(near) else opposite)
     beyond = _outward(points, which) >= _outward(found[-1], which)
     alone = (np.abs(points[:, None] - found) >= 0.9 * apart).all(axis=1)
-    return bool((ritz.hidden(points[beyond & alone]) > UNSEEN).any())
+    return bool((ritz.hidden(points[beyond & alone]) > unseen * UNSEEN).any())

@@ -11,10 +11,10 @@ from torch import Tensor
 from landscape.curvature.batched_lanczos import device_lanczos
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.spectrum import memory
-from landscape.curvature.vectors import random_unit
+from landscape.curvature.vectors import length, random_unit
 
-NEXT = 0.3  # share of the next Ritz vector in a start from the last ones: its value may have become the largest
-MIXED = 0.02  # share of a random vector in a start from the last ones: what has nothing of them is not lost for ever
+NEXT, RANDOM = 0.3, 0.3  # lengths of the next Ritz vector and of a random one in a start from the last eigenvectors
+UNSURE = 100.0  # so much larger a hidden component may be than in a search from a random start: one standard deviation
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Found:
 class TrackedEigenvalues:
     """Searches for the k algebraically largest eigenvalues of one matrix after the other.
 
-    A search begins with the sum of the last eigenvectors and a part of the next Ritz vector, so that Lanczos finds in
-    few products what has changed. Without that vector a search ends at the last eigenvector, with a small residual,
-    when another value has overtaken the largest. A start that is no random one may hide more. So the first search, and
-    every one that is to be checked, begins with a random vector and ends only when that is unlikely
-    (`stopping.StoppingRule`); of a checked one the search from the last vectors is made too, and `warm_error` says by
-    how much its largest value was off.
+    A search begins with the sum of the last eigenvectors, a part of the next Ritz vector, whose value may have become
+    the largest, and a random part. It ends only when that part makes it unlikely that an eigenvalue further out is
+    hidden (`stopping.StoppingRule`): from the last eigenvectors alone it would end there, with a small residual, also
+    when several others have overtaken them, as happens at the edge of stability. The first search, and every one that
+    is to be checked, begins with a random vector and has to be surer; of a checked one the search from the last vectors
+    is made too, and `warm_error` says by how much its largest value was off.
     """
 
     k: int
@@ -59,13 +59,13 @@ class TrackedEigenvalues:
         known = self._vectors if self._vectors is not None and self._vectors.shape[1] == size else None
         try:
             if known is None:
-                return self._kept(self._lanczos(product, drawn, unseen=True), np.nan, 0)
-            mixed = known.sum(dim=0) + MIXED * drawn
+                return self._kept(self._lanczos(product, drawn, unseen=1.0), np.nan, 0)
+            mixed = known.sum(dim=0) + RANDOM * drawn
             mixed = mixed if self._next is None else mixed.add_(self._next, alpha=NEXT)
-            warm = self._lanczos(product, mixed, unseen=False)
+            warm = self._lanczos(product, mixed, unseen=UNSURE * RANDOM / length(mixed).item())
             if not check:
                 return self._kept(warm, np.nan, 0)
-            cold = self._lanczos(product, drawn, unseen=True)
+            cold = self._lanczos(product, drawn, unseen=1.0)
             top = float(cold.values[0])
             missed = (top - float(warm.values[0])) / abs(top) if top else np.nan
             return self._kept(cold if missed >= 0 else warm, missed, (warm if missed >= 0 else cold).products)
@@ -74,7 +74,7 @@ class TrackedEigenvalues:
             nothing = np.full(self.k, np.nan)
             return Found(nothing, nothing, nothing, np.zeros(self.k), np.nan, 0)
 
-    def _lanczos(self, product: Callable[[Tensor], Tensor], start: Tensor, *, unseen: bool) -> Spectrum:
+    def _lanczos(self, product: Callable[[Tensor], Tensor], start: Tensor, *, unseen: float) -> Spectrum:
         room, storage = memory(start)
         k = min(self.k, start.numel())
         return device_lanczos(
