@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots import rows, style
+from landscape.plots.appearance import Look, escaped
 from landscape.plots.appearance import look as look_of
-from landscape.plots.theme import PAGE, muted, page_width, panel_width
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.theme import muted
 
 MEANING = (
     "The largest (to the right) and the smallest (to the left) eigenvalue of each layer's diagonal block of the "
@@ -26,34 +25,23 @@ ROW = 0.115  # inches per layer
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw both ends of every layer's spectrum, the first layer on top; the result has an axis `group`."""
     look = look or look_of(data)
-    rows = np.arange(data.sizes["group"])
+    at = np.arange(data.sizes["group"])
     ends = [_mean(data, name) for name in ("largest", "smallest")]
     for (mean, error), alpha in zip(ends, (1.0, 0.45), strict=True):
-        ax.barh(rows, mean, xerr=error, height=0.75, color=look.color, alpha=alpha,
+        ax.barh(at, mean, xerr=error, height=0.75, color=look.color, alpha=alpha,
                 error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
     ax.axvline(0, color=muted(), linewidth=0.6)
     sizes = np.abs(ends[0][0][np.isfinite(ends[0][0])])
     if sizes.size and sizes.max() > 20 * np.median(sizes) > 0:
         style.asinh(ax, "x", float(np.quantile(sizes, 0.25)) or float(np.median(sizes)))
-    ax.set_yticks(rows, [str(name) for name in data["name"].values], fontsize=6)
-    ax.set(ylim=(len(rows) - 0.4, -0.6), xlabel="Hessian eigenvalue of the layer's block")
+    ax.set_yticks(at, [escaped(str(name)) for name in data["name"].values], fontsize=6)
+    ax.set(ylim=(len(at) - 0.4, -0.6), xlabel="Hessian eigenvalue of the layer's block")
     return ax
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per result, side by side, as high as the longest list of layers needs."""
-    layers = max(data.sizes["group"] for data in results)
-    columns = min(len(results), 3)
-    rows = -(-len(results) // columns)
-    width = page_width() if columns > 1 else panel_width(0.75 * PAGE)
-    figure = style.page(results, looks, height=rows * (0.55 + ROW * layers), width=width)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for ax in axes.flat[len(results) :]:
-        ax.remove()
-    for data, look, ax in zip(results, looks, axes.flat, strict=False):
-        draw(data, ax, look=look)
-        ax.set_title(style.fitted(look.label, width / columns, style.SMALL), fontsize=style.SMALL)
-    return figure
+    """One panel per result, as high as the longest list of layers needs."""
+    return rows.panel_each(results, looks, draw, "group", ROW)
 
 
 def _mean(data: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:

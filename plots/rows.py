@@ -11,8 +11,10 @@ import xarray as xr
 from landscape.plots import broken, style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
+from landscape.plots.theme import PAGE, page_width, panel_width
 from landscape.results.statistics import Ends
 
+HEAD = 0.6  # inches of a panel beside its rows
 ROW, MOST = 0.13, 40  # inches of a row of one network; rows that are named, and have that height, at most
 
 
@@ -20,6 +22,12 @@ class Draws(Protocol):
     """Draws one result in one column, moved down by a share of a row."""
 
     def __call__(self, data: xr.Dataset, ax: Axes, column: str, /, *, look: Look, shift: float) -> Any: ...
+
+
+class DrawsOne(Protocol):
+    """Draws one result in a panel of its own."""
+
+    def __call__(self, data: xr.Dataset, ax: Axes, /, *, look: Look) -> Any: ...
 
 
 def names(data: xr.Dataset, label: str) -> list[str]:
@@ -79,3 +87,21 @@ def page(
                 shift = 0.5 * (turn - (len(panel) - 1) / 2) / max(len(panel), 2)
                 draw(results[i], ax, column, look=looks[i], shift=shift)
     return figure, under
+
+
+def panel_each(
+    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: DrawsOne, axis: str, row: float, *, note: str = ""
+) -> Figure:
+    """A panel per result, up to three side by side, as high as the longest `axis` needs with `row` inches each."""
+    columns = min(len(results), 3)
+    lines = -(-len(results) // columns)
+    width = page_width() if columns > 1 else panel_width(0.75 * PAGE)
+    height = lines * (HEAD + row * max(data.sizes[axis] for data in results))
+    figure = style.page(results, looks, height=height, width=width, note=note)
+    axes = figure.subplots(lines, columns, squeeze=False)
+    for ax in axes.flat[len(results) :]:
+        ax.remove()
+    for data, look, ax in zip(results, looks, axes.flat, strict=False):
+        draw(data, ax, look=look)
+        ax.set_title(style.fitted(look.label, width / columns, style.SMALL), fontsize=style.SMALL)
+    return figure

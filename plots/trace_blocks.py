@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, style
+from landscape.plots import broken, rows, style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.theme import PAGE, muted, page_width, panel_width
+from landscape.plots.theme import muted
 
 MEANING = (
     "For random vectors v and the rows of every block: dark, |(H - H_bd) v| / |H v|, what a block-diagonal Hessian "
@@ -26,29 +26,18 @@ BARS = (("off_block", 1.0, "-", "between the blocks"), ("non_gauss_newton", 0.45
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw two bars for every block, the first block on top, and the values of all rows as lines."""
     look = look or look_of(data)
-    rows = np.arange(data.sizes["block"])
+    at = np.arange(data.sizes["block"])
     for i, (name, alpha, line, label) in enumerate(BARS):
         error = broken.bar(data[f"rows_{name}_se"].values)
-        ax.barh(rows + 0.4 * i - 0.2, data[f"rows_{name}"].values, xerr=error, height=0.38, color=look.color,
+        ax.barh(at + 0.4 * i - 0.2, data[f"rows_{name}"].values, xerr=error, height=0.38, color=look.color,
                 alpha=alpha, label=label, error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
         ax.axvline(float(data[name]), color=muted(), linewidth=0.8, linestyle=line)
-    ax.set_yticks(rows, [escaped(str(name)) for name in data["name"].values], fontsize=style.SMALL)
-    ax.set(ylim=(len(rows) - 0.4, -0.6), xlabel="share of |H v|")
+    ax.set_yticks(at, [escaped(str(name)) for name in data["name"].values], fontsize=style.SMALL)
+    ax.set(ylim=(len(at) - 0.4, -0.6), xlabel="share of |H v|")
     return ax
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One panel per result, side by side, as high as the longest list of blocks needs."""
-    blocks = max(data.sizes["block"] for data in results)
-    columns = min(len(results), 3)
-    rows = -(-len(results) // columns)
-    width = page_width() if columns > 1 else panel_width(0.75 * PAGE)
+    """One panel per result, as high as the longest list of blocks needs."""
     note = "Dark bars, solid line: between the blocks; light bars, dashed line: beyond Gauss-Newton."
-    figure = style.page(results, looks, height=rows * (0.6 + ROW * blocks), width=width, note=note)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for ax in axes.flat[len(results) :]:
-        ax.remove()
-    for data, look, ax in zip(results, looks, axes.flat, strict=False):
-        draw(data, ax, look=look)
-        ax.set_title(style.fitted(look.label, width / columns, style.SMALL), fontsize=style.SMALL)
-    return figure
+    return rows.panel_each(results, looks, draw, "block", ROW, note=note)
