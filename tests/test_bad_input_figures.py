@@ -48,7 +48,7 @@ def test_a_surface_without_a_number_is_refused_and_one_with_infinite_cells_is_dr
     command: Command, tmp_path: Path
 ) -> None:
     def nothing(group: h5py.Group) -> None:
-        for name in ("loss", "objective"):
+        for name in ("loss", "objective", "profile_mean", "profile_most"):
             group[name][...] = np.nan
 
     def infinite(group: h5py.Group) -> None:

@@ -36,4 +36,4 @@ def _places(error: float, digits: int) -> int:
 
 
 def _to(value: float, places: int, plus: str = "") -> str:
-    return f"{round(value, places):{plus}.{max(places, 0)}f}"
+    return f"{round(float(value), places):{plus}.{max(places, 0)}f}"  # NumPy rounds 0.175 to 0.18
