@@ -27,10 +27,11 @@ from landscape.plots.tidy import _shown, _touch, tidied
 
 @pytest.mark.slow
 def test_tick_labels_do_not_touch_and_no_text_is_too_small_at_print_size(study: Path) -> None:
+    stored = landscape.open(study)  # once for all figures
     for columns in (1, 2):
         for name in EVERYDAY:
             with theme.applied(theme.Theme("paper", columns)):
-                page = getattr(landscape.plots, name)(study, columns=columns)
+                page = getattr(landscape.plots, name)(stored, columns=columns)
                 tidied(page)
                 page.dpi = matplotlib.rcParams["savefig.dpi"]
             for ax in page.axes:
