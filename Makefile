@@ -10,7 +10,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 demo: $(STAMP)
 	$(BIN)/landscape demo
 
-# Every test: about ten minutes on two cores.
+# Every test: about twenty minutes on two cores.
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL)
 
