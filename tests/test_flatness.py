@@ -212,6 +212,47 @@ def test_the_average_case_is_that_of_plain_loops() -> None:
     )  # pairs of opposite signs cancel the slope, which is a thousand times as large
 
 
+class NodeSum(nn.Module):
+    """Class scores of graphs (N, 3), sums over nodes: `nodes` (N, 4, 2), or (M, 2) and the graph of every node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(2, 5), nn.Linear(5, 3)
+
+    def forward(self, nodes: Tensor, graph: Tensor | None = None) -> Tensor:
+        hidden = torch.tanh(self.hidden(nodes))
+        if graph is None:
+            return self.head(hidden.sum(1))
+        return self.head(hidden.new_zeros(int(graph.max()) + 1, 5).index_add(0, graph, hidden))
+
+
+def mean_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize("case", ["mean loss", "packed graphs"])
+def test_a_mini_batch_that_cannot_be_divided_is_measured_as_a_whole(case: str) -> None:
+    """By a loss that returns a mean, and of graphs packed into one list of nodes."""
+    torch.manual_seed(0)
+    model = NodeSum().double()
+    nodes = torch.randn(12, 4, 2, dtype=torch.float64)
+    targets = model(nodes).argmax(dim=1)
+    reference = landscape.load(model, data=(nodes, targets), batch_size=6)
+    if case == "mean loss":
+        measures = "sam,worst-l2,average-linf,pac-bayes-sigma"
+        subject = landscape.load(model, data=(nodes, targets), batch_size=6, loss=mean_cross_entropy)
+    else:
+        measures = "sam,worst-l2,average-linf,pac-bayes-sigma,fisher-rao,relative-flatness"
+        graph = torch.arange(6).repeat_interleave(4)
+        packed = [({"nodes": nodes[at].flatten(0, 1), "graph": graph}, targets[at]) for at in (slice(6), slice(6, 12))]
+        subject = landscape.load(model, data=packed, loss="cross-entropy")
+    assert not subject.divisible
+    options = {"rho": "worst-l2=0.5,average-linf=0.3", "draws": 4, "steps": 3}
+    whole, divided = measured(subject, measures, **options), measured(reference, measures, **options)
+    assert {k: v for k, (v, _) in whole.items()} == pytest.approx({k: v for k, (v, _) in divided.items()}, rel=1e-9)
+    assert all(math.isfinite(v) for v, _ in divided.values())
+
+
 def test_pac_bayes_sigma_is_that_of_a_normal_distribution() -> None:
     """A sample per pair of weights: the noise turns the margin w_0 - w_1 = 1 around with Phi(-1 / (sigma sqrt 2))."""
     count = 400

@@ -39,6 +39,8 @@ class MicroBatching:
     def each(self, samples: int, work: Callable[[slice], T]) -> list[T]:
         """What work gives for every micro-batch of a mini-batch, with smaller ones where it runs out of memory.
 
+        A mini-batch in one part is `slice(None)`: one that cannot be split, which counts as 1 sample, has no rows.
+
         Raises:
             SampleTooLargeError: a single sample does not fit.
         """
@@ -47,7 +49,7 @@ class MicroBatching:
             if len(slices) > 1:
                 report_micro_batches(len(slices))
             try:
-                return [work(part) for part in slices]
+                return [work(part) for part in slices] if len(slices) > 1 else [work(slice(None))]
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
