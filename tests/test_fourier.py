@@ -9,12 +9,12 @@ from analytic import passage, run_probe
 from torch import Tensor
 
 from landscape.discovery import layer as layers
-from landscape.layers.forward_hooks import deviations
+from landscape.layers.forward_hooks import map_parts
 from landscape.layers.fourier import (
     by_product,
     diagonal,
     diagonal_frequencies,
-    diagonal_of_deviations,
+    diagonal_of_varying,
     frequencies,
     half_spectrum,
 )
@@ -32,7 +32,7 @@ def diagonal_only(maps: Tensor) -> Tensor:
     """Log amplitudes of the half diagonal, as the probe computes them without the whole spectrum."""
     if not by_product(*maps.shape[-2:]):
         return diagonal(half_spectrum(maps), maps.shape[-1])
-    return torch.cat([diagonal_of_deviations(*part) for part in deviations(maps)])
+    return torch.cat([diagonal_of_varying(part.level, part.varying) for part in map_parts(maps)])
 
 
 def relative_log_amplitude(maps: Tensor) -> Tensor:

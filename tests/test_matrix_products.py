@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,23 @@ def test_products_are_those_of_torch_in_any_layout(transposed: tuple[bool, bool]
     assert faster_by_onednn(a, b)
 
     torch.testing.assert_close(matmul(a, b).double(), a.double() @ b.double(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("wide")
+def test_onednn_is_not_given_a_matrix_with_gaps_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = _pair(*SHAPE)
+    wide, tall = torch.cat([b, b], dim=1)[:, : b.shape[1]], torch.cat([b, b])[: len(b)].T.contiguous().T
+    given: list[Tensor] = []
+
+    def spy(a: Tensor, weight: Tensor, *others: Any) -> Tensor:
+        given.append(weight)
+        return a @ weight.T
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", spy)
+    for layout in (b, b.T.contiguous().T, wide, torch.cat([b.T, b.T], dim=1)[:, : len(b)].T, tall):
+        torch.testing.assert_close(matmul(a, layout), a @ b)
+    assert len(given) == 5
+    assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in given)
 
 
 @pytest.mark.usefixtures("wide")

@@ -18,7 +18,7 @@ from landscape.api import configure_shared_pass, features
 from landscape.executors.executor import Executor
 from landscape.executors.local_processes import Processes
 from landscape.layers import forward_hooks
-from landscape.layers.forward_hooks import deviations, run_with_hooks
+from landscape.layers.forward_hooks import SMALL_MEAN, MapPart, map_parts, run_with_hooks
 from landscape.options import OptionError
 from landscape.probes import FEATURES
 from landscape.results import group as groups
@@ -204,24 +204,45 @@ def test_every_probe_takes_one_transfer_from_the_device_per_mini_batch(
         assert len(seen) == 1, probe.name
 
 
-def test_probes_share_the_deviations_of_maps_from_their_means(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_share_what_they_need_of_the_maps(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = loaded(vit)
-    hooks = [probe.hooks(subject, (0,)) for probe in configure_shared_pass(("fourier", "variance"), "", DIAGONAL)[0]]
+    made = configure_shared_pass(("fourier", "variance", "geometry"), "", DIAGONAL)[0]
+    hooks = [probe.hooks(subject, (0,)) for probe in made]
     seen: list[torch.Size] = []
 
-    def count(maps: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def count(maps: torch.Tensor) -> Iterator[MapPart]:
         seen.append(maps.shape)
-        return deviations(maps)
+        return map_parts(maps)
 
-    monkeypatch.setattr(forward_hooks, "deviations", count)
+    monkeypatch.setattr(forward_hooks, "map_parts", count)
     run_with_hooks(subject, (0,), hooks)
     assert len(seen) == len(hooks[0].layers) == len(hooks[1].layers) > 0
+    assert len(hooks[2].layers) >= len(seen)
 
 
-def test_deviations_have_no_mean_and_give_the_maps_back() -> None:
-    maps = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)).add(100).half()
-    parts = [(level, deviation.clone()) for level, deviation in deviations(maps)]
-    level, deviation = (torch.cat(one) for one in zip(*parts, strict=True))
-    assert level.dtype == deviation.dtype == torch.float32
-    assert deviation.mean(dim=(2, 3)).abs().max() < 1e-4
-    torch.testing.assert_close(level + deviation, maps.float())
+@pytest.mark.parametrize("mean", [0.0, 3.0, 5.0, 100.0, -1e4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_parts_of_maps_know_the_moments_whatever_the_mean(mean: float, dtype: torch.dtype) -> None:
+    maps = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(mean).to(dtype)
+    maps[0, 0] = 0.0  # of a channel that is never active
+    (part,) = map_parts(maps)
+    exact = maps.double()
+    centred = exact - exact.mean(dim=(2, 3), keepdim=True)
+    assert part.level.dtype == part.varying.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(part.level.double(), exact.mean(dim=(2, 3)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(part.spread, centred.square().sum(dim=(2, 3)), rtol=1e-5, atol=1e-12)
+    varying = part.varying.double()
+    largest = varying.mean(dim=(2, 3)).abs() / centred.square().mean(dim=(2, 3)).sqrt().clamp_min(1e-30)
+    assert largest.max() <= SMALL_MEAN
+    torch.testing.assert_close(
+        varying - varying.mean(dim=(2, 3), keepdim=True), centred, rtol=0, atol=2e-7 * (1 + abs(mean))
+    )
+
+
+def test_parts_share_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_hooks, "PART", 2 * 3 * 64)
+    maps = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)) + 100
+    found = [(len(part.maps), part.varying.data_ptr(), part.varying.clone()) for part in map_parts(maps)]
+    assert [n for n, _, _ in found] == [2, 2, 1]
+    assert len({address for _, address, _ in found}) == 1
+    torch.testing.assert_close(torch.cat([kept for *_, kept in found]), maps - maps.mean(dim=(2, 3), keepdim=True))

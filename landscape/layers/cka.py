@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.curvature.matrix_products import matmul
 from landscape.discovery.layer import chunks
 
-CHUNK = 2**19  # numbers of the features in one product
+CHUNK = 2**20  # numbers of the features in one product
 SHIFT_SAMPLES = 8  # whose mean is subtracted
 ROWS = 64  # of a kernel at a time: only the lower half is computed
 LEAST_SAMPLES = 4  # of a mini-batch: the estimator divides by n (n - 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,50 @@ from landscape.layers.attention_maps import AttentionMaps, attention_hooks, over
 from landscape.probe import Values
 from landscape.subject.subject import Subject
 
+PART = 2**20  # numbers at a time on a CPU
+SMALL_MEAN = 4.0  # standard deviations: such a mean costs squares and Fourier sums less than one more decimal place
+
+
+@dataclass(frozen=True)
+class MapPart:
+    """Maps of some images (n, C, H, W), in at least single precision, and what probes compute of them once for all."""
+
+    maps: Tensor
+    memory: Tensor  # for `varying`, grown where it is needed
+
+    @cached_property
+    def level(self) -> Tensor:
+        """Means over positions, (n, C)."""
+        mean: Tensor = self.maps.mean(dim=(2, 3))
+        return mean
+
+    @property
+    def spread(self) -> Tensor:
+        """Sums over positions of squared deviations from the mean, (n, C) float64."""
+        return self._varying[1]
+
+    @property
+    def varying(self) -> Tensor:
+        """The maps less a constant each, (n, C, H, W): their mean, or 0 where every mean is small.
+
+        Without a large mean, frequencies above zero do not suffer from cancellation. The next part overwrites it.
+        """
+        return self._varying[0]
+
+    @cached_property
+    def _varying(self) -> tuple[Tensor, Tensor]:
+        # Norms are several times as fast as torch.var on a CPU.
+        if self.maps.device.type == "cpu":  # elsewhere the decision would wait for the device
+            constant = self.level.double().square() * self.maps[0, 0].numel()
+            spread = torch.linalg.vector_norm(self.maps, dim=(2, 3)).double().square() - constant
+            if bool((constant <= SMALL_MEAN**2 * spread).all()):
+                return self.maps, spread
+        if self.memory.numel() < self.maps.numel():
+            self.memory.resize_(self.maps.numel())  # once per tensor: the system clears new memory
+        kept = self.memory[: self.maps.numel()].view(self.maps.shape)
+        varying = torch.sub(self.maps, self.level[..., None, None], out=kept)
+        return varying, torch.linalg.vector_norm(varying, dim=(2, 3)).double().square()
+
 
 @dataclass(frozen=True)
 class FeatureHooks:
@@ -29,9 +73,7 @@ class FeatureHooks:
     values: Callable[[], Values]  # what the probe stores, called after the pass
     on_attention: Callable[[int, AttentionMaps], None] | None = None  # takes the maps of the layer's branch
     on_heads: Callable[[int, Tensor], None] | None = None  # takes the outputs of its heads, (row, head, query, channel)
-    # Takes the maps of some images after the others: their means over positions, (n, C, 1, 1), and their deviations
-    # from them, (n, C, H, W), which the next images overwrite. All probes share them.
-    on_maps: Callable[[int, Tensor, Tensor], None] | None = None
+    on_maps: Callable[[int, MapPart], None] | None = None  # takes the maps of some images after the others
     in_parts: Container[int] = ()  # positions of the layers that come by `on_maps`, not by `on_features`
 
 
@@ -85,7 +127,7 @@ def run_with_hooks(
 
 def _give_features(receivers: Sequence[tuple[FeatureHooks, int]], tensor: Tensor) -> None:
     """Hand a tensor to the probes, as a whole or as maps in parts."""
-    parts: dict[Hashable, tuple[Layer, list[Callable[[Tensor, Tensor], None]]]] = {}
+    parts: dict[Hashable, tuple[Layer, list[Callable[[MapPart], None]]]] = {}
     for hook, position in receivers:
         layer = hook.layers[position]
         if hook.on_maps is None or position not in hook.in_parts:
@@ -94,23 +136,17 @@ def _give_features(receivers: Sequence[tuple[FeatureHooks, int]], tensor: Tensor
             order = layer.layout, layer.prefix, layer.grid
             parts.setdefault(order, (layer, []))[1].append(partial(hook.on_maps, position))
     for layer, several in parts.values():
-        for level, deviation in deviations(layer.maps(tensor)):
+        for part in map_parts(layer.maps(tensor)):
             for receive in several:
-                receive(level, deviation)
+                receive(part)
 
 
-def deviations(maps: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Means over positions and deviations from them in at least single precision, as `FeatureHooks.on_maps` takes them.
-
-    Centred first, moments and frequencies above zero do not suffer from cancellation.
-    """
-    kept = torch.empty(0)
-    for part in chunks(maps):
-        exact = part.to(torch.promote_types(part.dtype, torch.float32))
-        level = exact.mean(dim=(2, 3), keepdim=True)
-        if not kept.numel():
-            kept = torch.empty_like(exact)  # once: the system clears new memory
-        yield level, torch.sub(exact, level, out=kept[: len(exact)])
+def map_parts(maps: Tensor) -> Iterator[MapPart]:
+    """Maps (N, C, H, W) in parts, several at a time so that calls of the library cost little."""
+    dtype = torch.promote_types(maps.dtype, torch.float32)
+    memory = torch.empty(0, dtype=dtype, device=maps.device)
+    for part in chunks(maps, PART):
+        yield MapPart(part.to(dtype), memory)
 
 
 def _give_maps(

@@ -66,21 +66,22 @@ def diagonal(spectrum: Tensor, width: int) -> Tensor:
 
 
 def by_product(height: int, width: int) -> bool:
-    """Whether `diagonal_of_deviations` takes such maps: square and small ones."""
+    """Whether `diagonal_of_varying` takes such maps: square and small ones."""
     return height == width <= LARGEST_PRODUCT
 
 
-def diagonal_of_deviations(level: Tensor, deviation: Tensor) -> Tensor:
-    """`diagonal` of square maps level + deviation, (N, C, 1, 1) and (N, C, n, n), without their whole spectrum.
+def diagonal_of_varying(level: Tensor, varying: Tensor) -> Tensor:
+    """`diagonal` of square maps of means `level`, (N, C), without their whole spectrum.
 
-    F(k, k) = sum_{y, x} exp(-2 pi i k (y + x) / n) z(y, x): one matrix product for all maps, in less than half the time
-    of the FFT. Only frequency zero contains the mean; to the other frequencies it would add rounding errors.
+    `varying`: the maps less a constant each, (N, C, n, n). Only frequency zero contains the mean; to the other
+    frequencies a large one would add rounding errors. F(k, k) = sum_{y, x} exp(-2 pi i k (y + x) / n) z(y, x): one
+    matrix product for all maps, in less than half the time of the FFT.
     """
-    width = deviation.shape[-1]
-    varying = deviation.flatten(0, 1).flatten(1)
-    product = matmul(varying, _waves(width, deviation.device, deviation.dtype)).reshape(*deviation.shape[:2], -1)
+    width = varying.shape[-1]
+    rows = varying.flatten(0, 1).flatten(1)
+    product = matmul(rows, _waves(width, rows.device, rows.dtype)).reshape(*level.shape, -1)
     real, imaginary = product.chunk(2, dim=-1)
-    real[..., :1] = width**2 * level[..., 0]
+    real[..., 0] = width**2 * level
     return log_amplitude(torch.complex(real, imaginary))
 
 

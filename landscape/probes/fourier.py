@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.discovery.layer import Layer, chunks
 from landscape.layers import fourier
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
+from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, spatial_layers
@@ -130,9 +130,9 @@ class Fourier(Probe):
         def on_features(position: int, tensor: Tensor) -> None:
             found[position] = [self._transformed(chunk) for chunk in chunks(layers[position].maps(tensor))]
 
-        def on_maps(position: int, level: Tensor, deviation: Tensor) -> None:
-            part = self._relative(fourier.diagonal_of_deviations(level, deviation))
-            found.setdefault(position, []).append(part)
+        def on_maps(position: int, part: MapPart) -> None:
+            amplitude = fourier.diagonal_of_varying(part.level, part.varying)
+            found.setdefault(position, []).append(self._relative(amplitude))
 
         def values() -> Values:
             for position, measured in found.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.layers.classifier_input import Places, places_of
 from landscape.layers.feature_dimension import Estimate, effective_rank, participation_ratio, two_nn
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
+from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.neural_collapse import collapse
 from landscape.layers.padding import Counted
@@ -124,10 +124,16 @@ class Geometry(Probe):
         places, kept = places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         samples, count = subject.samples(i), kept[i] if i < len(kept) else 0
         found: dict[int, Tensor] = {}
+        levels: dict[int, list[Tensor]] = {}
         counted = Counted(subject, i)
 
         def on_features(position: int, tensor: Tensor) -> None:
-            rows = places.pooled(position, tensor, self.pool, counted.of(places.layers[position]))
+            keep(position, places.pooled(position, tensor, self.pool, counted.of(places.layers[position])))
+
+        def on_maps(position: int, part: MapPart) -> None:
+            levels.setdefault(position, []).append(part.level)
+
+        def keep(position: int, rows: Tensor) -> None:
             if len(rows) != samples:
                 raise ValueError(
                     f"{places.layers[position].name} has {len(rows)} rows for {samples} samples, expected one for "
@@ -135,8 +141,12 @@ class Geometry(Probe):
                 )
             found[position] = rows[:count].clone()
 
+        means = [p for p, layer in enumerate(places.layers) if layer.spatial and self.pool == "mean"]
+
         def values() -> Values:
             dtype = torch.float64 if subject.dtype == torch.float64 else torch.float32
+            for position, parts in levels.items():
+                keep(position, torch.cat(parts))
             rows = torch.cat([found[position] for position in range(len(places.layers))], dim=1)
             tensors = {"features": rows.to(dtype)}
             classes = _classes(subject.batches[i][1])
@@ -145,7 +155,7 @@ class Geometry(Probe):
             arrays = {name: _padded(array, max(kept)) for name, array in transferred(tensors).items()}
             return {"samples": count, **arrays}
 
-        return FeatureHooks(places.layers, on_features, values)
+        return FeatureHooks(places.layers, on_features, values, on_maps=on_maps, in_parts=means)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Every measure of the finished mini-batches; of members the mean, with the error of one of them."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, units_of
+from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
@@ -72,8 +72,8 @@ class Variance(Probe):
 
         found: dict[int, list[Tensor]] = {p: [] for p, layer in enumerate(layers) if layer.grid != (1, 1)}
 
-        def on_maps(position: int, level: Tensor, deviation: Tensor) -> None:
-            found[position].append(_moments(level, deviation))
+        def on_maps(position: int, part: MapPart) -> None:
+            found[position].append(_moments(part))
 
         def values() -> Values:
             for position, parts in found.items():
@@ -94,10 +94,8 @@ class Variance(Probe):
         return {"variance": mean, "variance_se": error, "variance_normalised": normalised, **members}
 
 
-def _moments(level: Tensor, deviation: Tensor) -> Tensor:
+def _moments(part: MapPart) -> Tensor:
     """Variance over positions and mean square, means over channels, (2, N) float64."""
-    positions = deviation.shape[2] * deviation.shape[3]
-    # Several times as fast as torch.var on a CPU.
-    spread = torch.linalg.vector_norm(deviation, dim=(2, 3)).double().square() / (positions - 1)  # (N, C)
-    square = spread * ((positions - 1) / positions) + level[..., 0, 0].double().square()
-    return torch.stack([spread.mean(dim=1), square.mean(dim=1)])
+    positions = part.maps[0, 0].numel()
+    spread = part.spread.mean(dim=1)
+    return torch.stack([spread / (positions - 1), spread / positions + part.level.double().square().mean(dim=1)])
