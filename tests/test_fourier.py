@@ -9,6 +9,7 @@ from analytic import passage, run_probe
 from torch import Tensor
 
 from landscape.discovery import layer as layers
+from landscape.layers import forward_hooks
 from landscape.layers.forward_hooks import map_parts
 from landscape.layers.fourier import (
     by_product,
@@ -215,6 +216,7 @@ def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.Monk
     probe = Fourier(layers=("maps", "tokens"), per_channel=True)
     whole = run_probe(probe, subject)
     monkeypatch.setattr(layers, "CPU_CHUNK", 2 * 3 * 64)
+    monkeypatch.setattr(forward_hooks, "PART", 2 * 3 * 64)
     for name, values in run_probe(probe, subject).items():
         if "delta" in name or name == "spectrum":
             np.testing.assert_allclose(values, whole[name], rtol=1e-12, atol=1e-12)
