@@ -150,6 +150,18 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         made("step", {"loss": ("batch", [np.nan, 1.0]), "done": ("batch", [0, 1])}),
         "evaluate net.pt",
     ),
+    "loss of an end not finite": (
+        accuracy.loss_not_finite,
+        made("barriers", {"loss": (("pair", "t"), [[0.1, 0.2, np.inf]]), "done": (("pair", "t"), np.ones((1, 3)))}),
+        made("barriers", {"loss": (("pair", "t"), [[0.1, np.inf, 0.2]]), "done": (("pair", "t"), np.ones((1, 3)))}),
+        "evaluate net.pt",
+    ),
+    "loss of an interrupted run not finite": (
+        accuracy.loss_not_finite,
+        made("attack", {"loss": ("method", [np.inf, np.nan]), "done": (("batch", "method"), [[1, 0]])}),
+        made("attack", {"loss": ("method", [0.1, np.nan]), "done": (("batch", "method"), [[1, 0]])}),
+        "evaluate net.pt",
+    ),
     "no finite number": (
         accuracy.loss_not_finite,
         made("flatness", {"value": ("measure", [np.nan, np.nan])}),

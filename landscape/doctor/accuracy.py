@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.stats import binom, norm
@@ -96,15 +97,20 @@ def loss_above_guessing(result: Result) -> Iterator[Finding]:
 def loss_not_finite(result: Result) -> Iterator[Finding]:
     """The network's loss, or every number that a probe states, is infinite or not a number.
 
-    Surfaces, lines and spectra have rules of their own: there single points may overflow.
+    Surfaces, lines and spectra have rules of their own: there single points may overflow. Of barriers, only the ends of
+    the lines are asked for, the networks themselves. A summary of an interrupted run is NaN where no unit of it is
+    finished.
     """
     if result.probe in ("surface", "line", "convexity", "hessian"):
         return
+    if result.probe == "barriers":
+        result = replace(result, data=result.data.isel(t=[0, -1], missing_dims="ignore"))
     name = next((name for name in ("loss", *STATED) if result.values(name).size), "")
     values = result.values(name)
-    done = result.data["done"].values == 1 if "done" in result.data else np.ones(1, dtype=bool)
-    if done.ndim and values.shape[: done.ndim] == done.shape:
-        values = values[done]
+    if not result.complete:
+        done = result.data["done"]
+        by_unit = result.data[name].dims[: done.ndim] == done.dims if name else False
+        values = values[done.values == 1] if by_unit else values[~np.isnan(values)]
     lost = ~np.isfinite(values)
     if lost.any() and (lost.all() or name not in STATED):
         yield found(
