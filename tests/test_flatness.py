@@ -33,7 +33,7 @@ from torch.func import functional_call
 import landscape
 from landscape.options import OptionError
 from landscape.plots import comparison
-from landscape.plots.pairing import why_unpaired
+from landscape.plots.pairing import paired, why_unpaired
 from landscape.probe import NotApplicable
 from landscape.probes.flatness import Flatness
 from landscape.results.flatness import MEASURES, parts
@@ -530,11 +530,28 @@ def test_two_networks_are_compared_mini_batch_by_mini_batch(tmp_path: Path) -> N
     assert found["frobenius"].difference.method == "paired t over 5 random vectors"  # type: ignore[union-attr]
 
 
+def test_measures_are_paired_between_results_that_differ_in_other_measures_and_vectors(tmp_path: Path) -> None:
+    subject = tanh_net(sizes=(12,) * 4)
+
+    def measured(name: str, **options: Any) -> Any:
+        return landscape.measure("flatness", subject, out=tmp_path / f"{name}.h5", quiet=True, **options)
+
+    more, fewer, alone = (
+        measured(name, measures=measures, vectors=vectors)
+        for name, measures, vectors in (("more", "sam,trace", 5), ("fewer", "sam,trace", 4), ("alone", "sam", 4))
+    )
+    assert [sorted(paired(more, other)) for other in (more, fewer, alone)] == [["sam", "trace"], ["sam"], ["sam"]]
+    assert why_unpaired("trace", more, fewer) == "different numbers of random vectors"
+    halves = [alone.assign(done=alone["done"].copy(data=done)) for done in np.array([[1, 1, 0, 0], [0, 0, 1, 1]])]
+    assert paired(*halves) == {}
+    assert why_unpaired("sam", *halves) == "different mini-batches"
+
+
 def test_the_paired_error_of_a_root_is_that_of_resampled_mini_batches() -> None:
     generator = np.random.default_rng(0)
     terms = generator.gamma(40.0, size=400)
     data = {"measure_name": np.array(["fisher-rao"]), "unit_measure": np.zeros(400), "done": np.ones(400),
-            "term": terms[:, None], "samples": np.full(400, 8.0)}  # fmt: skip
+            "part": np.arange(400), "term": terms[:, None], "samples": np.full(400, 8.0)}  # fmt: skip
     found = parts(data)["fisher-rao"]
     assert found.shares @ found.values == pytest.approx(math.sqrt(terms.mean()))
     resampled = np.sqrt(generator.choice(terms, (4000, 400)).mean(axis=1)).std()

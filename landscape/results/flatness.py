@@ -120,6 +120,7 @@ class Parts(NamedTuple):
 
     values: np.ndarray
     shares: np.ndarray
+    numbers: np.ndarray  # which mini-batches or random vectors
     of: str  # mini-batches or random vectors
 
 
@@ -137,7 +138,7 @@ def parts(data: Mapping[str, np.ndarray]) -> dict[str, Parts]:
                     mean = shares @ terms
                     root = math.sqrt(mean) if mean > 0 else math.nan
                     terms = root + (terms - mean) / (2 * root)
-                found[name] = Parts(terms, shares, "random vectors" if vectors else "mini-batches")
+                found[name] = Parts(terms, shares, data["part"][mine], "random vectors" if vectors else "mini-batches")
     return found
 
 
