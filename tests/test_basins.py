@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from analytic import quadratic, run_probe, symmetric
 from torch import Tensor, nn
 
 import landscape
+from landscape import models
+from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.options import OptionError
 from landscape.plots import appearance, line_basins, surface_basins
 from landscape.plots.basin_panels import headline
@@ -48,6 +51,19 @@ def _direction(seed: int) -> Tensor:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 12), nn.Tanh(), nn.Linear(12, 10))
+
+
+@pytest.fixture
+def final(tmp_path: Path) -> Path:
+    """A checkpoint that names its data."""
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 4}
+    weights = models.build("resnet_demo", **arguments).state_dict()
+    write_checkpoint(
+        tmp_path / "final.pt", model="resnet_demo", model_args=arguments, state_dict=weights, data={"name": "digits"},
+        recipe={}, epoch=1.0, metrics={}, seed=0,
+    )  # fmt: skip
+    return tmp_path / "final.pt"
 
 
 @pytest.fixture
@@ -154,6 +170,31 @@ def test_every_data_set_is_measured_as_by_itself(network: nn.Module, loss_file: 
     np.testing.assert_allclose(together["score_se"][..., 1], together["accuracy_se"])
     np.testing.assert_allclose(together["score_worse"][..., 4], together["score_worse"][..., 3], atol=1e-12)
     assert (together["score_worse"][0, 2] == 0).all()  # at the checkpoint itself
+
+
+@pytest.mark.parametrize("held", ["tensors", "batches"])
+def test_a_further_loss_is_that_of_the_samples_in_memory(final: Path, held: str) -> None:
+    """Not of the data that the checkpoint was trained on."""
+    inputs, targets = torch.randn(12, 3, 16, 16), torch.arange(12) % 10
+    subject = landscape.load(final, data=(inputs, targets))
+    if held == "batches":
+        subject = replace(subject, batches=[(inputs[:8], targets[:8]), (inputs[8:], targets[8:])])
+    found = run_probe(Line(resolution=3, also=("again=@cross-entropy",)), subject)
+    assert list(found["score_kind"]) == ["loss", "accuracy"] * 2
+    np.testing.assert_array_equal(found["score_value"][..., 2:], found["score_value"][..., :2])
+    with torch.no_grad():
+        mean = nn.functional.cross_entropy(subject.model(inputs), targets).item()
+    assert found["score_centre"][2] == pytest.approx(mean, rel=1e-5)
+    with pytest.raises(ValueError, match=r"^--also b: the subject's data have no other split"):
+        run_probe(Line(resolution=3, also=("b=:test",)), subject)
+
+
+def test_a_further_loss_is_refused_where_the_targets_in_memory_were_changed(loss_file: str) -> None:
+    """Targets of a causal model are then the next tokens."""
+    tokens = torch.randint(7, (4, 6))
+    subject = landscape.load(nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7)), data=(tokens, tokens))
+    with pytest.raises(ValueError, match=r"^--also own: for the cross-entropy the targets .* are the next tokens"):
+        run_probe(Line(resolution=3, also=(f"own=@{loss_file}",)), subject)
 
 
 def test_a_plane_has_the_scores_of_a_line_at_its_points(network: nn.Module) -> None:

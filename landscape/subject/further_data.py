@@ -9,16 +9,17 @@ from typing import cast, get_args
 
 from landscape.data import tokens
 from landscape.data.batch_layout import BatchLayout
-from landscape.data.dataset import Batches, BatchList
+from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.masks import with_unlabelled
 from landscape.options import OptionError, require
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_misfit, refuse_vocabulary
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
 from landscape.subject.members import with_members
-from landscape.subject.next_tokens import with_next_tokens
+from landscape.subject.next_tokens import of_tokens, with_next_tokens
 from landscape.subject.preprocessing import DataObject, described, resolved
 from landscape.subject.restoration import measuring
-from landscape.subject.spec import Spec, Split
+from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -90,12 +91,10 @@ def _on(subject: Subject, further: Further) -> Subject:
     loss = loss_of(further.loss) if further.loss else _own_loss(subject, further.name)
     changes = {"data": further.data, "split": cast(Split, further.split)}
     spec = replace(own, augment=False, recipe="", loss=loss.name, **{k: v for k, v in changes.items() if v})  # type: ignore[arg-type]
-    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX) and subject.images is not None:
-        spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
-    layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
-    given = DataObject(None, None, lambda: layout, loss.takes_batch, loss.function is cross_entropy)
-    spec, samples = resolved(*described(spec, subject.checkpoint), subject.checkpoint, given)
-    samples = samples.for_device(subject.device)
+    if further.data or own.data or subject.data_name != "in memory":
+        spec, samples = _read(subject, spec, loss)
+    else:
+        samples = _in_memory(subject, spec, loss, further.split)
     found = Subject(
         model=subject.model,
         batches=samples if isinstance(samples, BatchList) else Batches(samples, spec.batch_size),
@@ -111,6 +110,37 @@ def _on(subject: Subject, further: Further) -> Subject:
         found = with_next_tokens(adapted(found, loss))
         refuse_misfit(found)
         return with_members(found, subject.members)
+
+
+def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, Images | BatchList]:
+    """The data that a spec names, or the checkpoint, for a loss; and the spec with its preprocessing."""
+    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX) and subject.images is not None:
+        spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
+    layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
+    given = DataObject(None, None, lambda: layout, loss.takes_batch, loss.function is cross_entropy)
+    spec, samples = resolved(*described(spec, subject.checkpoint), subject.checkpoint, given)
+    return spec, samples.for_device(subject.device)
+
+
+def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> Images | BatchList:
+    """The subject's own samples, which were made in Python, for another loss.
+
+    Raises:
+        ValueError: they have no other split; or their targets are those of the cross-entropy.
+    """
+    if split:
+        raise ValueError(NO_OTHER_SPLIT)
+    samples = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    if samples is None:
+        samples = BatchList(list(subject.batches), list(subject.batches), subject.data_name)
+    if loss.function is cross_entropy:
+        return with_unlabelled(samples, spec.ignore_index, keep=spec.ordered)
+    if subject.dense or of_tokens(subject):
+        raise ValueError(
+            "for the cross-entropy the targets of data made in Python are the next tokens, or negative without a "
+            "label, which another loss would not expect; name the data: --data file.py:function"
+        )
+    return samples
 
 
 def _own_loss(subject: Subject, name: str) -> Loss:

@@ -14,6 +14,10 @@ from landscape.options import OptionError, at_least, one_of, parse_count, plain_
 from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
 
 Split = Literal["train", "test"]
+NO_OTHER_SPLIT = (
+    "the subject's data have no other split, as they were made in Python; load it with "
+    'landscape.load(..., data="file.py:function"), a function that takes a parameter split'
+)
 Weights = Literal["raw", "ema"]
 Adapter = Literal["merged", "separate"]
 

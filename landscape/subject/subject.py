@@ -31,7 +31,7 @@ from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import logits_or_none, outputs_of
 from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
 from landscape.subject.restoration import evaluation_mode
-from landscape.subject.spec import Spec, Split
+from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
 from landscape.subject.weights_cache import WeightsCache
 
 Whole = Literal["", "targets", "both"]
@@ -323,10 +323,7 @@ class Subject:
             ValueError: the data were made in Python and have no other split.
         """
         if self.part is None:
-            raise ValueError(
-                "the subject's data have no other split, as they were made in Python; load it with "
-                'landscape.load(..., data="file.py:function"), a function that takes a parameter split'
-            )
+            raise ValueError(NO_OTHER_SPLIT)
         spec = replace(self.spec, split=split, samples=samples) if self.spec else None
         return self._on(self.part(split, samples).for_device(self.device), spec)
 
