@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,15 @@ def test_a_fault_is_named_once_and_a_sound_result_is_not(name: str) -> None:
 def test_a_basin_of_one_point_is_suspicious_and_one_of_three_is_a_note() -> None:
     named = [(finding.rule, finding.severity) for reach in (8.0, 2.0) for finding in surfaces.too_wide(surface(reach))]
     assert named == [("too-wide", "suspicious"), ("coarse-basin", "note")]
+
+
+@pytest.mark.parametrize(("reach", "points"), [(8.0, 11), (2.0, 11), (2.0, 7), (1.0, 7), (0.9, 5), (1.05, 9)])
+def test_the_command_for_a_coarse_basin_resolves_it(reach: float, points: int) -> None:
+    (finding,) = surfaces.too_wide(surface(reach, points=points))
+    asked = dict(re.findall(r"--(range|resolution) (\S+)", finding.remedy))
+    assert float(asked.get("range", reach)) <= reach
+    again = surface(float(asked.get("range", reach)), points=int(asked.get("resolution", points)))
+    assert list(surfaces.too_wide(again)) == []
 
 
 LESION = {"intact_accuracy": 0.9}

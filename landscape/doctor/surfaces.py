@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm
@@ -16,6 +17,9 @@ from landscape.results.surface_summary import CLEAR
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
 NEXT = 3  # of which those next to the centre are
 WIDTH = 2.0  # a basin is resolved if the suggested range is about this times as wide as it
+FEW = 9  # points per axis, of which the five in the centre are half of such a range or more
+ENOUGH = 17  # of which they are a quarter
+NEARLY = 0.9  # of the range: less than that changes little
 
 
 def minimum_at_the_edge(result: Result) -> Iterator[Finding]:
@@ -83,12 +87,17 @@ def too_wide(result: Result) -> Iterator[Finding]:
         near = grid.nearest(size)
         outside, others = int((near >= chance).sum()), near.size - 1
         if 2 * outside > others:
-            value = f"{WIDTH * grid.basin(chance):.2g}"
+            range_, points = WIDTH * grid.basin(chance), len(grid.x)
+            finer = points < FEW or not range_ <= NEARLY * grid.reach
+            changes: dict[str, Any] = {"resolution": max(ENOUGH, 2 * points - 1)} if finer else {}
+            if range_ < grid.reach:
+                changes["range"] = f"{range_:.2g}"
+            named = " and ".join(f"{name} {value}" for name, value in changes.items())
             yield found(
                 rule, severity, result,
                 f"the loss is above that of guessing, log {result.classes} = {chance:.3g}, at {outside} of the "
                 f"{others} grid points around the centre: the range {grid.reach:.3g} is {said}",
-                measure_again(result, f"use range {value}", range=value),
+                measure_again(result, f"use {named}", **changes),
             )  # fmt: skip
             return
 
