@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from landscape import models
+from landscape.data.structure import tensors_in
 from landscape.discovery.graph import record
 from landscape.discovery.layer import Tap
 from landscape.layers import resume_verification
-from landscape.layers.partial_forward import ResumePoint, advance, map_tensors, resume_point, resumed
+from landscape.layers.partial_forward import Cache, ResumePoint, advance, map_tensors, resume_point, resumed
 from landscape.layers.unit_removal import Group
 from landscape.probes import lesion, sensitivity
 from landscape.probes.lesion import Lesion
@@ -195,8 +197,23 @@ def test_verification_takes_a_pass_and_the_rest_of_one_per_unit_and_happens_once
 
 def test_what_is_verified_at_a_time_is_limited_without_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     points = _points(_subject(_networks()["vit"]), Sensitivity())
-    monkeypatch.setattr(resume_verification, "MOST_KEPT", 100)  # bytes: three outputs of (2, 3)
-    assert _points(_subject(_networks()["vit"]), Sensitivity()) == points
+    made: list[weakref.ref[Tensor]] = []
+    most = []  # bytes that all caches together hold
+
+    def advanced(*given: Any) -> Cache:
+        cache = advance(*given)
+        made.extend(weakref.ref(tensor) for tensor in tensors_in(list(cache.values())) if not tensor.is_meta)
+        alive = {id(t): t.numel() * t.element_size() for t in (ref() for ref in made) if t is not None}
+        most[-1] = max(most[-1], sum(alive.values()))
+        return cache
+
+    monkeypatch.setattr(resume_verification, "advance", advanced)
+    for limit in (2**27, 1_000_000, 100):  # all points at once, some, one at a time
+        monkeypatch.setattr(resume_verification, "MOST_KEPT", limit)
+        made.clear()
+        most.append(0)
+        assert _points(_subject(_networks()["vit"]), Sensitivity()) == points
+    assert most[2] < most[1] < 1_000_000 + most[2] < most[0] / 1.5
 
 
 def _points(subject: Subject, probe: Sensitivity) -> list[ResumePoint]:

@@ -82,13 +82,17 @@ def _point(flow: Flow, point: int, skipped: Set[int], read: Set[Node]) -> Resume
 def advance(model: nn.Module, inputs: Nested, point: ResumePoint, cache: Cache, forward: Forward = call_model) -> Cache:
     """The cache of a resume point, from that of an earlier one for the same inputs: runs only what lies between.
 
-    The caller switches off gradients.
+    An earlier cache that lacks an output which is read after the point is not used. Outputs that nothing reads after
+    the point are forgotten. The caller switches off gradients.
 
     Raises:
         LookupError: the model does not make the calls that were recorded.
     """
+    if any(isinstance(t, _ShapeOnly) for tap in point.live & cache.keys() for t in tensors_in(cache[tap])):
+        cache = {}
     missing = point.skipped - cache.keys()
-    outputs = {tap: cache[tap] for tap in point.skipped & cache.keys()}
+    found = point.skipped & cache.keys()
+    outputs = {tap: cache[tap] if tap in point.live else map_tensors(cache[tap], _shape_only) for tap in found}
     if not missing:
         return outputs
 
@@ -150,6 +154,8 @@ class _ShapeOnly(Tensor):
 
 
 def _shape_only(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, _ShapeOnly):
+        return tensor
     shape = torch.empty_like(tensor, device="meta").as_subclass(_ShapeOnly)
     shape.original_device = tensor.device
     return shape
@@ -161,6 +167,12 @@ def _restored(tensor: Tensor) -> Tensor:
         value = torch.nan if tensor.is_floating_point() else 0
         return torch.full((), value, dtype=tensor.dtype, device=tensor.original_device).expand(tensor.shape)
     return tensor.clone()
+
+
+def bytes_of(cache: Cache) -> dict[int, int]:
+    """Sizes of the cached tensors by their ids, as several caches may share one; mere shapes take no memory."""
+    tensors = (tensor for tensor in tensors_in(list(cache.values())) if not isinstance(tensor, _ShapeOnly))
+    return {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
 
 
 class Prefixes:
@@ -198,10 +210,10 @@ class Prefixes:
         with self._subject.evaluating():
             cache = advance(self._subject.model, inputs, point, start, self._subject.forward)
         self._latest = (point, cache)
-        new = [t for t in tensors_in(list(cache.values())) if not isinstance(t, _ShapeOnly) and id(t) not in self._seen]
-        needed = sum(t.numel() * t.element_size() for t in new)
+        new = {tensor: size for tensor, size in bytes_of(cache).items() if tensor not in self._seen}
+        needed = sum(new.values())
         if needed <= self._free:
             self._free -= needed
-            self._seen.update(map(id, new))
+            self._seen.update(new)
             self._kept[point] = cache
         return cache

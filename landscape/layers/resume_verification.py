@@ -12,14 +12,14 @@ from torch import Tensor
 from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.discovery.graph import Flow
 from landscape.discovery.layer import Tap
-from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resumed
+from landscape.layers.partial_forward import Cache, ResumePoint, advance, bytes_of, flow_of, resumed
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 K = TypeVar("K", bound=Hashable)
 Change = Callable[[], AbstractContextManager[object]]  # changes the network while its block runs
 
-MOST_KEPT = 2**27  # bytes of outputs of complete passes, which are compared later
+MOST_KEPT = 2**27  # bytes of outputs of complete passes and before the points, which are compared later
 
 
 def verified(subject: Subject, candidates: Mapping[K, tuple[ResumePoint, Change]]) -> dict[K, ResumePoint]:
@@ -35,9 +35,10 @@ def verified(subject: Subject, candidates: Mapping[K, tuple[ResumePoint, Change]
     pending = [(key, *candidate) for key, candidate in candidates.items() if key not in known]
     pending.sort(key=lambda one: one[1].operations)
     example, _ = subject.example()
+    latest: Cache = {}
     while pending:
         with subject.evaluating():
-            equal = _equal(subject, example, [(point, change) for _, point, change in pending])
+            equal, latest = _equal(subject, example, [(point, change) for _, point, change in pending], latest)
         done, pending = pending[: len(equal)], pending[len(equal) :]
         known |= {key: point if same else ResumePoint() for (key, point, _), same in zip(done, equal, strict=True)}
     return {key: known[key] for key in candidates}
@@ -49,29 +50,31 @@ def _known(subject: Subject) -> dict[Hashable, ResumePoint]:
     return {}
 
 
-def _equal(subject: Subject, example: Nested, candidates: Sequence[tuple[ResumePoint, Change]]) -> list[bool]:
+def _equal(
+    subject: Subject, example: Nested, candidates: Sequence[tuple[ResumePoint, Change]], latest: Cache
+) -> tuple[list[bool], Cache]:
     """For the first candidates, as many as `MOST_KEPT` allows, whether resumed passes equal complete ones.
+
+    Points are reached from the cache of an earlier one, `latest`; that of the last of these candidates is returned.
 
     Modules may keep tensors as attributes, from which a resumed pass could take what it should not know. Passes are
     therefore resumed from the last point to the first, after a pass of other samples: that pass is the latest one of
     all the modules that a resumed pass skips, and is repeated where it is not.
     """
     complete: list[Any] = []
-    kept = 0
-    for _, change in candidates:
+    caches: list[Cache | None] = []
+    kept: dict[int, int] = {}  # bytes, by the ids of tensors
+    for point, change in candidates:
         with change():
             complete.append(subject.outputs(example))
-        kept += sum(t.numel() * t.element_size() for t in tensors_in(complete[-1]))
-        if kept > MOST_KEPT:
-            break
-    caches: list[Cache | None] = []
-    latest: Cache = {}
-    for point, _ in candidates[: len(complete)]:
         try:
             latest = advance(subject.model, example, point, latest, subject.forward)
             caches.append(latest)
         except Exception:  # whatever a foreign model raises, the complete pass remains
             caches.append(None)
+        kept |= {id(t): t.numel() * t.element_size() for t in tensors_in(complete[-1])} | bytes_of(latest)
+        if sum(kept.values()) > MOST_KEPT:
+            break
     flow = flow_of(subject)
     equal = [False] * len(complete)
     run: set[str] | None = None  # modules since the pass of other samples
@@ -90,7 +93,7 @@ def _equal(subject: Subject, example: Nested, candidates: Sequence[tuple[ResumeP
                 equal[i] = _same(complete[i], subject.outputs(example))
         except Exception:  # as above
             run = None
-    return equal
+    return equal, latest
 
 
 def _skipped_and_run(flow: Flow, point: ResumePoint) -> tuple[set[str], set[str]]:
