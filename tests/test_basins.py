@@ -189,6 +189,25 @@ def test_a_further_loss_is_that_of_the_samples_in_memory(final: Path, held: str)
         run_probe(Line(resolution=3, also=("b=:test",)), subject)
 
 
+def test_a_further_loss_may_differentiate(final: Path, tmp_path: Path) -> None:
+    """A gradient penalty beside a loss that needs no graph: as measured by itself."""
+    (tmp_path / "own.py").write_text(
+        "import torch\n\ndef penalty(model, batch):\n"
+        "    x = batch[0].clone().requires_grad_()\n"
+        "    (slope,) = torch.autograd.grad(model(x).logsumexp(1).sum(), x, create_graph=True)\n"
+        "    return slope.flatten(1).square().sum(1)\n"
+    )
+    loss = f"{tmp_path / 'own.py'}:penalty"
+    subject = landscape.load(final, samples=12, batch_size=8)
+    alone = landscape.load(final, samples=12, batch_size=8, loss=loss)
+    for probe, options in ((Line, {"resolution": 3}), (Surface, {"resolution": "3"})):
+        beside, itself = (
+            run_probe(probe(**options, also=(f"own=@{loss}",)), subject),
+            run_probe(probe(**options), alone),
+        )
+        np.testing.assert_allclose(beside["score_value"][..., 2], itself["loss"], rtol=1e-6)
+
+
 def test_a_further_loss_is_refused_where_the_targets_in_memory_were_changed(loss_file: str) -> None:
     """Targets of a causal model are then the next tokens."""
     tokens = torch.randint(7, (4, 6))

@@ -30,6 +30,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def recording_graphs() -> Iterator[None]:
+    """Forward passes that record a graph, also inside of inference mode."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextlib.contextmanager
 def measuring(subject: Subject) -> Iterator[None]:
     """A measurement of a subject's model, which may be the caller's own, in the middle of its training.
 
@@ -39,7 +46,7 @@ def measuring(subject: Subject) -> Iterator[None]:
     """
     subject.refresh()
     models = [subject.model, *(other for other in subject.others.values() if isinstance(other, nn.Module))]
-    with contextlib.ExitStack() as found, torch.inference_mode(False), torch.enable_grad(), exact_arithmetic():
+    with contextlib.ExitStack() as found, recording_graphs(), exact_arithmetic():
         found.enter_context(kept_rng())
         for model in models:
             found.enter_context(_left_as_found(model))

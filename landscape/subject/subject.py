@@ -30,7 +30,7 @@ from landscape.subject.members import MemberForward, positioned, running_alone, 
 from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import logits_or_none, outputs_of
 from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
-from landscape.subject.restoration import evaluation_mode
+from landscape.subject.restoration import evaluation_mode, recording_graphs
 from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
 from landscape.subject.weights_cache import WeightsCache
 
@@ -259,7 +259,7 @@ class Subject:
         The caller's own module may keep tensors of a pass, which its training could not use if made in inference mode.
         """
         if self.needs_graph:
-            return torch.enable_grad()
+            return recording_graphs()
         return torch.inference_mode() if self.reloadable else torch.no_grad()
 
     def outputs(self, inputs: Nested) -> Any:

@@ -98,8 +98,8 @@ class Scores:
         return _at_checkpoint(self.subject, self.further, self.recalibrate, self.mode)
 
     def further_samples(self) -> list[Samples]:
-        """Loss and correctness of every sample of the further data sets at the present weights; inside `evaluating`."""
-        return [_samples(forward) for forward in self.forwards]
+        """Loss and correctness of every sample of the further data sets at the present weights."""
+        return [_samples(one, forward) for one, forward in zip(self.further, self.forwards, strict=True)]
 
     def check_again(self) -> None:
         """Compare recorded passes of the further data sets with plain ones: after weights were written, say."""
@@ -124,8 +124,8 @@ class Scores:
 
     def values_at(self, own: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
         """The measured quantities at the present weights, given loss and correctness of the subject's own samples."""
+        further = [per_sample(one) for one in self.further]
         with self.subject.evaluating():
-            further = [per_sample(one) for one in self.further]
             return self.values(self.table((torch.from_numpy(own[0]), torch.from_numpy(own[1])), further).numpy())
 
     def values(self, table: np.ndarray) -> dict[str, np.ndarray]:
@@ -190,15 +190,15 @@ def _at_checkpoint(
     try:
         if recalibrate:
             batchnorm.refresh(subject, recalibrate)
-        with subject.evaluating():
-            return [_samples(ForwardPass(one, mode)) for one in (subject, *further)]
+        return [_samples(one, ForwardPass(one, mode)) for one in (subject, *further)]
     finally:
         batchnorm.restore(subject.model, statistics)
 
 
-def _samples(forward: ForwardPass) -> Samples:
-    parts = [forward.losses_and_right(i) for i in range(len(forward))]
-    losses, right = (torch.cat([part[k].double() for part in parts]) for k in (0, 1))
+def _samples(subject: Subject, forward: ForwardPass) -> Samples:
+    with subject.evaluating():  # a further loss may differentiate where the subject's own does not
+        parts = [forward.losses_and_right(i) for i in range(len(forward))]
+        losses, right = (torch.cat([part[k].double() for part in parts]) for k in (0, 1))
     return losses, right
 
 
