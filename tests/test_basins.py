@@ -208,6 +208,26 @@ def test_a_further_loss_may_differentiate(final: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(beside["score_value"][..., 2], itself["loss"], rtol=1e-6)
 
 
+def test_the_accuracy_beside_a_mean_loss_has_an_error_and_a_radius(
+    network: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss has neither, which is said once."""
+    whole = landscape.load(network, **DIGITS)
+    mean = landscape.load(
+        network, loss=lambda outputs, targets: nn.functional.cross_entropy(outputs, targets), **DIGITS
+    )
+    options = {"out": None, "resolution": 5, "range": "2", "margin": "2se"}
+    found, wanted = (landscape.measure("line", one, **options) for one in (mean, whole))
+    assert list(found["score_kind"].values) == ["loss", "accuracy"]
+    for name in ("score_margin", "score_worse_se", "basin_mean", "basin_mean_low"):
+        np.testing.assert_array_equal(found[name].values[..., 1], wanted[name].values[..., 1])
+        assert np.isfinite(found[name].values[..., 1]).all()
+    assert np.isnan(found["score_margin"].values[0])
+    notes = [one.getMessage() for one in caplog.records if "--margin" in one.getMessage()]
+    assert len(notes) == 1
+    assert "loss of digits: without an error over samples the margin of 2se" in notes[0]
+
+
 def test_a_further_loss_is_refused_where_the_targets_in_memory_were_changed(loss_file: str) -> None:
     """Targets of a causal model are then the next tokens."""
     tokens = torch.randint(7, (4, 6))

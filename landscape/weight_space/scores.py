@@ -6,6 +6,8 @@ differences are worse. What is derived from them is in `results.basins`.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +32,7 @@ from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, Forwar
 
 ALSO_HELP = "NAME=DATA[:SPLIT][@LOSS]: measure this data set, or loss, at the same points too; repeatable"
 MARGIN_HELP = "how much worse a score may get in its basin: 2se (standard errors at the checkpoint), 10%, or a number"
+_log = logging.getLogger(__name__)
 Samples = tuple[Tensor, Tensor]  # loss and correctness of every sample, (N,)
 
 
@@ -116,9 +119,8 @@ class Scores:
             for sign, values, reference in zip((1.0, -1.0), now, before, strict=True):
                 values = values.double()
                 changes = sign * (values - reference[: len(values)].to(values))
-                errors = [
-                    _error(part) if not one.mean_only else values.new_tensor(torch.nan) for part in (values, changes)
-                ]
+                unknown = one.mean_only and sign > 0  # of the loss alone: correctness is that of every sample
+                errors = [values.new_tensor(torch.nan) if unknown else _error(part) for part in (values, changes)]
                 every.append(torch.stack([values.mean(), errors[0], changes.mean(), errors[1]]))
         return torch.stack([every[2 * i + kind] for i, kind in self.rows])
 
@@ -142,10 +144,18 @@ class Scores:
         with self.subject.evaluating():
             table = self.table(own[0], own[1:]).cpu().numpy()
         names = [short_name(self.subject), *(one.label for one in self.further)]
+        kinds = [self._kind(*row) for row in self.rows]
         margins = [basins.margin_of(self.margin, value, error) for value, error in table[:, :2]]
+        unknown = [
+            f"{kind} of {names[i]}"
+            for (i, _), kind, margin, value in zip(self.rows, kinds, margins, table[:, 0], strict=True)
+            if math.isfinite(value) and math.isnan(margin)
+        ]
+        if unknown:
+            _note_unknown(self.subject, ", ".join(unknown), self.margin or basins.MARGIN)
         text = {
             "score_data": ("data set", [names[i] for i, _ in self.rows]),
-            "score_kind": ("what is averaged over its samples", [self._kind(*row) for row in self.rows]),
+            "score_kind": ("what is averaged over its samples", kinds),
             "score_units": ("units of the score", ["1" if k else self.subjects[i].meaning.units for i, k in self.rows]),
             "score_protocol": ("how its samples were read", [protocol(self.subjects[i]) for i, _ in self.rows]),
         }
@@ -180,6 +190,15 @@ def without_scores(parameters: Mapping[str, Any], also: Sequence[str], margin: s
     """Parameters for a run key: those of results without scores stay what they were before there were any."""
     left_out = () if also or margin else ("also", "margin")
     return {name: value for name, value in parameters.items() if name not in left_out}
+
+
+@once_per_weights
+def _note_unknown(subject: Subject, scores: str, margin: str) -> None:
+    """Say why scores have no radius."""
+    _log.warning(
+        "note: %s: without an error over samples the margin of %s, and with it the radius of the basin, is unknown; "
+        "give --margin 10%% or a number", scores, margin,
+    )  # fmt: skip
 
 
 @once_per_weights
