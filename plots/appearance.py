@@ -182,7 +182,7 @@ def _facts(data: xr.Dataset) -> dict[str, Any]:
     spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
     protocol = {key: spec[key] for key in ("loss", "weight_decay", "split", "augment") if key in spec}
     if "loss" in protocol:
-        protocol["loss"] = str(protocol["loss"] or "cross-entropy").rpartition("/")[2]
+        protocol["loss"] = str(data.attrs.get("loss") or protocol["loss"] or "cross-entropy").rpartition("/")[2]
     attributes = {key: data.attrs.get(key, "") for key in ("data", "samples", "batch_size", "checkpoint_sha256")}
     attributes["checkpoint_sha256"] = str(attributes["checkpoint_sha256"])[:6]
     protocol["smoothing"] = bool(data.attrs.get("smoothing", ""))

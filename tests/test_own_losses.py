@@ -17,6 +17,8 @@ from torch.utils.data import TensorDataset
 
 from landscape.api import measure
 from landscape.curvature.vectors import flat
+from landscape.plots.report.table import NUMBERS
+from landscape.results.protocols import protocol_of
 from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
 
@@ -104,6 +106,26 @@ def test_a_loss_made_in_python_is_identified_by_its_code(tmp_path: Path) -> None
         for f in (1.0, 2.0)
     )
     np.testing.assert_allclose(two.loss, 2 * one.loss, rtol=1e-6)
+
+
+def test_a_loss_made_in_python_is_not_taken_for_cross_entropy() -> None:
+    def confidence(outputs: Tensor, targets: Tensor) -> Tensor:
+        return -outputs.softmax(1).gather(1, targets[:, None])
+
+    torch.manual_seed(0)
+    model, data = nn.Linear(3, 3), (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 3)
+    subjects = [load(model, data=data, loss=loss) for loss in (confidence, "cross-entropy")]
+    own, default = (measure("surface", one, out=None, resolution=3, quiet=True) for one in subjects)
+    name = f"{test_a_loss_made_in_python_is_not_taken_for_cross_entropy.__name__}.<locals>.confidence"
+    assert [protocol_of(data).facts["loss"] for data in (own, default)] == [name, "cross-entropy"]
+    assert f"loss {name}" in own.attrs["protocol"]
+    number = next(one for one in NUMBERS if (one.probe, one.title) == ("surface", "loss"))
+    negative, positive = (number.get(data) for data in (own, default))
+    assert negative is not None
+    assert negative.value < 0
+    assert negative.high - negative.value == pytest.approx(negative.value - negative.low)
+    assert positive is not None
+    assert positive.value**2 == pytest.approx(positive.low * positive.high)  # on the logarithm
 
 
 def test_batches_of_a_mean_loss_weigh_by_their_number_of_samples() -> None:

@@ -148,10 +148,10 @@ def losses_disagree(results: Sequence[Result]) -> Iterator[Finding]:
         spec, sha256 = result.spec, result.attribute("checkpoint_sha256")
         if not (sha256 and np.isfinite(loss)) or result.parameters.get("precision", "fp32") != "fp32":
             continue
-        same = ("split", "augment", "recipe", "loss", "mc_dropout", "weights", "image_size", "seed")
+        same = ("split", "augment", "recipe", "mc_dropout", "weights", "image_size", "seed")
         key = (
             sha256, result.attribute("data"), result.samples, str(result.attribute("smoothing")),
-            str(spec.get("model_arg")), *(spec.get(name) for name in same),
+            str(spec.get("model_arg")), result.facts.get("loss"), *(spec.get(name) for name in same),
         )  # fmt: skip
         other, expected = known.setdefault(key, (result, loss))
         if abs(loss - expected) > ROUNDING * max(abs(loss), abs(expected)) + 1e-6:

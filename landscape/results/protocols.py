@@ -73,7 +73,7 @@ def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
     }  # fmt: skip
     if not spec:  # imported: what is known of it is in its words
         facts["source"] = words
-    facts["loss"] = str(spec.get("loss", "") or "cross-entropy").rpartition("/")[2]
+    facts["loss"] = str(data.attrs.get("loss") or spec.get("loss") or "cross-entropy").rpartition("/")[2]
     facts["augmentation"] = bool(spec.get("augment"))
     facts["recipe"] = spec.get("recipe") if spec.get("augment") else ""
     facts |= {name.replace("_", " "): spec.get(name) for name in PREPROCESSING}

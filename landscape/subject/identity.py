@@ -16,7 +16,7 @@ from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
 from landscape.probe import Identifies, Probe
 from landscape.subject.code_identity import object_sha256
-from landscape.subject.losses import MEANINGS, cross_entropy
+from landscape.subject.losses import MEANINGS, NAMES, cross_entropy
 from landscape.subject.smoothing import inserted
 from landscape.subject.smoothing_options import SmoothingOptions
 from landscape.subject.spec import Spec
@@ -94,6 +94,7 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "samples": len(subject),
         "classes": _classes(subject),
         "parameters_total": subject.size,
+        "loss": loss_in_words(subject),
         "protocol": protocol(subject),
         "smoothing": json.dumps(_smoothing(subject)) if inserted(subject.model) else "",
         "configuration": json.dumps(_configuration(subject), default=str),
@@ -123,7 +124,7 @@ def origin(subject: Subject) -> str:
 
 def protocol(subject: Subject, *, samples: int | None = None) -> str:
     """The measurement protocol that stands beside every number, in one line; of the first `samples` only."""
-    spec, images = subject.spec or Spec(), subject.images
+    spec, images, loss = subject.spec or Spec(), subject.images, loss_in_words(subject)
     augmented = isinstance(subject.batches, Batches) and subject.batches.augmentation is not None
     source = subject.batches if isinstance(subject.batches, BatchList) else images
     drawn = source is not None and source.drawn
@@ -137,7 +138,7 @@ def protocol(subject: Subject, *, samples: int | None = None) -> str:
         _smoothing_in_words(subject),
         f"weight decay {subject.weight_decay:g}",
         f"mean of {subject.members} dropout masks" if subject.members else "",
-        f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
+        "" if loss == "cross-entropy" else f"loss {loss.rpartition('/')[2]}",
         _unlabelled_in_words(spec) if subject.dense else "",
         f"seed {subject.seed}",
     ]
@@ -189,6 +190,13 @@ def _architecture(subject: Subject) -> str | None:
             return f"{named} {json.dumps(stored.adapter, sort_keys=True, default=str)}"
         return f"{named} {object_sha256(subject.model, weights=False)}" if own else named
     return providers.identity(stored.model, {**stored.model_args, **spec.model_arg})
+
+
+def loss_in_words(subject: Subject) -> str:
+    """The name of the loss as on the command line, or that of a function made in Python."""
+    function = getattr(subject.losses, "__wrapped__", subject.losses)
+    known = next((name for name, losses in NAMES.items() if losses is function), "")
+    return subject.loss_name or known or getattr(function, "__qualname__", type(function).__name__)
 
 
 def loss_identity(subject: Subject) -> list[str | None]:

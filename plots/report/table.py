@@ -14,7 +14,6 @@ from landscape.plots import headlines
 from landscape.plots.report import protocols
 from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
-from landscape.results.protocols import stored as stored_options
 
 QUANTILE = 1.96  # standard errors of a 95 % interval
 MOST = 100.0  # of the logarithm of the ends of an interval: more are not worth writing
@@ -105,8 +104,8 @@ def _centre(name: str) -> Getter:
         at = {axis: np.flatnonzero(np.abs(data[axis].values) < 1e-9)[:1] for axis in ("x", "y") if axis in data}
         known = "loss_se" in data and len(at) == 2 and all(place.size for place in at.values())
         error = data["loss_se"].isel(at).item() if known else math.nan
-        estimate = with_error if stored_options(data, "spec").get("loss") else above_zero  # cross-entropy is positive
-        return estimate(float(found), error)
+        positive = "loss" in data and data["loss"].attrs.get("units") == "nats"  # a loss of one's own may be negative
+        return (above_zero if positive else with_error)(float(found), error)
 
     return get
 
