@@ -81,13 +81,11 @@ def headline(data: xr.Dataset) -> Numbers:
     if not np.isfinite(last).any():
         return {}
     top = int(np.nanargmax(last))
-    return {
+    found: Numbers = {
         "barrier": last[top].item(),
         "barrier_se": data["barrier_se"].values[-1][top].item(),
         "mean": float(np.nanmean(last)),
-        **(
-            {"mean before": float(np.nanmean(data["barrier"].values[pair(data)[0]]))}
-            if len(data["barrier"]) > 1
-            else {}
-        ),
     }
+    if str(data["name"].values[-1]).startswith("aligned"):
+        found["mean before"] = float(np.nanmean(data["barrier"].values[pair(data)[0]]))
+    return found

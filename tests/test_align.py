@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from analytic import batches_of, run_probe, same_state, state
 from command_line import Command
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.options import OptionError
+from landscape.plots.barriers import headline
 from landscape.probes.align import Align, alignment_of
 from landscape.probes.barriers import Barriers
 from landscape.probes.line import Line
@@ -98,6 +101,18 @@ def test_the_matrix_of_barriers_holds_the_barrier_of_every_line(tmp_path: Path) 
     np.testing.assert_allclose(found["barrier_matrix_se"][0][2, 1], between["barrier_se"][0], rtol=1e-6)
     with pytest.raises(ValueError, match="between at least 2 checkpoints, got 1"):
         Barriers().plan(subject)
+
+
+def test_the_mean_barrier_before_is_that_of_other_permutations_not_of_other_statistics() -> None:
+    def told(*names: str) -> Any:
+        barriers = np.array([[4.0, 6.0], [0.2, 0.4], [3.0, 5.0], [0.1, 0.2]])[: len(names)]
+        values = {"barrier": (("curve", "pair"), barriers), "barrier_se": (("curve", "pair"), 0.1 * barriers)}
+        return headline(xr.Dataset(values, {"name": ("curve", list(names))})).get("mean before")
+
+    plain, repaired = "as they are", "as they are, batch norm recomputed"
+    assert told(plain, repaired) is None
+    assert told(plain, "aligned") == pytest.approx(5.0)
+    assert told(plain, repaired, "aligned", "aligned, batch norm recomputed") == pytest.approx(0.3)
 
 
 def test_the_command_writes_the_aligned_checkpoint(
