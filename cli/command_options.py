@@ -6,6 +6,7 @@ An option is an annotation and a default, as Typer reads them; a table maps name
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
@@ -30,8 +31,9 @@ CONTEXT: Option = (typer.Context, inspect.Parameter.empty)  # in a table: Typer 
 
 
 def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> Option:
-    """One option."""
-    return Annotated[kind, typer.Option(*flags, help=help, rich_help_panel=panel)], default
+    """One option; what Rich would take for markup in its help, such as [@LOSS], is shown as it is."""
+    shown = re.sub(r"\[(?=[a-z#/@])", r"\\[", help)
+    return Annotated[kind, typer.Option(*flags, help=shown, rich_help_panel=panel)], default
 
 
 RUN: Mapping[str, Option] = {
@@ -95,6 +97,11 @@ def loading_values(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: options[name] for name, *_ in _documented(Spec) if options.get(name) is not None}
     given |= {name: parse_numbers(name, given[name]) for name in ("mean", "std") if name in given}
     return given | {"model_arg": parse_arguments("model_arg", given.get("model_arg", []))}
+
+
+def reading_values(loading: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `read_checkpoint` among those of loading."""
+    return {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
 
 
 def typed_options(context: typer.Context, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from landscape.cli.chosen_checkpoints import chosen_checkpoints
-from landscape.cli.command_options import DATA, OUTPUT, RUN, loading_options, loading_values, option, with_options
+from landscape.cli.command_options import (
+    DATA,
+    OUTPUT,
+    RUN,
+    loading_options,
+    loading_values,
+    option,
+    reading_values,
+    with_options,
+)
 from landscape.cli.loading import load, several_checkpoints
 
 if TYPE_CHECKING:
@@ -22,8 +31,7 @@ def evaluate(checkpoint: list[Path] | None, passes: int, json: bool, quiet: bool
     With --json one line per checkpoint.
     """
     values = loading_values(options)
-    reading: dict[str, Any] = {name: values[name] for name in ("weights", "trust_pickle") if name in values}
-    chosen = chosen_checkpoints("evaluate", checkpoint or [None], {}, reading, (), quiet=quiet)
+    chosen = chosen_checkpoints("evaluate", checkpoint or [None], {}, reading_values(values), (), quiet=quiet)
     for path, label in zip(chosen.paths, chosen.labels, strict=True):
         _print_metrics(load(path, values, label=label, quiet=quiet), passes, json=json)
 

@@ -20,6 +20,7 @@ from landscape.cli.command_options import (
     loading_options,
     loading_values,
     probe_options,
+    reading_values,
     typed_options,
     with_options,
 )
@@ -125,7 +126,7 @@ def measure_all(
         stack.enter_context(event_log(log if processes.rank == 0 else None, command=command, out=out))
         processes.on_main_process(lambda: hdf5_file.check(out, writable=True))
         common["executor"] = stack.enter_context(executor_of(workers, scheduler))
-        reading = {name: loading[name] for name in ("weights", "trust_pickle") if name in loading}
+        reading = reading_values(loading)
         choose = partial(chosen_checkpoints, command, checkpoints, parameters, reading, label, quiet=quiet)
         chosen, defaults = processes.in_all(choose), api.loading_defaults(probes_of(command)[0])
         runs, spec = _configured(command, preset, chosen.parameters, loading)

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import synthetic
 import torch
+import typer
 from command_line import MINE, Command, one_line
+from rich.text import Text
 
 import landscape
-from landscape.cli import measuring
+from landscape.cli import main, measuring
 from landscape.cli.command_options import loading_options
 from landscape.cli.text_table import text_table
 from landscape.probes import PROBES
@@ -352,6 +354,19 @@ def test_every_documented_field_of_spec_is_an_option_with_the_default_of_the_pro
         assert f"default {batch_size} " in text
         assert f"default {split} " in text
         assert "default 1024 " in text
+
+
+def test_the_help_of_every_option_is_shown_as_it_was_written() -> None:
+    commands = [typer.main.get_command(main.app)]
+    for name in main.MEASURING:
+        single = typer.Typer()
+        single.command(name)(main.command_of(name))
+        commands.append(typer.main.get_command(single))
+    commands += commands[0].commands.values()
+    helps = [str(getattr(option, "help", "") or "") for command in commands for option in command.params]
+    assert any("[@LOSS]" in help for help in helps)
+    for help in helps:
+        assert Text.from_markup(help).plain.count("[") == help.count("["), help  # Rich drops what it takes for a tag
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 
-ALSO_HELP = "NAME=DATA[:SPLIT][@LOSS]: measure this data set, or loss, at the same points too; repeatable"
+ALSO_HELP = "measure this data set, or loss, at the same points too; repeatable; NAME=DATA[:SPLIT][@LOSS]"
 MARGIN_HELP = "how much worse a score may get in its basin: 2se (standard errors at the checkpoint), 10%, or a number"
 _log = logging.getLogger(__name__)
 Samples = tuple[Tensor, Tensor]  # loss and correctness of every sample, (N,)
