@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import xarray as xr
@@ -12,10 +12,10 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import LINES, Look, escaped, loss_label
 from landscape.plots.figure import Axes, Figure
+from landscape.plots.headline_number import FLATTER_ABOVE, Measured, number
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
 
-T = TypeVar("T")
 NOTE = (
     "Bands: 1.96 standard errors of the change from the checkpoint. Dots: where a score leaves its interval, with the "
     "95 % interval; arrows: not within the range."
@@ -30,6 +30,14 @@ class Mark:
     at: float
     low: float
     high: float
+
+
+class DrawsOne(Protocol):
+    """Draws one result in a panel for losses and one for accuracies; `known`: looks by data set."""
+
+    def __call__(
+        self, data: xr.Dataset, axes: tuple[Axes, ...], /, *, known: Mapping[tuple[str, str], Look]
+    ) -> Any: ...
 
 
 def panel_of(data: xr.Dataset, s: int) -> int:
@@ -116,7 +124,7 @@ def edge_line(ax: Axes, edge: float, look: Look) -> None:
         ax.axhline(edge, color=look.color, linewidth=0.5, linestyle=":", zorder=0)
 
 
-def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: object, note: str = "") -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: DrawsOne, note: str = "") -> Figure:
     """A row of two panels per result."""
     from matplotlib.lines import Line2D
 
@@ -126,7 +134,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: object, not
     figure = style.page(results, looks, height=2.1 * len(results), legend=legend, note=f"{NOTE} {note}".strip())
     grid = figure.subplots(len(results), 2, squeeze=False)
     for row, data, look in zip(grid, results, looks, strict=True):
-        draw(data, tuple(row), known=known)  # type: ignore[operator]
+        draw(data, tuple(row), known=known)
         row[0].set_title(style.fitted(look.label, 3.0, style.title_size(2)))
     return figure
 
@@ -145,11 +153,11 @@ def headline(data: xr.Dataset) -> Numbers:
     return found
 
 
-def radii(data: xr.Dataset, number: Callable[..., Iterator[T]]) -> Iterator[T]:
-    """The radii of `headline` as `number` (of `measured`) gives them, where their intervals have an upper end."""
+def radii(data: xr.Dataset) -> Iterator[Measured]:
+    """The radii of `headline` with their intervals, where these have an upper end."""
     for words, quantity, s in _rows(data):
         if np.isfinite(float(data[f"{quantity}_high"].values[s])):
-            yield from number(data, words, quantity, "higher is flatter", {"score": s})
+            yield from number(data, words, quantity, FLATTER_ABOVE, {"score": s})
 
 
 def _rows(data: xr.Dataset) -> Iterator[tuple[str, str, int]]:

@@ -45,7 +45,7 @@ OTHER = ("_se", "threshold", "relative error", "at", "at tau", "not converged", 
 def measured(data: xr.Dataset) -> list[Measured]:
     """The headline numbers of a result that are finite; also those without a known error."""
     own = OF_PROBE.get(str(data.attrs.get("probe", "")))
-    found = {one.name: one for one in (*own(data), *basin_panels.radii(data, number))} if own is not None else {}
+    found = {one.name: one for one in (*own(data), *basin_panels.radii(data))} if own is not None else {}
     for name, value in headlines.numbers(data).items():
         if not isinstance(value, str) and name not in found and not name.endswith(OTHER[0]) and name not in OTHER:
             found[name] = without_error(data, name, float(value))
