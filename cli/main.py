@@ -134,7 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def exit_code(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code: 0 done, 1 error, 2 usage error, 130 interrupted, 143 terminated."""
+    """Run one command and return its exit code.
+
+    0 done, 1 error, 2 usage error, 3 findings of `doctor`, 130 interrupted, 143 terminated.
+    """
     usage_error: Any = typer.BadParameter.__base__
     try:
         _refuse_process_group(arguments)
