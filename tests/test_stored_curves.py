@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,54 @@ def test_of_two_processes_that_train_a_curve_the_first_one_gives_it_to_both(ends
         torch.testing.assert_close(stored_curves.store("key", given), one, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_without_a_usable_cache_folder_curves_are_temporary_files_or_a_note_says_that_nothing_is_kept(
+    kept: bool, ends: tuple[Path, Path], steps: Counter[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(user_cache.VARIABLE, str(ends[0]) if kept else "")  # a file
+    monkeypatch.setattr(tempfile, "tempdir", str(ends[0].parent))
+    keys = {str(_curve(ends[1]).identity(_subject(ends[0]))) for _ in range(2)}
+    assert (len(keys), steps["steps"]) == (1, 2 * 3 * (1 if kept else 2))
+    assert ("name a folder by LANDSCAPE_CACHE" in caplog.text) is not kept
+
+
+def test_a_disk_that_keeps_no_curve_is_named(
+    ends: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "link", full)
+    assert list(stored_curves.store("key", {"weight": torch.ones(3)})) == ["weight"]
+    assert "is not kept, and is trained again by the next run: no space left" in caplog.text
+
+
+def test_files_of_a_process_that_was_killed_are_removed_with_the_oldest_curves(
+    ends: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "link", lambda *_: _stop(3, 3))
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            stored_curves.store("key", {"weight": torch.ones(3)})
+    place = stored_curves.folder()
+    assert place is not None
+    (left,) = place.iterdir()
+    assert stored_curves.load("key", {"weight": torch.ones(3)}) is None
+    monkeypatch.setattr(stored_curves, "MOST_BYTES", left.stat().st_size)
+    stored_curves.store("other", {"weight": torch.ones(3)})
+    assert [path.name for path in place.iterdir()] == ["other.pt"]
+
+
+def test_a_curve_that_is_removed_while_it_is_read_is_not_called_damaged(
+    ends: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(user_cache, "is_own", lambda path: True)
+    assert stored_curves.load("key", {"weight": torch.ones(3)}) is None
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("damage", ["cut", "other bits", "another network"])
 def test_a_file_that_does_not_hold_the_curve_is_not_used(
     damage: str, ends: tuple[Path, Path], caplog: pytest.LogCaptureFixture
@@ -158,6 +208,7 @@ def test_weights_that_are_not_trainable_stay_in_the_middle_of_the_line(ends: tup
     assert whole.end is not None
     assert found.control is not None
     assert whole.identity != found.identity
+    assert not any(tensor.requires_grad or tensor.grad is not None for tensor in found.control.values())
     middle = {name: (p.detach() + whole.end[name]) / 2 for name, p in subject.model.named_parameters()}
     stays = [name for name, tensor in found.control.items() if torch.allclose(tensor, middle[name], atol=1e-7)]
     assert stays == [name for name in middle if not name.startswith("fc.")]

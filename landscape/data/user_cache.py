@@ -5,31 +5,43 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
 log = logging.getLogger(__name__)
 
 
-def folder(name: str, what: str) -> Path | None:
+def folder(name: str, what: str, *, temporary: bool = False) -> Path | None:
     """A part of the cache folder, made for the user alone; None, which is logged once, if it cannot be used.
 
     It counts only if it belongs to the user and nobody else can write it. `what` it holds is named in the message.
+    With `temporary`, a folder among the system's temporary files stands in for one that cannot be used.
     """
     named = os.environ.get(VARIABLE)
     if named == "":
         return None
     home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "landscape"
-    try:
-        path = home.expanduser() / name
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_own(path):
-            raise PermissionError(f"{path} belongs to, or can be written by, another user")
-        if not os.access(path, os.W_OK):
-            raise PermissionError(f"{path} is read-only")
-    except (OSError, RuntimeError) as error:  # expanduser without a home
-        _say_once(f"{what} are not kept for later runs: {error}")
-        return None
+    places = [home / name]
+    if temporary:
+        user = os.getuid() if hasattr(os, "getuid") else ""
+        places.append(Path(tempfile.gettempdir()) / f"landscape-{name}-{user}")
+    for place in places:
+        try:
+            return _usable(place)
+        except (OSError, RuntimeError) as error:  # expanduser without a home
+            _say_once(f"{what} are not kept for later runs in {place.parent}: {error}")
+    return None
+
+
+def _usable(path: Path) -> Path:
+    """The folder, made if necessary; `OSError` if it cannot be used."""
+    path = path.expanduser()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_own(path):
+        raise PermissionError(f"{path} belongs to, or can be written by, another user")
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} is read-only")
     return path
 
 

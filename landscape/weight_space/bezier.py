@@ -16,6 +16,7 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import fixed_rng
+from landscape.data import user_cache
 from landscape.data.dataset import Batches
 from landscape.data.structure import Nested
 from landscape.probe import derived_seed
@@ -78,6 +79,12 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
     moved = {name: p.detach() for name, p in train.model.named_parameters() if name in line.end}
     control = stored_curves.load(key, moved)
     if control is None:
+        if stored_curves.folder() is None:
+            _log.warning(
+                "note: trained curves are not kept: every run and every worker trains this one again, and an "
+                "interrupted run resumes only where the training gives the same bits; name a folder by %s",
+                user_cache.VARIABLE,
+            )
         control = stored_curves.store(key, _trained(train, line.end, training))
     else:
         _log.info("line: the curve is known from an earlier run and not trained again")
@@ -122,6 +129,8 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
                     f"--connect-rate than {training.rate:g}"
                 )
             _log.info("line: epoch %d of %d of the curve, loss %.4f", epoch + 1, training.epochs, np.mean(losses))
+    for tensor in control.values():
+        tensor.grad = None
     return control
 
 

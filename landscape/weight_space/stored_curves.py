@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 def folder() -> Path | None:
-    """Where control points are kept; None if nothing is kept."""
-    return user_cache.folder("curves", "trained curves")
+    """Where control points are kept: if need be, among the system's temporary files; None if nothing is kept."""
+    return user_cache.folder("curves", "trained curves", temporary=True)
 
 
 def load(key: str, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -37,6 +37,8 @@ def load(key: str, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         control, sha256 = content["control"], content["sha256"]
         intact = state_dict_sha256(control) == sha256 and _shapes(control) == _shapes(like)
         os.utime(path)
+    except FileNotFoundError:  # another process has removed it meanwhile
+        return None
     except Exception:  # torch's unpickler raises nearly anything on a damaged file
         intact = False
     if not intact:
@@ -53,8 +55,8 @@ def store(key: str, control: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(control)
     on_cpu = {name: tensor.cpu() for name, tensor in control.items()}
     content = {"control": on_cpu, "sha256": state_dict_sha256(on_cpu)}
-    with contextlib.suppress(OSError, RuntimeError):  # a full or read-only disk: it is trained again next time
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        handle, temporary = tempfile.mkstemp(".pt", "unfinished-", path.parent)  # counted if it stays behind
         try:
             with os.fdopen(handle, "wb") as stream:
                 torch.save(content, stream)
@@ -65,6 +67,10 @@ def store(key: str, control: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return load(key, control) or dict(control)
         finally:
             Path(temporary).unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # a full disk, or one without hard links
+        _log.warning("note: the trained curve is not kept, and is trained again by the next run: %s", error)
+        return dict(control)
+    with contextlib.suppress(OSError):  # another process removes files, too
         _forget_oldest(path)
     return dict(control)
 
