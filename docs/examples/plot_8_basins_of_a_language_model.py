@@ -3,7 +3,7 @@ Basins of a language model
 ==========================
 
 A GPT-2 of 0.36 M parameters learned bytes of English prose (the manual of Python's ``help()``) and was then fine-tuned
-on Python code; ``benchmarks/small_gpt2.py`` trains both in about six minutes on one core. Loss and accuracy of the next
+on Python code; ``results/small_gpt2.py`` trains both in about six minutes on one core. Loss and accuracy of the next
 byte on held-out prose and code, from the base towards the tuned network and along four random directions from each,
 measured in about four minutes, with one setting of the weights per point for both kinds of text::
 

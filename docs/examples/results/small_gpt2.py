@@ -2,10 +2,10 @@
 
 Both kinds of text come with Python: the manual that `help()` shows (`pydoc_data.topics`), and the code of the standard
 library without comments and docstrings. A token is a byte. Writes base/ and tuned/ (`save_pretrained`), and held-out
-text as prose.npy and code.npy. Takes about six minutes on one core; the page of the gallery
-(docs/examples/plot_8_basins_of_a_language_model.py) has the commands that measure both.
+text as prose.npy and code.npy. Takes about six minutes on one core; plot_8_basins_of_a_language_model.py has the
+commands that measured basins.h5 from both.
 
-Usage: python benchmarks/small_gpt2.py [FOLDER]
+Usage: python docs/examples/results/small_gpt2.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def train(model: torch.nn.Module, tokens: np.ndarray, steps: int, rate: float) -
 
 
 def main() -> None:
+    """Train both networks and write them with the held-out text."""
     transformers = library("transformers")
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     folder.mkdir(parents=True, exist_ok=True)
