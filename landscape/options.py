@@ -126,10 +126,11 @@ def parse_numbers(name: str, text: str) -> tuple[float, ...]:
     """Parse `0.5,0.5,0.5`.
 
     Raises:
-        OptionError: a part is not a number, or is infinite.
+        OptionError: a part is not a number, or is infinite or NaN.
     """
     numbers = _numbers(text, ",", float)
-    require(bool(numbers) and all(map(math.isfinite, numbers)), name, text or "nothing", "numbers separated by commas")
+    finite = bool(numbers) and all(map(math.isfinite, numbers))
+    require(finite, name, text or "nothing", "finite numbers separated by commas")
     return tuple(numbers)
 
 

@@ -152,6 +152,21 @@ def test_data_sets_are_named_with_split_and_loss() -> None:
             parse_further("also", texts)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a=digits:val", "'val' is no split; expected train or test"),
+        ("a=f.py:g:val", "'val' is no split"),
+        ("a=in.npy,out.npy:tset@mse", "'tset' is no split"),
+        ("a=digits@mes", "'mes' is no loss; expected .* or file.py:callable; did you mean mse"),
+        ("a=x:test@own.py", "'own.py' is no loss"),
+    ],
+)
+def test_what_is_neither_a_split_nor_a_loss_is_named(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=rf"^--also a: {said}"):
+        parse_further("also", [text])
+
+
 def test_every_data_set_is_measured_as_by_itself(network: nn.Module, loss_file: str) -> None:
     """On the same line: values, errors and paired differences of the other split, and of a user's loss."""
     subject = landscape.load(network, split="train", **DIGITS)
@@ -300,6 +315,8 @@ def test_options_that_cannot_hold_are_refused(network: nn.Module) -> None:
         Surface(preview=True, margin="2se")
     with pytest.raises(OptionError, match="have this name"):
         Line(also=("digits=digits:test",)).plan(subject)
+    with pytest.raises(ValueError, match=r"^--also a: loss mse failed"):
+        Line(also=("a=@mse",)).plan(subject)
     with pytest.raises(ValueError, match=r"^--also a: .*no_such"):
         Line(also=("a=no_such.npy",)).plan(subject)
     made = landscape.load(network, loss=lambda outputs, targets: outputs[:, 0], split="train", **DIGITS)

@@ -181,10 +181,10 @@ def _refuse(outputs: Tensor, targets: Tensor, *, message: str) -> Tensor:
     [
         ({"eps": "0"}, "--eps must be above 0, got 0"),
         ({"eps": "0.7,-1"}, "--eps must be above 0, got 0.7,-1"),
-        ({"eps": "much"}, "--eps must be numbers separated by commas, got much"),
-        ({"eps": "nan"}, "--eps must be numbers separated by commas, got nan"),
+        ({"eps": "much"}, "--eps must be finite numbers separated by commas, got much"),
+        ({"eps": "nan"}, "--eps must be finite numbers separated by commas, got nan"),
         ({"bands": "0.5,1.5"}, "--bands must be frequencies from 0 to 1, in units of pi, got 0.5,1.5"),
-        ({"bands": ""}, "--bands must be numbers separated by commas, got nothing"),
+        ({"bands": ""}, "--bands must be finite numbers separated by commas, got nothing"),
         ({"half_width": 0.0}, "--half-width must be above 0, got 0.0"),
     ],
 )

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
+from landscape import data as datasets
 from landscape.data import tokens
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.data.masks import with_unlabelled
-from landscape.options import OptionError, require
+from landscape.options import OptionError, alternatives, did_you_mean, require
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_misfit, refuse_vocabulary
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
@@ -24,6 +25,8 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 FORM = "NAME=DATA[:SPLIT][@LOSS], each NAME once, such as code=code.npy:test or exact=@score.py:exact_match"
+SPLITS = get_args(Split)
+FILES = (tokens.SUFFIX, ".npz", ".parquet")  # suffixes of data, which no module has
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,35 @@ def parse_further(option: str, texts: Sequence[str]) -> list[Further]:
     contains a colon.
 
     Raises:
-        OptionError: one has no name or says nothing, or a name is there twice.
+        OptionError: one has no name or says nothing, a name is there twice, or a data set is followed by something else
+            than a split or a loss.
     """
     found: list[Further] = []
     for text in texts:
         name, equals, rest = text.partition("=")
         before, at, loss = rest.rpartition("@")
         if not at or not (loss in NAMES or ":" in loss):
+            if at and (_is_complete(before) or before.endswith(tuple(f":{split}" for split in SPLITS))):
+                expected = alternatives([*NAMES, "file.py:callable"])
+                raise OptionError(
+                    f"--{option} {name}: {loss!r} is no loss; expected {expected}{did_you_mean(loss, NAMES)}"
+                )
             before, loss = rest, ""
-        data, _, split = before.rpartition(":")
-        if split not in get_args(Split):
+        data, colon, split = before.rpartition(":")
+        if split not in SPLITS:
+            if colon and _is_complete(data):
+                raise OptionError(f"--{option} {name}: {split!r} is no split; expected {alternatives(SPLITS)}")
             data, split = before, ""
         known = [one.name for one in found]
         require(bool(equals and name.strip() and (data or split or loss)), option, text, FORM)
         require(name.strip() not in known, option, text, FORM)
         found.append(Further(name.strip(), data, split, loss))
     return found
+
+
+def _is_complete(data: str) -> bool:
+    """Whether the text names data, or none, so that what follows a colon or @ is meant as a split or a loss."""
+    return not data or data in datasets.NAMES or ".py:" in data or Path(data).suffix in FILES
 
 
 def short_name(subject: Subject) -> str:
@@ -82,7 +98,9 @@ def further_subjects(subject: Subject, further: tuple[Further, ...]) -> tuple[Su
         except (FileNotFoundError, ValueError) as error:
             if type(error) not in (FileNotFoundError, ValueError, OptionError):  # made from more than a text
                 raise
-            raise type(error)(f"--also {one.name}: {error}") from error
+            reason = str(error)  # which may begin with an option that was not given
+            reason = reason[2:] if reason.startswith(("--loss ", "--data ")) else reason
+            raise type(error)(f"--also {one.name}: {reason}") from error
     return tuple(found)
 
 
