@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from measured_runs import assert_same, loaded, save, small, stored_result
 from test_executors import KILLER
-from test_run import assert_same, loaded, save, small, stored_result
 
 from landscape.executors.executor import PoisonUnits
 from landscape.results import group as groups

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_run import assert_same, loaded, save, small, stored_result
+from measured_runs import assert_same, loaded, save, small, stored_result
 
 import landscape
 from landscape.api import configure

@@ -15,7 +15,7 @@ import counting
 import h5py
 import numpy as np
 import pytest
-from test_run import save
+from measured_runs import save
 
 from landscape.cli.main import exit_code
 from landscape.probe import Plan, Quantity

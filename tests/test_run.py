@@ -1,143 +1,61 @@
-"""Running a probe: the same stored numbers with any executor and interruption, and what changes the run key."""
+"""Running a probe: the same stored numbers with any executor, shards and interruption."""
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import counting
-import h5py
 import numpy as np
 import pytest
 import torch
 from analytic import attention_net
+from measured_runs import (
+    assert_same,
+    fitting,
+    loaded,
+    one_thread,
+    small,
+    stop_after,
+    stored_result,
+    threads_and_processes,
+    with_snapshots,
+)
 from torch import nn
 
-from landscape import models
-from landscape.checkpoints.checkpoint import state_dict_sha256, write_checkpoint
-from landscape.checkpoints.raw_files import file_sha256
+from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.executors.executor import Executor
-from landscape.executors.local_processes import Processes
-from landscape.executors.work import measure_chunk, work_of
 from landscape.options import OptionError
-from landscape.plots.report.table import checkpoints
-from landscape.probe import Plan, Probe, Quantity, Shard, Unit, Values
-from landscape.probes import PROBES, probe_class
+from landscape.probe import Plan, Quantity, Shard
+from landscape.probes import PROBES
 from landscape.results import group as groups
-from landscape.results import reader
 from landscape.results.merging import merge_files
-from landscape.results.run_key import Arrays, Outcome, RunKey, safe_label
+from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 from landscape.run import digest, reduce_of, run, run_key
 from landscape.subject import identity, loading, subject
 
-ARGUMENTS = {"blocks": (1, 1), "width": 8}
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the workers: sums in another order have other last bits
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three snapshots; beside it a network that attends."""
-    folder = tmp_path_factory.mktemp("resnet-digits")
-    for epoch, name in enumerate(("init", "epoch_001", "final")):
-        save(folder / f"{name}.pt", seed=epoch)
-    attending(folder).mkdir()
-    torch.manual_seed(0)
-    arguments = {"classes": 10, "image_size": 16, "depth": 2}
-    weights = models.build("vit_demo", **arguments).state_dict()
-    save(attending(folder) / "final.pt", seed=0, model="vit_demo", model_args=arguments, state_dict=weights)
-    return folder
-
-
-class Threads:
-    """Chunks as a worker of dask with two threads measures them."""
-
-    here, workers = False, 2
-
-    def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
-
-    def measure(self, probe: Any, subject: subject.Subject, units: Sequence[Unit]) -> Generator[tuple[Unit, Values]]:
-        work, size = work_of(probe, subject), max(1, len(units) // 8)
-        chunks = [units[i : i + size] for i in range(0, len(units), size)]
-        for chunk, found in zip(chunks, self.pool.map(lambda chunk: measure_chunk(work, chunk), chunks), strict=True):
-            yield from ((unit, values) for unit, (_, values) in zip(chunk, found, strict=True))
+    return with_snapshots(tmp_path_factory.mktemp("resnet-digits"))
 
 
 @pytest.fixture(scope="module")
 def executors() -> Iterator[Mapping[str, Executor]]:
-    threads = Threads()
-    with threads.pool, Processes(2) as processes:
-        yield {"threads": threads, "processes": processes}
-
-
-def save(path: Path, *, seed: int, **changed: Any) -> Path:
-    torch.manual_seed(seed)
-    model = models.build("resnet_demo", classes=10, image_size=16, **ARGUMENTS)
-    content = {
-        "model": "resnet_demo",
-        "model_args": {"classes": 10, "image_size": 16, **ARGUMENTS},
-        "state_dict": model.state_dict(),
-        "data": {"name": "digits"},
-        "recipe": {"crop": 2, "flip": True},
-        "epoch": float(seed),
-        "metrics": {},
-        "seed": seed,
-    }
-    write_checkpoint(path, **{**content, **changed})
-    return path
-
-
-def attending(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}-attending")
-
-
-def fitting(name: str, folder: Path) -> subject.Subject:
-    """The network that a probe is tried on."""
-    return loaded(attending(folder) if name.startswith("attention") else folder)
-
-
-def loaded(folder: Path, **options: Any) -> subject.Subject:
-    return loading.load(folder / "final.pt", **{"data": "digits", "samples": 32, "batch_size": 8, **options})
-
-
-def small(name: str, **parameters: Any) -> Probe:
-    made: Probe = probe_class(name)(**{**probe_class(name).smallest, **parameters})
-    return made
-
-
-def stored_result(path: Path, outcome: Outcome) -> Arrays:
-    return groups.read_group(path, outcome.group)
-
-
-def assert_same(found: Arrays, wanted: Arrays) -> None:
-    assert list(found) == list(wanted)
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
-
-
-def stop_after(units: int) -> Callable[[int, int], None]:
-    """A report that presses Ctrl-C."""
-
-    def report(done: int, total: int) -> None:
-        if done == units:
-            signal.raise_signal(signal.SIGINT)
-
-    return report
+    with threads_and_processes() as executors:
+        yield executors
 
 
 # --- every probe ---
@@ -313,6 +231,21 @@ def test_a_run_that_lost_its_file_resumes_from_its_journal(folder: Path, tmp_pat
     assert (outcome.units, outcome.measured) == (4, 1)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"cap": 2.0}, {"precision": "bf16"}, {"memory_format": "channels_last"}, {"orthogonal": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(
+    options: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    probe, path, straight = small("surface", **options), tmp_path / "results.h5", tmp_path / "whole.h5"
+    whole = stored_result(straight, run(probe, loaded(folder), straight))
+    with pytest.raises(KeyboardInterrupt):
+        run(probe, loaded(folder), path, report=stop_after(4))
+    assert_same(stored_result(path, run(probe, loaded(folder), path)), whole)
+
+
 # --- shards ---
 
 
@@ -362,257 +295,6 @@ def test_what_no_shard_can_know_alone_is_refused(
     with pytest.raises(OptionError, match=message):
         run(small(name, **options), loaded(folder), tmp_path / "results.h5", shard=Shard(1, 2))
     assert list(tmp_path.iterdir()) == []
-
-
-# --- the run key ---
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> dict[str, str]:
-    makes_images = importlib.util.find_spec("imagecorruptions") is not None  # without it that probe's tests are skipped
-    return {name: digest(small(name), loaded(folder)) for name in PROBES if name != "corruption" or makes_images}
-
-
-@pytest.mark.parametrize("name", PROBES)
-def test_the_digest_does_not_depend_on_files_label_or_unused_options(
-    name: str, folder: Path, tmp_path: Path, reference: dict[str, str]
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for file in folder.iterdir():  # the same contents in other files
-        content = torch.load(file, weights_only=True)
-        torch.save({**content, "metrics": {"accuracy": 0.5}}, elsewhere / file.name)
-    assert digest(small(name), loaded(elsewhere, device="cpu", data_root=tmp_path)) == reference[name]
-    assert (
-        digest(small(name), loading.load(folder / "final.pt", label="other", samples=32, batch_size=8))
-        == (reference[name])
-    )
-    changed = digest(small(name), loaded(folder, batch_size=16))
-    assert (changed != reference[name]) == (
-        name
-        in (
-            "hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty",
-            "align", "barriers",
-        )
-    )  # fmt: skip
-    changed = digest(small(name), loaded(folder, weight_decay=0.1))
-    assert (changed != reference[name]) == (
-        name in ("hessian", "trace", "step", "density", "surface", "convexity", "noise-scale")
-    )
-
-
-@pytest.mark.parametrize("name", PROBES)
-def test_the_digest_follows_weights_and_data(name: str, folder: Path, reference: dict[str, str]) -> None:
-    def changed(**options: Any) -> bool:
-        return digest(small(name), loaded(folder, **options)) != reference[name]
-
-    assert changed(samples=31)
-    assert changed(split="train")
-    assert changed(augment=True)
-    other = loaded(folder)
-    with torch.no_grad():
-        next(iter(other.parameters.values()))[0] += 1e-6
-    assert digest(small(name), other) != reference[name]
-    other = loaded(folder)
-    assert other.images is not None
-    other.images.targets[-1] = (other.images.targets[-1] + 1) % 10
-    assert digest(small(name), other) != reference[name]
-
-
-def test_the_run_key_of_augmented_data_contains_seed_and_batch_size(folder: Path) -> None:
-    options = [{}, {"seed": 1}, {"batch_size": 16}]
-    digests = {digest(small("fourier"), loaded(folder, augment=True, **option)) for option in options}
-    assert len(digests) == 3
-    assert len({digest(small("fourier"), loaded(folder, **option)) for option in options}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("surface", {"seed": 1}),
-        ("surface", {"resolution": "5"}),
-        ("surface", {"normalize": "layer"}),
-        ("surface", {"range": "0.5"}),
-        ("hessian", {"seed": 1}),
-        ("hessian", {"top": 3}),
-        ("hessian", {"which": "SA"}),
-        ("fourier", {"layers": ("layer1",)}),
-        ("lesion", {"layers": ("layer1",)}),
-        ("lesion", {"pairs": True}),
-        ("probe-linear", {"train_samples": 63}),
-        ("noise", {"seed": 1}),
-        ("noise", {"eps": "0.3"}),
-        ("noise", {"equal_energy": True}),
-    ],
-)
-def test_the_digest_follows_the_parameters(
-    name: str, parameters: dict[str, Any], folder: Path, reference: dict[str, str]
-) -> None:
-    assert digest(small(name, **parameters), loaded(folder)) != reference[name]
-
-
-def test_equal_parameters_in_two_spellings_have_one_run_key(folder: Path, reference: dict[str, str]) -> None:
-    assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(folder)) == reference["surface"]
-    assert digest(small("noise", eps="0.70", bands=(0.2, 0.3, 0.7)), loaded(folder)) == reference["noise"]
-
-
-def test_the_code_of_a_model_file_enters_the_run_key(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "net.py"
-    code = "from landscape.models import build\n"
-    code += f"def make(): return build('resnet_demo', classes=10, image_size=16, **{ARGUMENTS})\n"
-    digests = []
-    for text in (code, code, f"{code}# another\n"):
-        file.write_text(text)
-        digests.append(digest(small("fourier"), loaded(folder, model=f"{file}:make")))
-    assert digests[0] == digests[1] != digests[2]
-
-
-def test_another_label_finds_the_same_group(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "results.h5"
-    first = run(small("variance"), loaded(folder), path, label="first")
-    second = run(small("variance"), loaded(folder), path, label="second")
-    assert second == Outcome(first.group, 4, 0)
-    assert first.group.startswith("variance/first-")
-
-
-def test_a_label_is_kept_as_given_and_a_new_one_renames_a_stored_result(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "results.h5"
-    caplog.set_level("INFO", "landscape")
-    group = run(small("variance"), loaded(folder), path, label="SGD, lr=1e-2").group
-    assert group.startswith("variance/SGD__lr_1e-2-")
-    labels = []
-    for label in ("", "Adam (ours) $x$", "", "a\0b\x1b[2J\nc"):
-        assert run(small("variance"), loaded(folder), path, label=label) == Outcome(group, 4, 0)
-        ((_, data),) = reader.find(path, "variance")
-        labels.append(data.attrs["label"])
-    assert labels == ["SGD, lr=1e-2", "Adam (ours) $x$", "Adam (ours) $x$", "a b [2J c"]
-    assert f"{group} has the label Adam (ours) $x$ now, it was SGD, lr=1e-2" in caplog.text
-
-
-def test_a_label_that_another_checkpoint_has_is_said(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "results.h5"
-    caplog.set_level("INFO", "landscape")
-    for seed in (8, 9):
-        save(tmp_path / "final.pt", seed=seed)
-        run(small("variance"), loaded(tmp_path), path, label="mine")
-    assert run(small("noise"), loaded(tmp_path), path, label="mine").measured
-    assert caplog.text.count("is another checkpoint with the label mine; --label NAME gives it another") == 2
-    names = checkpoints(reader.groups(path))  # the noise of the second is not in the row of the first
-    assert len(set(names)) == 2
-    assert all(name.startswith("mine (") for name in names)
-
-
-def test_a_retrained_checkpoint_gets_a_group_of_its_own(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "results.h5"
-    first = run(small("variance"), loaded(folder), path)
-    save(tmp_path / "final.pt", seed=9)
-    second = run(small("variance"), loaded(tmp_path), path)
-    assert second.measured == 4
-    assert second.group != first.group
-
-
-@pytest.mark.parametrize(
-    ("label", "name"),
-    [("vit demo", "vit_demo"), ("a/b", "a_b"), ("../..", "_"), ("", "checkpoint"), ("größe+1.0", "größe+1.0")],
-)
-def test_labels_are_safe_in_a_group_name(label: str, name: str) -> None:
-    assert safe_label(label) == name
-
-
-def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "results.h5"
-    outcome = run(small("hessian"), loaded(folder, weight_decay=0.5), path)
-    with h5py.File(path) as file:
-        about = dict(file[outcome.group].attrs)
-    assert about["checkpoint_sha256"] == file_sha256(folder / "final.pt")
-    assert about["epoch"] == 2.0
-    assert (about["probe"], about["model"], about["data"]) == ("hessian", "resnet_demo", "digits")
-    assert about["protocol"] == "digits test, 32 samples, batch size 8, no augmentation, weight decay 0.5, seed 0"
-    assert {"label", "parameters", "spec", "versions", "device", "created", "finished"} <= set(about)
-
-
-# --- probes that decide by what they know ---
-
-
-@pytest.fixture(scope="module")
-def previewed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Arrays:
-    path = tmp_path_factory.mktemp("preview") / "whole.h5"
-    return stored_result(path, run(preview(), few(folder), path))
-
-
-def preview() -> Probe:
-    return small("surface", resolution="21", preview=True, tolerance=0.5)
-
-
-def few(folder: Path) -> subject.Subject:
-    return loaded(folder, samples=4, batch_size=4)
-
-
-@pytest.mark.slow
-def test_a_preview_stores_what_it_evaluated_and_what_it_made_of_the_rest(
-    previewed: Arrays, folder: Path, tmp_path: Path
-) -> None:
-    exact = stored_result(tmp_path / "r.h5", run(small("surface", resolution="21"), few(folder), tmp_path / "r.h5"))
-    evaluated = previewed["evaluated"] == 1
-    assert (evaluated.sum(), previewed["evaluations"]) == (340, 340)
-    assert previewed["done"].all()
-    for name in ("loss", "loss_se", "rise_se", "l2", "accuracy"):
-        np.testing.assert_array_equal(previewed[name][evaluated], exact[name][evaluated], err_msg=name)
-    error = np.abs(previewed["loss"] / exact["loss"] - 1)[~evaluated]
-    assert 0 < np.quantile(error, 0.95) <= previewed["hold_out_error"] < 0.5
-    np.testing.assert_allclose(previewed["l2"], exact["l2"], rtol=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("units", [30, 100, 285, 341, 420])  # coarse grid, rounds, hold-outs, interpolation
-def test_a_preview_stopped_anywhere_has_the_content_of_a_straight_one(
-    units: int, previewed: Arrays, folder: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "results.h5"
-    with pytest.raises(KeyboardInterrupt):
-        run(preview(), few(folder), path, report=stop_after(units))
-    outcome = run(preview(), few(folder), path)
-    assert outcome.measured == 441 - units
-    assert_same(stored_result(path, outcome), previewed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_preview_spread_over_workers_has_the_content_of_one_in_line(
-    kind: str, previewed: Arrays, folder: Path, tmp_path: Path, executors: Mapping[str, Executor]
-) -> None:
-    path = tmp_path / "results.h5"
-    assert_same(stored_result(path, run(preview(), few(folder), path, executor=executors[kind])), previewed)
-
-
-@pytest.mark.slow
-def test_a_preview_that_errs_too_much_is_the_exact_surface(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "results.h5"
-    exact = stored_result(path, run(small("surface", resolution="21"), few(folder), path))
-    found = stored_result(path, run(small("surface", resolution="21", preview=True, tolerance=1e-9), few(folder), path))
-    assert found["evaluated"].all()
-    assert found["hold_out_error"] > 1e-9
-    np.testing.assert_array_equal(found["loss"], exact["loss"])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"cap": 2.0}, {"precision": "bf16"}, {"memory_format": "channels_last"}, {"orthogonal": True}],
-    ids=lambda options: next(iter(options)),
-)
-def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(
-    options: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
-    probe, path, straight = small("surface", **options), tmp_path / "results.h5", tmp_path / "whole.h5"
-    whole = stored_result(straight, run(probe, loaded(folder), straight))
-    with pytest.raises(KeyboardInterrupt):
-        run(probe, loaded(folder), path, report=stop_after(4))
-    assert_same(stored_result(path, run(probe, loaded(folder), path)), whole)
 
 
 # --- what cannot be ---

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from analytic import same_state, state
-from test_run import Threads, assert_same, save, stop_after
+from measured_runs import Threads, assert_same, save, stop_after
 from torch import nn
 
 import landscape

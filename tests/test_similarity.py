@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from analytic import passage, run_probe
-from test_run import ARGUMENTS, save
+from measured_runs import ARGUMENTS, save
 from torch import Tensor
 
 from landscape import models

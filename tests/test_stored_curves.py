@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_run import save
+from measured_runs import save
 
 from landscape import run as runs
 from landscape.data import user_cache

@@ -1,0 +1,201 @@
+"""The run key: what changes the digest of a result, its group and its label."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+from measured_runs import ARGUMENTS, loaded, one_thread, save, small, with_snapshots
+
+from landscape.checkpoints.raw_files import file_sha256
+from landscape.plots.report.table import checkpoints
+from landscape.probes import PROBES
+from landscape.results import reader
+from landscape.results.run_key import Outcome, safe_label
+from landscape.run import digest, run
+from landscape.subject import loading
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_snapshots(tmp_path_factory.mktemp("resnet-digits"))
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> dict[str, str]:
+    makes_images = importlib.util.find_spec("imagecorruptions") is not None  # without it that probe's tests are skipped
+    return {name: digest(small(name), loaded(folder)) for name in PROBES if name != "corruption" or makes_images}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_the_digest_does_not_depend_on_files_label_or_unused_options(
+    name: str, folder: Path, tmp_path: Path, reference: dict[str, str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file in folder.iterdir():  # the same contents in other files
+        content = torch.load(file, weights_only=True)
+        torch.save({**content, "metrics": {"accuracy": 0.5}}, elsewhere / file.name)
+    assert digest(small(name), loaded(elsewhere, device="cpu", data_root=tmp_path)) == reference[name]
+    assert (
+        digest(small(name), loading.load(folder / "final.pt", label="other", samples=32, batch_size=8))
+        == (reference[name])
+    )
+    changed = digest(small(name), loaded(folder, batch_size=16))
+    assert (changed != reference[name]) == (
+        name
+        in (
+            "hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty",
+            "align", "barriers",
+        )
+    )  # fmt: skip
+    changed = digest(small(name), loaded(folder, weight_decay=0.1))
+    assert (changed != reference[name]) == (
+        name in ("hessian", "trace", "step", "density", "surface", "convexity", "noise-scale")
+    )
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_the_digest_follows_weights_and_data(name: str, folder: Path, reference: dict[str, str]) -> None:
+    def changed(**options: Any) -> bool:
+        return digest(small(name), loaded(folder, **options)) != reference[name]
+
+    assert changed(samples=31)
+    assert changed(split="train")
+    assert changed(augment=True)
+    other = loaded(folder)
+    with torch.no_grad():
+        next(iter(other.parameters.values()))[0] += 1e-6
+    assert digest(small(name), other) != reference[name]
+    other = loaded(folder)
+    assert other.images is not None
+    other.images.targets[-1] = (other.images.targets[-1] + 1) % 10
+    assert digest(small(name), other) != reference[name]
+
+
+def test_the_run_key_of_augmented_data_contains_seed_and_batch_size(folder: Path) -> None:
+    options = [{}, {"seed": 1}, {"batch_size": 16}]
+    digests = {digest(small("fourier"), loaded(folder, augment=True, **option)) for option in options}
+    assert len(digests) == 3
+    assert len({digest(small("fourier"), loaded(folder, **option)) for option in options}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("surface", {"seed": 1}),
+        ("surface", {"resolution": "5"}),
+        ("surface", {"normalize": "layer"}),
+        ("surface", {"range": "0.5"}),
+        ("hessian", {"seed": 1}),
+        ("hessian", {"top": 3}),
+        ("hessian", {"which": "SA"}),
+        ("fourier", {"layers": ("layer1",)}),
+        ("lesion", {"layers": ("layer1",)}),
+        ("lesion", {"pairs": True}),
+        ("probe-linear", {"train_samples": 63}),
+        ("noise", {"seed": 1}),
+        ("noise", {"eps": "0.3"}),
+        ("noise", {"equal_energy": True}),
+    ],
+)
+def test_the_digest_follows_the_parameters(
+    name: str, parameters: dict[str, Any], folder: Path, reference: dict[str, str]
+) -> None:
+    assert digest(small(name, **parameters), loaded(folder)) != reference[name]
+
+
+def test_equal_parameters_in_two_spellings_have_one_run_key(folder: Path, reference: dict[str, str]) -> None:
+    assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(folder)) == reference["surface"]
+    assert digest(small("noise", eps="0.70", bands=(0.2, 0.3, 0.7)), loaded(folder)) == reference["noise"]
+
+
+def test_the_code_of_a_model_file_enters_the_run_key(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    code = "from landscape.models import build\n"
+    code += f"def make(): return build('resnet_demo', classes=10, image_size=16, **{ARGUMENTS})\n"
+    digests = []
+    for text in (code, code, f"{code}# another\n"):
+        file.write_text(text)
+        digests.append(digest(small("fourier"), loaded(folder, model=f"{file}:make")))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_another_label_finds_the_same_group(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    first = run(small("variance"), loaded(folder), path, label="first")
+    second = run(small("variance"), loaded(folder), path, label="second")
+    assert second == Outcome(first.group, 4, 0)
+    assert first.group.startswith("variance/first-")
+
+
+def test_a_label_is_kept_as_given_and_a_new_one_renames_a_stored_result(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "results.h5"
+    caplog.set_level("INFO", "landscape")
+    group = run(small("variance"), loaded(folder), path, label="SGD, lr=1e-2").group
+    assert group.startswith("variance/SGD__lr_1e-2-")
+    labels = []
+    for label in ("", "Adam (ours) $x$", "", "a\0b\x1b[2J\nc"):
+        assert run(small("variance"), loaded(folder), path, label=label) == Outcome(group, 4, 0)
+        ((_, data),) = reader.find(path, "variance")
+        labels.append(data.attrs["label"])
+    assert labels == ["SGD, lr=1e-2", "Adam (ours) $x$", "Adam (ours) $x$", "a b [2J c"]
+    assert f"{group} has the label Adam (ours) $x$ now, it was SGD, lr=1e-2" in caplog.text
+
+
+def test_a_label_that_another_checkpoint_has_is_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "results.h5"
+    caplog.set_level("INFO", "landscape")
+    for seed in (8, 9):
+        save(tmp_path / "final.pt", seed=seed)
+        run(small("variance"), loaded(tmp_path), path, label="mine")
+    assert run(small("noise"), loaded(tmp_path), path, label="mine").measured
+    assert caplog.text.count("is another checkpoint with the label mine; --label NAME gives it another") == 2
+    names = checkpoints(reader.groups(path))  # the noise of the second is not in the row of the first
+    assert len(set(names)) == 2
+    assert all(name.startswith("mine (") for name in names)
+
+
+def test_a_retrained_checkpoint_gets_a_group_of_its_own(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    first = run(small("variance"), loaded(folder), path)
+    save(tmp_path / "final.pt", seed=9)
+    second = run(small("variance"), loaded(tmp_path), path)
+    assert second.measured == 4
+    assert second.group != first.group
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("vit demo", "vit_demo"), ("a/b", "a_b"), ("../..", "_"), ("", "checkpoint"), ("größe+1.0", "größe+1.0")],
+)
+def test_labels_are_safe_in_a_group_name(label: str, name: str) -> None:
+    assert safe_label(label) == name
+
+
+def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "results.h5"
+    outcome = run(small("hessian"), loaded(folder, weight_decay=0.5), path)
+    with h5py.File(path) as file:
+        about = dict(file[outcome.group].attrs)
+    assert about["checkpoint_sha256"] == file_sha256(folder / "final.pt")
+    assert about["epoch"] == 2.0
+    assert (about["probe"], about["model"], about["data"]) == ("hessian", "resnet_demo", "digits")
+    assert about["protocol"] == "digits test, 32 samples, batch size 8, no augmentation, weight decay 0.5, seed 0"
+    assert {"label", "parameters", "spec", "versions", "device", "created", "finished"} <= set(about)
