@@ -80,7 +80,7 @@ def resealed(content: bytes) -> bytes:
 
 
 def journal(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
-    from test_hostile import run_key
+    from test_hostile_results import run_key
 
     from landscape.results.journal import Journal, Record
     from landscape.results.orphans import merge_orphans
@@ -105,7 +105,7 @@ def journal(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
 
 
 def results(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
-    from test_hostile import stored
+    from test_hostile_results import stored
 
     from landscape.cli import damaged_files
     from landscape.plots import headlines
