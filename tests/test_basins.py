@@ -282,7 +282,7 @@ def test_a_stopped_run_resumes_and_a_result_without_scores_is_as_before(network:
         np.testing.assert_array_equal(found[name].values, whole[name])
     assert "digits test" in str(found["score_protocol"].values[2])
     assert set(headline(found)) >= {"basin of held loss", "basin of digits accuracy"}
-    one = landscape.measure("line", subject, resolution=3, range="0:0.4", margin="10%")
+    one = landscape.measure("line", subject, out=None, resolution=3, range="0:0.4", margin="10%")
     assert not any(name.startswith("narrowest") for name in headline(one))  # a single direction to one side
     page = line_basins.page([found], appearance.looks([found]))
     assert [ax.get_ylabel() for ax in page.axes] == ["loss (nats)", "accuracy"]
@@ -296,14 +296,16 @@ def test_tokens_of_several_files_have_loss_and_next_token_accuracy(tmp_path: Pat
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7))
     subject = landscape.load(model, data=tmp_path / "prose.npy", block_size=16, samples=20)
-    found = landscape.measure("surface", subject, resolution=5, also=f"code={tmp_path / 'code.npy'}", margin="5%")
+    found = landscape.measure(
+        "surface", subject, out=None, resolution=5, also=f"code={tmp_path / 'code.npy'}", margin="5%"
+    )
     assert list(found["score_data"].values) == ["prose", "prose", "code", "code"]
     tokens = torch.from_numpy(np.load(tmp_path / "code.npy"))[: 24 * 16 + 1]
     with torch.no_grad():
         logits = model(tokens[:-1])
     every = nn.functional.cross_entropy(logits, tokens[1:])
     others = landscape.load(model, data=tmp_path / "code.npy", block_size=16)
-    centre = landscape.measure("line", others, resolution=3, margin="5%")["score_centre"].values
+    centre = landscape.measure("line", others, out=None, resolution=3, margin="5%")["score_centre"].values
     assert centre[0] == pytest.approx(every.item(), rel=1e-5)
     assert centre[1] == pytest.approx((logits.argmax(1) == tokens[1:]).double().mean().item())
     assert len(surface_basins.page([found], appearance.looks([found])).axes) == 2
