@@ -34,7 +34,7 @@ def stop(finished: int, _: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("probe", ["variance", "line", "trace"])
+@pytest.mark.parametrize("probe", ["similarity", "line", "trace"])
 @pytest.mark.parametrize(("first", "second"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_a_file_begun_on_one_device_is_finished_on_the_other(
     probe: str, first: str, second: str, kind: str, tmp_path: Path

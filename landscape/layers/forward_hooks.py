@@ -53,7 +53,7 @@ class MapPart:
     def _varying(self) -> tuple[Tensor, Tensor]:
         # Norms are several times as fast as torch.var on a CPU.
         if self.maps.device.type == "cpu":  # elsewhere the decision would wait for the device
-            constant = self.level.double().square() * self.maps[0, 0].numel()
+            constant = self.level.double().square() * self.maps.shape[2:].numel()
             spread = torch.linalg.vector_norm(self.maps, dim=(2, 3)).double().square() - constant
             if bool((constant <= SMALL_MEAN**2 * spread).all()):
                 return self.maps, spread

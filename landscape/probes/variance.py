@@ -96,6 +96,6 @@ class Variance(Probe):
 
 def _moments(part: MapPart) -> Tensor:
     """Variance over positions and mean square, means over channels, (2, N) float64."""
-    positions = part.maps[0, 0].numel()
+    positions = part.maps.shape[2:].numel()
     spread = part.spread.mean(dim=1)
     return torch.stack([spread / (positions - 1), spread / positions + part.level.double().square().mean(dim=1)])
