@@ -5,18 +5,22 @@ STAMP := .venv/.installed
 # A process per core, at most four: each holds its own copy of the libraries. Neighbours in a file share their fixtures.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test quick lint checkpoints docs
+.PHONY: demo test quick campaigns lint checkpoints docs
 
 demo: $(STAMP)
 	$(BIN)/landscape demo
 
-# Every test: about twenty minutes on two cores.
+# Every fact, on two cores in at most six minutes.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not campaign"
 
-# The tests not marked `slow` (those compile, train, start processes or draw many figures): under 90 seconds on two cores.
+# The tests not marked `slow` (those compile, train, start processes or draw many figures): under a minute on two cores.
 quick: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not campaign"
+
+# What looks for unknown faults: fuzzing, kills, large files, every stage of the GPU script.
+campaigns: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) -m campaign
 
 # The second table of checkpoints.md, nine networks of three seeds (the first table has one command per line): an hour and a
 # half on two cores, from LANDSCAPE_DATA or ./data.
