@@ -12,8 +12,9 @@ from landscape.plots.appearance import LINES, Look, escaped, loss_label
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, finite
-from landscape.plots.line import BAND, band
+from landscape.plots.line import band
 from landscape.results.rounding import plus_minus
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "Loss and accuracy on the straight line from one checkpoint to another, whose units are permuted or not: a "
@@ -23,13 +24,13 @@ MEANING = (
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
-    """Draw the loss (first axes) and the accuracy (second, if any) of every curve, bands of two standard errors."""
+    """Draw the loss (first axes) and the accuracy (second, if any) of every curve, bands of 95 % intervals."""
     look = look or look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
         values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("curve", "t").values
-        errors = data[f"{name}_se"].transpose("curve", "t").values
-        for k, (value, error) in enumerate(zip(values, errors, strict=True)):
-            band(ax, data["t"].values, value, BAND * error, look, LINES[k % len(LINES)])
+        halves = half_width(data.transpose("curve", "t", ...), name)
+        for k, (value, half) in enumerate(zip(values, halves, strict=True)):
+            band(ax, data["t"].values, value, half, look, LINES[k % len(LINES)])
         if not np.isfinite(values).any():
             text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
             style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
@@ -51,7 +52,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for k in range(data.sizes["curve"])
     ]
     legend = [entry.legend_handle() for entry in entries]
-    note = f"Bands: {BAND:g} standard errors over samples."
+    note = "Bands: 95 % intervals over samples."
     figure = style.page(results, looks, height=2.1 * len(results), legend=legend, note=note)
     defined = any(data["accuracy"].attrs.get("units") != "undefined" for data in results)
     grid = figure.subplots(len(results), 2 if defined else 1, squeeze=False)
@@ -65,10 +66,10 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def _curve(data: xr.Dataset, k: int) -> str:
     name = escaped(str(data["name"].values[k]))
-    height, error = data["barrier"].values[k], data["barrier_se"].values[k]
+    height, half = data["barrier"].values[k], half_width(data, "barrier")[k]
     if not np.isfinite(height):
         return name
-    return f"{name}, barrier {plus_minus(height, error)}"
+    return f"{name}, barrier {plus_minus(height, half)}"
 
 
 def pair(data: xr.Dataset) -> tuple[int, int]:

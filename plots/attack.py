@@ -14,7 +14,8 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change
 from landscape.results.calibration import Interval
 from landscape.results.paired import comparable, mean_difference
-from landscape.results.statistics import score_interval
+from landscape.statistics.intervals import positive_interval, share_interval
+from landscape.statistics.stored import ends_of
 
 MEANING = (
     "The accuracy on images whose pixels are changed by at most eps so that the loss rises, with bands of 95 % over "
@@ -31,12 +32,16 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, method: int = 
     look, quantity = look or look_of(data), quantity_of(data)
     row = data.isel(method=method)
     shown = np.isfinite(row[quantity].values)
-    eps, value, error = (values[shown] for values in (255 * row["eps"].values, row[quantity], row[f"{quantity}_se"]))
+    eps, value, low, high = (
+        values[shown] for values in (255 * row["eps"].values, row[quantity].values, *ends_of(row, quantity))
+    )
     intact = float(data.attrs.get(f"intact_{quantity}", np.nan))
     if np.isfinite(intact) and not (eps == 0).any():
         own = float(data.attrs.get(f"intact_{quantity}_se", np.nan))  # of an accuracy the number of samples says it
-        eps, value, error = (np.r_[first, rest] for first, rest in ((0.0, eps), (intact, value), (own, error)))
-    low, high = score_interval(quantity, value, error, data.attrs.get("samples", np.nan))
+        of = share_interval if quantity == "accuracy" else positive_interval
+        ends = of(intact, own, data.attrs.get("samples", np.nan))
+        start = (0.0, intact, *ends)
+        eps, value, low, high = (np.r_[one, rest] for one, rest in zip(start, (eps, value, low, high), strict=True))
     ax.fill_between(eps, low, high, color=look.color, alpha=0.18, linewidth=0)
     ax.plot(eps, value, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
     ax.set(xlabel=EPS, ylabel=f"{quantity} under attack")

@@ -11,6 +11,7 @@ from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
+from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
     "Cosine similarity of the attention of two heads, of their outputs, of two tokens of an image, and of a token with "
@@ -27,12 +28,14 @@ LABELS = {
 
 
 def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Look | None = None) -> Axes:
-    """Draw one similarity over the depth of the self-attentions, with its standard error."""
+    """Draw one similarity over the depth of the self-attentions, with its 95 % interval."""
     look = look or look_of(data)
     shown = np.isfinite(data[quantity].values)
-    at, values, errors = (data[name].values[shown] for name in ("depth", quantity, f"{quantity}_se"))
+    at, values = (data[name].values[shown] for name in ("depth", quantity))
+    errors, halves = (np.broadcast_to(part, shown.shape)[shown] for part in (
+        error_of(data, quantity), half_width(data, quantity)))  # fmt: skip
     ax.errorbar(
-        at, values, yerr=broken.bar(errors), color=look.color, marker=look.marker,
+        at, values, yerr=broken.bar(halves), color=look.color, marker=look.marker,
         linestyle=look.line, elinewidth=0.8, label=look.label,
     )  # fmt: skip
     broken.mark(ax, at, values, errors)
@@ -44,7 +47,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Heads, tokens and layers, all networks overlaid; outputs of heads where a result holds them."""
     shown = [name for name in LABELS if any(name in data and np.isfinite(data[name]).any() for data in results)]
     legend = [look.legend_handle() for look in looks]
-    note = "Error bars: standard error over samples."
+    note = "Error bars: 95 % intervals over samples."
     columns = min(len(shown), 2)
     rows = -(-len(shown) // columns)
     figure = style.page(results, looks, height=2.0 * rows, legend=legend, note=note)

@@ -14,6 +14,7 @@ from landscape.plots.differences import shortened
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, finite
 from landscape.results.rounding import plus_minus
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "How far the loss rises above the straight line between its values at every two checkpoints: small everywhere "
@@ -24,9 +25,9 @@ NOTED = 8  # checkpoints up to which the values are written
 
 
 def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | None = None) -> Axes:
-    """Draw one matrix, by default the last curve's; values with standard errors stand in the cells of small ones."""
+    """Draw one matrix, by default the last curve's; values with 95 % intervals stand in the cells of small ones."""
     curve = data.sizes["curve"] - 1 if curve is None else curve
-    values, errors = (data[f"barrier_matrix{end}"].values[curve] for end in ("", "_se"))
+    values, halves = data["barrier_matrix"].values[curve], half_width(data, "barrier_matrix")[curve]
     shown = np.where(np.eye(len(values), dtype=bool), np.nan, values)
     finite_values = shown[np.isfinite(shown)]
     top = top if top is not None else max(float(finite_values.max(initial=0.0)), 1e-12)
@@ -36,7 +37,7 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
     ax.set_xticks(places, [str(i + 1) for i in places], fontsize=style.SMALL)
     ax.set_yticks(places, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=style.SMALL)
     for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED else ():
-        text = plus_minus(values[i, j], errors[i, j]).replace(" ± ", "\n±")
+        text = plus_minus(values[i, j], halves[i, j]).replace(" ± ", "\n±")
         dark = shown[i, j] < 0.6 * top
         ax.text(j, i, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
     ax.tick_params(length=0)
@@ -51,7 +52,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     count = max(data.sizes["curve"] for data in results)
     columns = min(count, 2)
     rows = -(-count // columns)  # per set
-    note = "Numbers of checkpoints on both axes; in the cells the barrier and its standard error over samples."
+    note = "Numbers of checkpoints on both axes; in the cells the barrier and its 95 % interval over samples."
     height = 2.6 if columns == 1 else 2.3
     figure = style.page(results, looks, height=height * rows * len(results), note=note)
     grid = figure.subplots(rows * len(results), columns, squeeze=False).reshape(len(results), -1)

@@ -15,9 +15,10 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.headline_number import FLATTER_ABOVE, Measured, number
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
+from landscape.statistics.intervals import NORMAL
 
 NOTE = (
-    "Bands: 1.96 standard errors of the change from the checkpoint. Dots: where a score leaves its interval, with the "
+    "Bands: 95 % intervals of the change from the checkpoint. Dots: where a score leaves its interval, with the "
     "95 % interval; arrows: not within the range."
 )
 MARKS = (("C0", "o"), ("C1", "s"), ("C2", "^"), ("C3", "D"), ("C4", "v"), ("C5", "P"))  # colour, marker
@@ -83,7 +84,7 @@ def draw_curve(
 ) -> None:
     """Draw a score with its band over finite points."""
     shown = np.isfinite(value)
-    half = 1.96 * np.nan_to_num(np.where(np.isfinite(error), error, 0.0))[shown]
+    half = NORMAL * np.nan_to_num(np.where(np.isfinite(error), error, 0.0))[shown]
     ax.plot(at[shown], value[shown], color=look.color, linestyle=look.line, linewidth=0.6 if thin else 1.1)
     ax.fill_between(at[shown], value[shown] - half, value[shown] + half, color=look.color, alpha=0.18, linewidth=0)
 

@@ -17,7 +17,8 @@ from landscape.plots.theme import ground, muted, narrow, page_width
 from landscape.results import calibration as statistics
 from landscape.results.paired import comparable
 from landscape.results.rounding import plus_minus
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.intervals import share_interval
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "How often a prediction of some confidence is right: below the diagonal the network is overconfident, above it "
@@ -112,10 +113,7 @@ def diagram(data: xr.Dataset, prefix: str = "") -> tuple[np.ndarray, ...]:
     count = data[f"{prefix}bin_count"].values
     shown = count > 0
     n, confidence, p = (data[f"{prefix}bin_{name}"].values[shown] for name in ("count", "confidence", "accuracy"))
-    z = QUANTILE**2 / n
-    middle = (p + z / 2) / (1 + z)
-    half = QUANTILE * np.sqrt(p * (1 - p) / n + z / (4 * n)) / (1 + z)
-    return confidence, p, np.minimum(middle - half, p), np.maximum(middle + half, p)
+    return confidence, p, *share_interval(p, np.nan, n)
 
 
 def words(data: xr.Dataset) -> str:
@@ -127,7 +125,7 @@ def words(data: xr.Dataset) -> str:
     if np.isfinite(scaled):
         lines.append(f"scaled {held:.1f} → {scaled:.1f} %")
     if np.isfinite(float(data["temperature"])):
-        lines.append(f"T = {plus_minus(float(data['temperature']), float(data['temperature_se']))}")
+        lines.append(f"T = {plus_minus(float(data['temperature']), float(half_width(data, 'temperature')))}")
     return "\n".join(lines)
 
 

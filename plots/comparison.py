@@ -19,8 +19,8 @@ from landscape.plots.pairing import mini_batches, paired, why_unpaired
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
 from landscape.results.protocols import Protocol
-from landscape.results.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, welch
-from landscape.results.statistics import QUANTILE
+from landscape.results.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, two_groups
+from landscape.statistics.intervals import NORMAL
 
 LEVEL = 0.05  # of the tests, after Holm's correction
 PAIRS = 4  # networks or groups up to which every pair is compared; beyond, all with the first
@@ -156,7 +156,7 @@ def _contrasts(
         seeds = len(values[0]), len(values[1])
         base = Contrast(probe, position, name, like.unit, first, second, seeds=seeds)
         if grouped and max(seeds) > 1:
-            yield replace(base, difference=welch(values[0], values[1]), effect=hedges_g(values[0], values[1]))
+            yield replace(base, difference=two_groups(values[0], values[1]), effect=hedges_g(values[0], values[1]))
         else:
             verdict = MISSING if grouped else ""
             difference = by_pairs.get(name) or _of_two(name, whole[0][0], whole[1][0])
@@ -169,18 +169,19 @@ def _of_two(name: str, first: Entry, second: Entry) -> Difference:
     """The difference of two networks, not paired: over planes or mini-batches where both have several, or by errors."""
     planes = [np.array(entry.planes.get(name, ())) for entry in (first, second)]
     if min(map(len, planes)) >= FEWEST:
-        return welch(planes[0], planes[1], "planes")
+        return two_groups(planes[0], planes[1], "planes")
     batches = [mini_batches(entry.data).get(name, np.empty(0)) for entry in (first, second)]
     if min(map(len, batches)) >= FEWEST:
-        return welch(batches[0], batches[1], "mini-batches")
+        return two_groups(batches[0], batches[1], "mini-batches")
     one, other = first.numbers[name], second.numbers[name]
     why = why_unpaired(name, first.data, second.data)
-    return unpaired(one.value, _error(one), other.value, _error(other), why)
+    mine, theirs = ((each.value, _error(each), each.n) for each in (one, other))
+    return unpaired(mine, theirs, why)
 
 
 def _error(one: Measured) -> float:
     """The standard error; of a share of 0 or 1, whose samples are all alike, that which its interval implies."""
-    return (one.high - one.low) / (2 * QUANTILE) if one.error == 0 and one.high > one.low else one.error
+    return (one.high - one.low) / (2 * NORMAL) if one.error == 0 and one.high > one.low else one.error
 
 
 def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:

@@ -14,7 +14,7 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.results import corruption_summary
 from landscape.results.paired import comparable
-from landscape.results.statistics import score_interval
+from landscape.statistics.stored import ends_of
 
 MEANING = (
     "Scores on the test images under each common corruption, mean over the severities, with 95 % intervals over "
@@ -28,8 +28,7 @@ NOTE = "Points: means over severities, with 95 % intervals over images. Triangle
 def draw(data: xr.Dataset, ax: Axes, metric: str = "accuracy", *, look: Look | None = None, shift: float = 0.0) -> Axes:
     """Draw the mean over severities of every corruption, below each other, and a triangle for the clean images."""
     look = look or look_of(data)
-    value, error = data[f"type_{metric}"].values, data[f"type_{metric}_se"].values
-    ends = score_interval(metric, value, error, data.attrs.get("samples", np.nan))
+    value, ends = data[f"type_{metric}"].values, ends_of(data, f"type_{metric}")
     rows.draw(ax, rows_of(data), value, ends, look=look, shift=shift)
     clean = float(data.attrs.get(f"clean_{metric}", np.nan))
     if np.isfinite(clean):

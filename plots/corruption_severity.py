@@ -12,7 +12,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.corruption import METRICS
 from landscape.plots.figure import Axes, Figure
-from landscape.results.statistics import score_interval
+from landscape.statistics.stored import ends_of
 
 MEANING = (
     "Scores on the test images over the severity of corruptions, mean over all corruptions, with bands of 95 % over "
@@ -28,8 +28,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = 
     shown = np.isfinite(data[f"severity_{metric}"].values)
     severity = data["severity"].values[shown]
     value = data[f"severity_{metric}"].values[shown]
-    error = data[f"severity_{metric}_se"].values[shown]
-    low, high = score_interval(metric, value, error, data.attrs.get("samples", np.nan))
+    low, high = (end[shown] for end in ends_of(data, f"severity_{metric}"))
     ax.fill_between(severity, low, high, color=look.color, alpha=0.18, linewidth=0)
     clean = float(data.attrs.get(f"clean_{metric}", np.nan))
     start = ([0], [clean]) if np.isfinite(clean) else ([], [])

@@ -12,7 +12,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.ensemble import count_axis
 from landscape.plots.figure import Axes, Figure
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
     "Scores under corruptions of the first so many members of an ensemble, mean over corruptions and severities, or "
@@ -28,11 +28,11 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, quantity: str 
     """Draw a score over the number of members, by default mCNLL or, without a baseline, the mean NLL."""
     look = look or look_of(data)
     quantity = quantity or next(iter(panels([data])))
-    value, error = data[f"size_{quantity}"].values, data[f"size_{quantity}_se"].values
+    value, error = data[f"size_{quantity}"].values, error_of(data, f"size_{quantity}")
     value = 1 - value if quantity == "mean_accuracy" else value
     ax.errorbar(
-        data["size"].values, value, yerr=QUANTILE * broken.bar(error), color=look.color, marker=look.marker,
-        linestyle=look.line, elinewidth=0.7, label=look.label,
+        data["size"].values, value, yerr=broken.bar(half_width(data, f"size_{quantity}")), color=look.color,
+        marker=look.marker, linestyle=look.line, elinewidth=0.7, label=look.label,
     )  # fmt: skip
     broken.mark(ax, data["size"].values, value, error)
     ax.set(xlabel="members", ylabel={**RELATIVE, **MEANS}[quantity])

@@ -13,6 +13,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import ground
+from landscape.statistics.stored import error_of, half_width
 
 ERRORS = "Error bars: standard error over samples."
 NOTE = f"Bands: self-attention (grey), blocks that reduce the map (blue), smoothing (green, hollow). {ERRORS}"
@@ -25,17 +26,18 @@ class Draw(Protocol):
 
 
 def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None = None, shade: bool = True) -> Axes:
-    """Draw a quantity per layer with its standard error at each layer's depth.
+    """Draw a quantity per layer with its 95 % interval at each layer's depth.
 
     Layers without a map are omitted, and the line is broken where they lie; smoothing blocks are hollow.
     """
     look = look or look_of(data)
     shown = data[quantity].notnull().values
     depth, values = data["depth"].values[shown], data[quantity].values[shown]
-    error = data[f"{quantity}_se"].values[shown] if f"{quantity}_se" in data else np.zeros_like(values)
+    error = error_of(data, quantity)[shown] if f"{quantity}_se" in data else np.zeros_like(values)
+    half = np.broadcast_to(half_width(data, quantity), shown.shape)[shown]
     at = _gaps(data["depth"].values[shown])
     ax.errorbar(
-        np.insert(depth, at, np.nan), np.insert(values, at, np.nan), yerr=np.insert(broken.bar(error), at, np.nan),
+        np.insert(depth, at, np.nan), np.insert(values, at, np.nan), yerr=np.insert(broken.bar(half), at, np.nan),
         color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.8,
         markersize=3.5 if shown.sum() <= 30 else 2, label=look.label,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
+from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
     "What averaging the probabilities of more members does: every member costs a forward pass, and the epistemic part "
@@ -43,10 +44,10 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     for ax, (name, label) in zip(axes, PANELS.items(), strict=False):
         if name == "entropy":
             for part, line in PARTS.items():
-                entropy, error = data[f"{part}_entropy"].values, data[f"{part}_entropy_se"].values
+                entropy, error = data[f"{part}_entropy"].values, error_of(data, f"{part}_entropy")
                 broken.mark(ax, size, entropy, error)
                 ax.errorbar(
-                    size, entropy, yerr=1.96 * broken.bar(error), color=look.color,
+                    size, entropy, yerr=broken.bar(half_width(data, f"{part}_entropy")), color=look.color,
                     marker=look.marker, linestyle=line, elinewidth=0.7,
                 )  # fmt: skip
         else:

@@ -15,7 +15,7 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
 from landscape.results.rounding import plus_minus
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.intervals import interval
 
 MEANING = (
     "How much the loss around the weights rises or curves, by many measures, each relative to the first network: right "
@@ -24,7 +24,7 @@ MEANING = (
     "flatter network need not be the better one."
 )
 NOTE = (
-    "Bars: 95 % intervals by the error of the network's own number. Right: the first network's value ± standard error. "
+    "Bars: 95 % intervals by the error of the network's own number. Right: the first network's value with its own. "
     "Arrows at the left edge: not above 0."
 )
 HEADLINE = ("sam", "adaptive-worst-linf", "pac-bayes-sigma", "top-eigenvalue", "trace")
@@ -41,13 +41,18 @@ class Row(NamedTuple):
     error: float
     units: str
     flatter: str  # which values are flatter: lower or higher
+    n: float  # independent values behind the error
+    low: float  # ends of the 95 % interval
+    high: float
 
 
 def rows_of(data: xr.Dataset) -> Iterator[Row]:
     """The measures of a result, in the order of its table."""
     texts = [data[name].values.astype(str) for name in ("measure_name", "measure_units", "flatter")]
-    for name, units, flatter, value, error in zip(*texts, data["value"].values, data["se"].values, strict=True):
-        yield Row(str(name), float(value), float(error), str(units), str(flatter))
+    numbers = [data[name].values for name in ("value", "se", "n")]
+    for name, units, flatter, value, error, n in zip(*texts, *numbers, strict=True):
+        low, high = interval(value, error, n)
+        yield Row(str(name), float(value), float(error), str(units), str(flatter), float(n), float(low), float(high))
 
 
 def draw(
@@ -116,12 +121,12 @@ def headline(data: xr.Dataset) -> Numbers:
 
 def _relative(row: Row, reference: Mapping[str, float]) -> tuple[float, float, float]:
     """A measure over that of the reference, sharper to the right, with the ends of its interval."""
-    unit, half = reference[row.name], QUANTILE * row.error
-    value, low, high = (end / unit for end in (row.value, row.value - half, row.value + half))
+    unit = reference[row.name]
+    value, low, high = (end / unit for end in (row.value, row.low, row.high))
     low = max(low, LEAST * value) if value > 0 else low
     return (1 / value, 1 / high, 1 / low) if row.flatter == "higher" and value > 0 else (value, low, high)
 
 
 def _number(row: Row) -> str:
     units = {"loss per squared weight": "", "nats per squared weight": ""}.get(row.units, f" {row.units}")
-    return f"{plus_minus(row.value, row.error)}{units}"
+    return f"{plus_minus(row.value, row.high - row.value)}{units}"

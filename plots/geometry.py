@@ -13,6 +13,7 @@ from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.results.rounding import plus_minus
+from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
     "How many dimensions the features of each layer fill, how well their classes are separated, and how far they have "
@@ -43,9 +44,10 @@ def draw(
     if quantity in data and np.isfinite(data[quantity].values).any():
         depth.over_depth(data, ax, quantity, look=look, shade=shade)
     if f"head_{quantity}" in data:
-        at, value, error = (np.array([float(number)]) for number in (
-            AT_HEAD, data[f"head_{quantity}"], data[f"head_{quantity}_se"]))  # fmt: skip
-        ax.errorbar(at, value, yerr=broken.bar(error), color=look.color, marker=look.marker, linestyle="",
+        name = f"head_{quantity}"
+        parts = (AT_HEAD, data[name], error_of(data, name), half_width(data, name))
+        at, value, error, half = (np.array([float(number)]) for number in parts)
+        ax.errorbar(at, value, yerr=broken.bar(half), color=look.color, marker=look.marker, linestyle="",
                     elinewidth=0.8, markersize=3.5)  # fmt: skip
         broken.mark(ax, at, value, error)
         ax.axvline((1 + AT_HEAD) / 2, color="0.5", linewidth=0.5, linestyle=":", zorder=0)
@@ -85,7 +87,7 @@ def headline(data: xr.Dataset) -> Numbers:
     for words, quantity in HEADLINE.items():
         name, at = place(data, quantity)
         if name:
-            found[words] = plus_minus(float(data[name].values[at]), float(data[f"{name}_se"].values[at]))
+            found[words] = plus_minus(float(data[name].values[at]), float(half_width(data, name)[at]))
     return found
 
 
@@ -121,7 +123,7 @@ def _known(data: xr.Dataset, quantity: str) -> bool:
 
 def _self_duality(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
     """NC3 of every network that has one, in words."""
-    known = [(look.label, float(data["head_nc3"]), float(data["head_nc3_se"])) for data, look in zip(
+    known = [(look.label, float(data["head_nc3"]), float(half_width(data, "head_nc3"))) for data, look in zip(
         results, looks, strict=True) if "head_nc3" in data and np.isfinite(data["head_nc3"].values)]  # fmt: skip
     parts = [f"{label} {plus_minus(value, error)}" for label, value, error in known]
     return f" NC3, classifier against class means: {', '.join(parts)}." if parts else ""

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from landscape.results.statistics import QUANTILE, score_interval
+from landscape.statistics.intervals import share_interval
+from landscape.statistics.stored import count_of, ends_of, error_of
 
 Reading = Literal["", "lower is better", "higher is better", "lower is flatter", "higher is flatter"]
 At = Mapping[str, int]  # a position on some axes
@@ -30,6 +31,18 @@ class Measured:
     high: float = np.nan
     unit: str = ""
     reading: Reading = ""
+    n: float = np.nan  # independent values behind the error
+    at: str = ""  # where it was found, in words
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
+    def __str__(self) -> str:
+        text = f"{self.value:.4g}"
+        text += f" [{self.low:.3g}, {self.high:.3g}]" if self.known else ""
+        return f"{text} {self.at}".strip()
 
     def as_json(self) -> dict[str, Any]:
         """With JSON's null for what is not known."""
@@ -40,29 +53,25 @@ class Measured:
 def number(
     data: xr.Dataset, name: str, quantity: str, reading: Reading = "", at: At | None = None
 ) -> Iterator[Measured]:
-    """A stored quantity with its error at a position; nothing where the result lacks the quantity."""
+    """A stored quantity with its error and interval at a position; nothing where the result lacks the quantity."""
     if quantity not in data:
         return
     here = {} if at is None else dict(at)
-
-    def stored(ending: str) -> float:
-        key = f"{quantity}{ending}"
-        return float(data[key].isel(here).values) if key in data and set(here) <= set(data[key].dims) else np.nan
-
-    value, error, low, high = (stored(ending) for ending in ("", "_se", "_low", "_high"))
-    if np.isnan(low) and np.isfinite(error):
-        low, high = _interval(quantity, value, error, data)
-    elif np.isnan(error) and np.isfinite(low):
-        error = (high - low) / (2 * QUANTILE)
+    arrays = (error_of(data, quantity), count_of(data, quantity), *ends_of(data, quantity))
+    parts = [_at(data[quantity], values, here) for values in (data[quantity].values, *arrays)]
     unit = str(data[quantity].attrs.get("units", "1"))
-    yield Measured(name, value, error, low, high, "" if unit == "1" else unit, reading)
+    value, error, n, low, high = parts
+    yield Measured(name, value, error, low, high, "" if unit == "1" else unit, reading, n)
 
 
-def _interval(quantity: str, value: float, error: float, data: xr.Dataset) -> tuple[float, float]:
-    if quantity.rpartition("_")[2] == "accuracy":
-        low, high = score_interval(quantity, value, error, float(data.attrs.get("samples", np.nan)))
-        return float(low), float(high)
-    return value - QUANTILE * error, value + QUANTILE * error
+def _at(like: xr.DataArray, values: np.ndarray, here: At) -> float:
+    """The entry at a position of values that are aligned with an array; NaN of arrays with other axes."""
+    values = np.asarray(values, dtype=float)
+    if not values.ndim:
+        return float(values)
+    if values.shape != like.shape or not set(here) <= set(like.dims):
+        return np.nan
+    return float(values[tuple(here.get(str(dim), slice(None)) for dim in like.dims)])
 
 
 def without_error(data: xr.Dataset, name: str, value: float) -> Measured:
@@ -77,4 +86,5 @@ def of_share(data: xr.Dataset, name: str, value: float) -> Measured:
     """A share of right classes, whose error follows from the number of samples: std(ddof=1) / sqrt(n) of 0 and 1."""
     samples = int(data.attrs.get("samples", 0))
     error = float(np.sqrt(value * (1 - value) / (samples - 1))) if samples > 1 and 0 <= value <= 1 else np.nan
-    return Measured(name, value, error, *_interval("accuracy", value, error, data), reading=HIGHER)
+    low, high = share_interval(value, error, samples)
+    return Measured(name, value, error, float(low), float(high), reading=HIGHER, n=samples)

@@ -13,7 +13,7 @@ from landscape.plots import style
 from landscape.plots.appearance import LINES, OTHERS, escaped, looks
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import panel_width
-from landscape.results.statistics import share_interval
+from landscape.statistics.stored import ends_of
 
 MEANING = (
     "Encoders trained with (1 - weight) x masked-image loss + weight x contrastive loss: imported accuracies over the "
@@ -120,5 +120,5 @@ def last_layer(data: xr.Dataset) -> tuple[float, float, float]:
     """Accuracy of the linear probe of the last finished layer, with the ends of its 95 % interval."""
     values = data["accuracy"].values
     last = np.flatnonzero(np.isfinite(values))[-1]
-    low, high = share_interval(values[last], data["accuracy_se"].values[last], float(data.attrs.get("samples", np.nan)))
-    return float(values[last]), float(low), float(high)
+    low, high = ends_of(data, "accuracy")
+    return float(values[last]), float(low[last]), float(high[last])

@@ -13,7 +13,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
     "The mean loss when every image is moved along directions of its own (cross: the images as they are): a steep rise "
@@ -69,12 +69,13 @@ def draw_contours(data: xr.Dataset, loss: xr.DataArray, ax: Axes, levels: np.nda
 
 def draw_lines(data: xr.Dataset, ax: Axes) -> Axes:
     """Draw the rise of the loss along every direction with its band."""
-    t = data["t"].values
+    t, data = data["t"].values, data.transpose("direction", "t", ...)
+    lines = data["line_rise"].values, error_of(data, "line_rise"), half_width(data, "line_rise")
     for i, name in enumerate(data["direction_name"].values):
         color, marker, line = MARKS[i % len(MARKS)]
-        rise, error = (data[key].transpose("direction", "t").values[i] for key in ("line_rise", "line_rise_se"))
+        rise, error, half = (part[i] for part in lines)
         shown = np.isfinite(rise)
-        margin = QUANTILE * broken.bar(error[shown])
+        margin = broken.bar(half[shown])
         ax.fill_between(t[shown], rise[shown] - margin, rise[shown] + margin, color=color, alpha=0.18, linewidth=0)
         every = max(1, len(t) // SHOWN_MARKERS)
         ax.plot(t[shown], rise[shown], color=color, linestyle=line, marker=marker, markevery=(i % every, every),

@@ -14,6 +14,7 @@ from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change, largest_change
 from landscape.plots.theme import ground, ink, narrow, page_width
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
@@ -47,12 +48,12 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
 
 
 def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
-    """One bar per unit with its error, every other stage shaded."""
+    """One bar per unit with its 95 % interval, every other stage shaded."""
     unit, height = data["unit"].values, data[quantity].where(np.isfinite(data[quantity])).values
     colors = [KINDS.get(str(kind), KINDS["other"]) for kind in data["kind"].values]
     hatches = [HATCHES.get(str(kind), "") for kind in data["kind"].values]
     ax.bar(unit, height, color=colors, hatch=hatches, edgecolor=ground(), linewidth=0, width=0.8, zorder=2,
-           yerr=broken.bar(data[f"{quantity}_se"].values),
+           yerr=broken.bar(half_width(data, quantity)),
            error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
     ax.axhline(0.0, color=ink(), linewidth=0.5)
     done = (data["done"] == 1).all([dim for dim in data["done"].dims if dim != "unit"]).values

@@ -13,6 +13,8 @@ from landscape.plots.appearance import DASHES, LINES, Color, Line, Look, escaped
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, finite
 from landscape.results.rounding import plus_minus
+from landscape.statistics.intervals import quantile
+from landscape.statistics.stored import half_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +26,6 @@ MEANING = (
     "between the ends' losses. A line is one direction out of millions: a flat one does not make a flat minimum, and a "
     "barrier on the straight line does not exclude a curved path without one."
 )
-BAND = 2.0  # standard errors
 TITLES = {
     "random": "random directions",
     "eigen": "Hessian eigenvectors",
@@ -38,23 +39,24 @@ TITLES = {
 def draw(
     data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None, lines: Sequence[Line] = LINES
 ) -> tuple[Axes, ...]:
-    """Draw the loss (first axes) and the accuracy (second, if any) of every direction, bands of two standard errors.
+    """Draw the loss (first axes) and the accuracy (second, if any) of every direction, bands of 95 % intervals.
 
-    Several random directions are thin lines with their mean and a band of one standard deviation over directions.
+    Several random directions are thin lines with their mean and its 95 % interval over directions.
     `lines`: line styles of the directions; the first is that of the mean.
     """
     look = look or look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
         values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("direction", "t").values
-        errors = data[f"{name}_se"].transpose("direction", "t").values
+        halves = half_width(data.transpose("direction", "t", ...), name)
         t = data["t"].values
         if _spread(data):
             for value in values:
                 ax.plot(t, value, color=look.color, linewidth=0.4, alpha=0.6)
-            band(ax, t, values.mean(axis=0), values.std(axis=0, ddof=1), look, lines[0])
+            error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+            band(ax, t, values.mean(axis=0), quantile(len(values)) * error, look, lines[0])
         else:
-            for k, (value, error) in enumerate(zip(values, errors, strict=True)):
-                band(ax, t, value, BAND * error, look, lines[k % len(lines)])
+            for k, (value, half) in enumerate(zip(values, halves, strict=True)):
+                band(ax, t, value, half, look, lines[k % len(lines)])
         if not np.isfinite(values).any():
             text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
             style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
@@ -69,9 +71,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     kinds = list(dict.fromkeys((kind(data), _axis(data)) for data in results))
     rows = [[(d, k) for d, k in zip(results, looks, strict=True) if (kind(d), _axis(d)) == which] for which in kinds]
     entries = [_entries(row) for row in rows]
-    note = f"Bands: {BAND:g} standard errors over samples"
+    note = "Bands: 95 % intervals over samples"
     spread = any(map(_spread, results))
-    note += "; of several random directions, one standard deviation over directions." if spread else "."
+    note += "; of several random directions, of their mean over directions." if spread else "."
     if any("barrier" in data for data in results):
         note += " Dotted: straight line between the ends; bars up from it: the barrier."
     legend = [entry.legend_handle() for row in entries for curves in row for entry in curves]
@@ -154,8 +156,7 @@ def _checkpoint_and_directions(data: xr.Dataset) -> tuple[str, ...]:
 def _barrier(data: xr.Dataset, k: int) -> str:
     if "barrier" not in data or not np.isfinite(data["barrier"].values[k]):
         return ""
-    height, error = data["barrier"].values[k], data["barrier_se"].values[k]
-    return f", barrier {plus_minus(height, error)}"
+    return f", barrier {plus_minus(data['barrier'].values[k], half_width(data, 'barrier')[k])}"
 
 
 def _axis(data: xr.Dataset) -> str:

@@ -25,9 +25,10 @@ from landscape.plots.headline_number import (
     of_share,
     without_error,
 )
-from landscape.results.statistics import QUANTILE, mean_and_standard_error
+from landscape.results.ratio import linearised
+from landscape.statistics.intervals import interval
+from landscape.statistics.stored import count_of
 
-HEIGHT_RADIUS = 0.5  # of the surface's headline
 OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all others over samples
     "flatness": "mini-batches, samples, random vectors or noise draws",
     "hessian": "mini-batches",
@@ -81,7 +82,9 @@ def _largest_change(axis: str, data: xr.Dataset) -> Iterator[Measured]:
     if headlines.finite(data, quantity).size:
         worst = int(np.nanargmax(np.where(np.isfinite(data[quantity].values), data[quantity].values, -np.inf)))
         word = "drop" if quantity == "accuracy_drop" else "increase"
-        yield from number(data, f"largest {word}", quantity, LOWER, {axis: worst})
+        place = data["name" if axis == "unit" else axis].values[worst]
+        where = f"at {place}" if isinstance(place, str) else f"at {place:g} π"
+        yield from (replace(one, at=where) for one in number(data, f"largest {word}", quantity, at={axis: worst}))
 
 
 def _sensitivity(data: xr.Dataset) -> Iterator[Measured]:
@@ -103,33 +106,26 @@ def _hessian(data: xr.Dataset) -> Iterator[Measured]:
     """NEP and APE over mini-batches, and the mean of their largest eigenvalues."""
     if "ape" not in data or data["ape"].ndim:
         return
-    for name in ("stability", "sharpness"):
-        yield from number(data, name, name)
-    for one in (*number(data, "nep", "nep"), *number(data, "ape", "ape", FLATTER)):
-        values = linearised(data, share=one.name == "nep")
-        values = values[np.isfinite(values)]
-        # The stored interval is a bootstrap, which is too narrow for few mini-batches.
-        yield replace(one, error=mean_and_standard_error(values)[1]) if len(values) > 1 else one
-    values = headlines.finite(data, "largest")
-    if values.size:
-        mean, error = mean_and_standard_error(values)
-        low, high = mean - QUANTILE * error, mean + QUANTILE * error
-        unit = str(data["largest"].attrs.get("units", ""))
-        yield Measured("largest eigenvalue", mean, error, low, high, unit, FLATTER)
+    rows: Sequence[tuple[str, str, Reading]] = (("stability", "stability", ""), ("sharpness", "sharpness", ""), ("nep", "nep", ""), ("ape", "ape", FLATTER),
+            ("largest eigenvalue", "mean_largest", FLATTER))  # fmt: skip
+    yield from _scalars(rows, data)
 
 
-def linearised(data: xr.Dataset, *, share: bool) -> np.ndarray:
-    """Values per mini-batch, (batch,), whose mean is NEP (or APE) and whose spread gives the error of that ratio."""
-    if "eigenvalue" not in data or data["eigenvalue"].ndim != 2:
-        return np.empty(0)
+def mini_batches(data: xr.Dataset) -> dict[str, np.ndarray]:
+    """Values per mini-batch, (batch,), whose means are NEP, APE and the mean largest eigenvalue; none otherwise.
+
+    A ratio is linearised, so that the spread of the values gives its error.
+    """
+    if data.attrs.get("probe") != "hessian" or data["eigenvalue"].ndim != 2:
+        return {}
     values = data["eigenvalue"].transpose("batch", "rank").values
     values = values[np.isfinite(values).any(axis=1)]
-    counted = np.isfinite(values) if share else values > 0
-    above = (values < 0).sum(axis=1).astype(float) if share else np.where(counted, values, 0.0).sum(axis=1)
-    below = counted.sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):  # no positive value at all
-        ratio = above.sum() / below.sum()
-        return np.asarray(float(data["nep" if share else "ape"]) + (above - ratio * below) / below.mean())
+    positive = values > 0
+    return {
+        "nep": linearised((values < 0).sum(axis=1), np.isfinite(values).sum(axis=1)),
+        "ape": linearised(np.where(positive, values, 0.0).sum(axis=1), positive.sum(axis=1)),
+        "largest eigenvalue": data["largest"].values,
+    }
 
 
 def _flatness(data: xr.Dataset) -> Iterator[Measured]:
@@ -137,9 +133,8 @@ def _flatness(data: xr.Dataset) -> Iterator[Measured]:
     from landscape.plots.flatness import rows_of
 
     for row in rows_of(data):
-        half, unit = QUANTILE * row.error, "" if row.units == "1" else row.units
-        reading = FLATTER if row.flatter == "lower" else FLATTER_ABOVE
-        yield Measured(row.name, row.value, row.error, row.value - half, row.value + half, unit, reading)
+        unit, reading = "" if row.units == "1" else row.units, FLATTER if row.flatter == "lower" else FLATTER_ABOVE
+        yield Measured(row.name, row.value, row.error, row.low, row.high, unit, reading, row.n)
 
 
 def _surface(data: xr.Dataset) -> Iterator[Measured]:
@@ -150,9 +145,8 @@ def _surface(data: xr.Dataset) -> Iterator[Measured]:
         yield from number(data, "loss", "loss", LOWER, at)
         for one in number(data, "accuracy", "accuracy", HIGHER, at):
             yield of_share(data, "accuracy", one.value)
-    if "height" in data and HEIGHT_RADIUS in data["radius"].values:
-        at = {"radius": int(np.flatnonzero(data["radius"].values == HEIGHT_RADIUS)[0])}
-        yield from number(data, f"height at {HEIGHT_RADIUS:g}", "height", FLATTER, at)
+    for i, radius in enumerate(data["radius"].values if "height" in data else ()):
+        yield from number(data, f"height at {radius:g}", "height", FLATTER, {"radius": i})
 
 
 def _ensemble(data: xr.Dataset) -> Iterator[Measured]:
@@ -175,8 +169,9 @@ def _attention(data: xr.Dataset) -> Iterator[Measured]:
         for key, place in (("shallowest", 0), ("deepest", -1)) if places.size else ():
             known = np.isfinite(rows[places[place]])
             value, error = (float(part[places[place]][known].mean()) for part in (rows, errors))
-            low, high = value - QUANTILE * error, value + QUANTILE * error
-            yield Measured(f"{word} {key}", value, error, low, high, "" if unit == "1" else unit)
+            n = float(count_of(data, name))
+            low, high = map(float, interval(value, error, n))
+            yield Measured(f"{word} {key}", value, error, low, high, "" if unit == "1" else unit, n=n)
 
 
 def _attack(data: xr.Dataset) -> Iterator[Measured]:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "The simple noise scale tr Sigma / |G|^2 in samples, the batch size at which gradient and noise are of equal "
@@ -24,12 +25,12 @@ WINDOW = 9  # measurements
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
-    """Draw the noise scale of every measurement, with its error, and the ratio of both averages as a line."""
+    """Draw the noise scale of every measurement, with its 95 % interval, and the ratio of both averages as a line."""
     look = look or look_of(data)
     step, scale = data["step"].values, data["noise_scale"].values
     known = np.isfinite(scale) & (scale > 0)
-    error = broken.bar(data["noise_scale_se"].values[known])
-    bars = np.stack([np.minimum(error, 0.9 * scale[known]), error])  # a logarithmic axis has no place for zero
+    half = broken.bar(half_width(data, "noise_scale")[known])
+    bars = np.stack([np.minimum(half, 0.9 * scale[known]), half])  # a logarithmic axis has no place for zero
     broken.mark(ax, step, np.where(scale > 0, scale, np.nan), data["noise_scale_se"].values)
     ax.errorbar(
         step[known], scale[known], bars, color=look.color, marker=look.marker, linestyle="none", markersize=1.8,
@@ -56,7 +57,7 @@ def averaged(data: xr.Dataset) -> np.ndarray:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
     note = (
-        "Dots: single measurements with standard errors, none where |G|^2 is not above 0; lines: averages of tr Sigma "
+        "Dots: single measurements with 95 % intervals, none where |G|^2 is not above 0; lines: averages of tr Sigma "
         f"and |G|^2 over {WINDOW}."
     )
     legend = [replace(look, marker="").legend_handle() for look in looks]

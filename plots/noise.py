@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style
+from landscape.plots import appearance, broken, style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change, largest_change
 from landscape.plots.theme import ink
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "The accuracy a network loses when noise of one band of frequencies is added to its inputs: where a curve is high, "
@@ -21,7 +22,6 @@ MEANING = (
     "frequencies holds more of them and so more noise (equal energy removes this), and robustness to random noise is "
     "not robustness to adversarial perturbations."
 )
-QUANTILE = 1.96  # of a 95 % interval
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
@@ -32,7 +32,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     look, quantity = look or look_of(data), change(data)
     shown = np.isfinite(data[quantity].values)
     band, drop = data["band"].values[shown], data[quantity].values[shown]
-    half = QUANTILE * data[f"{quantity}_se"].fillna(0.0).values[shown]
+    half = broken.bar(half_width(data, quantity)[shown])
     ax.fill_between(band, drop - half, drop + half, color=look.color, alpha=0.18, linewidth=0)
     ax.plot(band, drop, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
     ax.axhline(0.0, color=ink(), linewidth=0.5)

@@ -8,9 +8,9 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots.appearance import parameters_of
-from landscape.plots.measured import linearised
+from landscape.plots.measured import mini_batches as mini_batches
 from landscape.results import corruption_summary, flatness
-from landscape.results.calibration import Interval, SampleScores, paired_difference, stored_scores
+from landscape.results.calibration import SampleScores, paired_difference, stored_scores
 from landscape.results.paired import Difference, by_error, mcnemar, paired_t
 from landscape.results.seed_groups import FEWEST
 
@@ -36,14 +36,6 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Differences:
         return {}
 
 
-def mini_batches(data: xr.Dataset) -> dict[str, np.ndarray]:
-    """Values per mini-batch, (batch,), of numbers whose errors are over few of them; none of other probes."""
-    if data.attrs.get("probe") != "hessian" or data["eigenvalue"].ndim != 2:
-        return {}
-    ratios = {name: linearised(data, share=share) for name, share in (("nep", True), ("ape", False))}
-    return {**ratios, "largest eigenvalue": data["largest"].values}
-
-
 def _calibration(data: xr.Dataset, other: xr.Dataset) -> Differences:
     mine, theirs = (stored_scores({str(name): one[name] for name in one.variables}) for one in (data, other))
     return _scores(mine, theirs, int(parameters_of(data).get("draws", 1000)))
@@ -51,11 +43,12 @@ def _calibration(data: xr.Dataset, other: xr.Dataset) -> Differences:
 
 def _scores(mine: SampleScores, theirs: SampleScores, draws: int) -> Differences:
     """Means over samples by Student's t, shares by McNemar's test, and the calibration error by bootstrap."""
-    value, interval = paired_difference(mine, theirs, draws=draws)["ece"]
+    ece, interval = paired_difference(mine, theirs, draws=draws)["ece"]
+    resampled = f"paired bootstrap of {draws} resamples"
     return {
         "nll": paired_t(mine.nll, theirs.nll),
         "accuracy": mcnemar(mine.correct, theirs.correct),
-        "ece": _of(value, interval, draws),
+        "ece": by_error(ece, interval.error, len(mine), resampled, (interval.low, interval.high)),
         "signed ece": paired_t(mine.confidence - mine.correct, theirs.confidence - theirs.correct),
     }
 
@@ -79,9 +72,7 @@ def _corruption(data: xr.Dataset, other: xr.Dataset) -> Differences:
     names = {"accuracy": "mean accuracy", "nll": "mean nll", "ece": "mean ece"}
     blocks = data.sizes["block"]
     return {
-        names[name]: by_error(
-            value, interval.error, interval.low, interval.high, f"paired over {blocks} blocks of samples"
-        )
+        names[name]: by_error(value, interval.error, blocks, f"paired over {blocks} blocks of samples")
         for name, (value, interval) in found.items()
     }
 
@@ -155,10 +146,6 @@ def why_unpaired(name: str, data: xr.Dataset, other: xr.Dataset) -> str:
     if min(counts) < _fewest(name):
         return f"fewer than {_fewest(name)} {units}"
     return f"different numbers of {units}" if counts[0] != counts[1] else f"different {units}"
-
-
-def _of(value: float, interval: Interval, draws: int) -> Difference:
-    return by_error(value, interval.error, interval.low, interval.high, f"paired bootstrap of {draws} resamples")
 
 
 OF_PROBE: Mapping[str, Callable[[xr.Dataset, xr.Dataset], Differences]] = {

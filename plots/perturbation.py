@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import xarray as xr
 
 from landscape.plots import rows
@@ -12,7 +11,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
-from landscape.results.statistics import score_interval
+from landscape.statistics.stored import ends_of
 
 MEANING = (
     "How steady the predictions are along sequences of slowly changing images: the share of neighbouring frames with "
@@ -28,8 +27,7 @@ def draw(
     data: xr.Dataset, ax: Axes, score: str = "consistency", *, look: Look | None = None, shift: float = 0.0
 ) -> Axes:
     """Draw a score of every perturbation, below each other."""
-    value, error = data[score].values, data[f"{score}_se"].values
-    ends = score_interval(score, value, error, data.attrs.get("samples", np.nan))
+    value, ends = data[score].values, ends_of(data, score)
     rows.draw(ax, short_names(data), value, ends, look=look or look_of(data), shift=shift)
     ax.set_xlabel(LABELS[score])
     return ax

@@ -12,7 +12,7 @@ from landscape.plots import broken, style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import PAGE, page_width, panel_width
-from landscape.results.statistics import Ends
+from landscape.statistics.intervals import Ends
 
 HEAD = 0.6  # inches of a panel beside its rows
 ROW, MOST = 0.13, 40  # inches of a row of one network; rows that are named, and have that height, at most

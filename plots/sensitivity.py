@@ -14,7 +14,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import dark, ground, ink, narrow, page_width
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
     "The loss that a network gains when the weights of one unit are quantised, pruned or disturbed, with 95 % "
@@ -36,14 +36,16 @@ def draw(
     """Draw the loss increase of every unit at every setting (first axes), and of all units (second, if any)."""
     hues = hues or hues_of([data])
     ax, settings = axes[0], [str(name) for name in data["setting_name"].values]
-    increase, error = (data[name].transpose("unit", "setting").values for name in ("loss_increase", "loss_increase_se"))
+    data = data.transpose("unit", "setting", ...)
+    name = "loss_increase"
+    increase, error, half = data[name].values, error_of(data, name), half_width(data, name)
     beside = np.linspace(-0.3, 0.3, len(settings)) if len(settings) > 1 else [0.0]
     places = data["unit"].values
     for s, name in enumerate(settings):
         color, marker = hues[name]
         finite = np.where(np.isfinite(increase[:, s]), increase[:, s], np.nan)
         ax.errorbar(
-            places + beside[s], finite, QUANTILE * broken.bar(error[:, s]), color=color, marker=marker, markersize=2.6,
+            places + beside[s], finite, broken.bar(half[:, s]), color=color, marker=marker, markersize=2.6,
             linestyle="none", elinewidth=0.6, label=name,
         )  # fmt: skip
         broken.mark(ax, places + beside[s], increase[:, s], error[:, s])
@@ -69,7 +71,7 @@ def _range(data: xr.Dataset) -> tuple[float, float]:
     """Ends of the vertical axis, with room for the markers."""
     ends = [data["sum_loss_increase"].values]
     for name in ("loss_increase", "together_loss_increase"):
-        error = QUANTILE * broken.bar(data[f"{name}_se"].values)
+        error = broken.bar(half_width(data, name))
         ends += [(data[name].values - error).ravel(), (data[name].values + error).ravel()]
     values = np.concatenate(ends)
     values = values[np.isfinite(values)]
@@ -109,12 +111,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def _together(data: xr.Dataset, ax: Axes, settings: Sequence[str], hues: Mapping[str, tuple[Any, str]]) -> None:
     """All units together, filled, beside the sum of the single increases, open."""
-    names = ("together_loss_increase", "together_loss_increase_se", "sum_loss_increase")
-    together, error, added = (data[name].values for name in names)
+    together, added = (data[f"{name}_loss_increase"].values for name in ("together", "sum"))
+    error, half = error_of(data, "together_loss_increase"), half_width(data, "together_loss_increase")
     for s, name in enumerate(settings):
         color, marker = hues[name]
         value = together[s] if np.isfinite(together[s]) else np.nan
-        ax.errorbar([s - 0.12], [value], QUANTILE * broken.bar(error[s : s + 1]), color=color, marker=marker,
+        ax.errorbar([s - 0.12], [value], broken.bar(half[s : s + 1]), color=color, marker=marker,
                     markersize=4, elinewidth=0.8, linestyle="none")  # fmt: skip
         if np.isfinite(added[s]):
             ax.plot([s + 0.12], [added[s]], color=color, marker=marker, markersize=4, markerfacecolor=ground(),

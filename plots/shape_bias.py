@@ -12,7 +12,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
-from landscape.results.statistics import share_interval
+from landscape.statistics.stored import ends_of
 
 MEANING = (
     "The share of decisions for the shape among decisions for the shape or the texture of pictures that combine both "
@@ -26,13 +26,11 @@ NOTE = "Points: categories. Lines: all pictures. Both with 95 % intervals (Wilso
 def draw(data: xr.Dataset, ax: Axes, column: str = "", *, look: Look | None = None, shift: float = 0.0) -> Axes:
     """Draw the bias of every category, below each other, and that of all pictures as a vertical line."""
     look = look or look_of(data)
-    decided = np.nansum(data["by_shape"].values + data["by_texture"].values, axis=0)
-    value = data["category_bias"].values
-    ends = share_interval(value, data["category_bias_se"].values, decided)
+    value, ends = data["category_bias"].values, ends_of(data, "category_bias")
     rows.draw(ax, names_of(data), value, ends, look=look, shift=shift)
     bias = float(data["shape_bias"])
     if np.isfinite(bias):
-        low, high = share_interval(bias, float(data["shape_bias_se"]), decided.sum())
+        low, high = ends_of(data, "shape_bias")
         ax.axvline(bias, color=look.color, linewidth=1.0)
         if np.isfinite(low):
             ax.axvspan(float(low), float(high), color=look.color, alpha=0.15, linewidth=0)

@@ -14,7 +14,7 @@ from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import ground, ink, muted, narrow
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "How sharp the loss is to the optimiser that walks on it: along the gradients of mini-batches (batch sharpness), "
@@ -98,9 +98,9 @@ def _column(
         markerfacecolor=face,
         alpha=DOTS,
     )
-    mean, error = (float(data[key]) if key in data else np.nan for key in (summary, f"{summary}_se"))
+    mean, half = (float(data[summary]), float(half_width(data, summary))) if summary in data else (np.nan, np.nan)
     ax.errorbar(
-        [at], [mean], QUANTILE * error if np.isfinite(error) else None, color=look.color, marker=look.marker,
+        [at], [mean], half if np.isfinite(half) else None, color=look.color, marker=look.marker,
         markersize=6, elinewidth=1.2, capsize=2, markerfacecolor=face, linestyle="none", zorder=3,
     )  # fmt: skip
 

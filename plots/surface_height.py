@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from landscape.plots import broken, style
 from landscape.plots.appearance import Look, escaped, loss_label
 from landscape.plots.appearance import look as look_of
+from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
-    "How far the loss rises on average over a circle around the weights, with 1.96 standard errors over samples as "
+    "How far the loss rises on average over a circle around the weights, with 95 % intervals over samples as "
     "bars (an upper bound: all errors taken as correlated). A line is one pair of random directions; where several "
     "pairs differ by more than the bars, the plane matters more than the samples."
 )
@@ -25,10 +26,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     """Draw the heights at the stored radii, times 1 + shift so that bars do not hide each other, with intervals."""
     look = look or look_of(data)
     at, height = data["radius"].values * (1 + shift), data["height"].values
-    error = data["height_se"].values if "height_se" in data else np.full(height.shape, np.nan)
+    error, half = error_of(data, "height"), np.broadcast_to(half_width(data, "height"), height.shape)
     known = np.isfinite(height)
     ax.errorbar(
-        at[known], height[known], 1.96 * broken.bar(error[known]), color=look.color, marker=look.marker,
+        at[known], height[known], broken.bar(half[known]), color=look.color, marker=look.marker,
         linestyle=look.line, linewidth=0.9, elinewidth=0.8, capsize=1.5, label=look.label,
     )  # fmt: skip
     broken.mark(ax, at, height, error if "height_se" in data else None)

@@ -17,7 +17,7 @@ from landscape.plots import style
 from landscape.plots.appearance import FAMILIES, OTHERS, escaped, family
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.smoothing_study import members_of
-from landscape.results.statistics import QUANTILE, mean_and_standard_error
+from landscape.statistics.stored import ends_of
 
 MEANING = (
     "Networks that differ in one argument alone: accuracy on test data, the error there against the NLL on training "
@@ -176,12 +176,7 @@ def training_nll(run: Run) -> Number:
 
 def top_eigenvalue(run: Run) -> Number:
     """The largest eigenvalue of a mini-batch, mean over mini-batches."""
-    data = run.results.get("hessian")
-    if data is None or "largest" not in data:
-        return UNKNOWN
-    values = data["largest"].values
-    mean, error = mean_and_standard_error(values[np.isfinite(values)])
-    return mean, mean - QUANTILE * error, mean + QUANTILE * error
+    return _interval(run, "hessian", "mean_largest")
 
 
 def mean_positive(run: Run) -> Number:
@@ -229,8 +224,8 @@ def _interval(run: Run, name: str, quantity: str) -> Number:
     data = run.results.get(name)
     if data is None or quantity not in data:
         return UNKNOWN
-    value, low, high = (float(data.get(f"{quantity}{end}", np.nan)) for end in ("", "_low", "_high"))
-    return value, low, high
+    low, high = ends_of(data, quantity)
+    return float(data[quantity]), float(low), float(high)
 
 
 def _bars(value: float, low: float, high: float) -> np.ndarray:

@@ -14,6 +14,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, relative_error
 from landscape.results.rounding import plus_minus
+from landscape.statistics.stored import error_of, half_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,22 +32,22 @@ BESIDE = 0.3  # share of the distance between two mini-batches over which result
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
-    """Draw the trace of every mini-batch with its error, and that of all samples as a line in its band.
+    """Draw the trace of every mini-batch with its 95 % interval, and that of all samples as a line in its own.
 
     The points are shifted to the right, so that those of several results do not overlap.
     """
     look = look or look_of(data)
-    at, values, errors = data["batch"].values + shift, data["batch_trace"].values, data["batch_trace_se"].values
+    at, values, errors = data["batch"].values + shift, data["batch_trace"].values, error_of(data, "batch_trace")
     ax.errorbar(
-        at, values, broken.bar(errors),
+        at, values, broken.bar(half_width(data, "batch_trace")),
         color=look.color, marker=look.marker, linestyle="none", markersize=3, elinewidth=0.8, label=look.label,
     )  # fmt: skip
     broken.mark(ax, at, values, errors)
-    whole, error = float(data["trace"]), float(data["trace_se"])
+    whole, half = float(data["trace"]), float(half_width(data, "trace"))
     if np.isfinite(whole):
         ax.axhline(whole, color=look.color, linestyle=look.line, linewidth=0.9)
-    if np.isfinite(whole) and np.isfinite(error):
-        ax.axhspan(whole - error, whole + error, color=look.color, alpha=0.15, linewidth=0)
+    if np.isfinite(whole) and np.isfinite(half):
+        ax.axhspan(whole - half, whole + half, color=look.color, alpha=0.15, linewidth=0)
     ax.set(xlabel="mini-batch", ylabel="trace of the Hessian")
     return ax
 
@@ -71,7 +72,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _number(data: xr.Dataset) -> str:
-    return plus_minus(float(data["trace"]), float(data["trace_se"]), 2)
+    return plus_minus(float(data["trace"]), float(half_width(data, "trace")), 2)
 
 
 def headline(data: xr.Dataset) -> Numbers:

@@ -12,6 +12,7 @@ from landscape.plots.appearance import Look, escaped
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import muted
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "For random vectors v and the rows of every block: dark, |(H - H_bd) v| / |H v|, what a block-diagonal Hessian "
@@ -28,7 +29,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     look = look or look_of(data)
     at = np.arange(data.sizes["block"])
     for i, (name, alpha, line, label) in enumerate(BARS):
-        error = broken.bar(data[f"rows_{name}_se"].values)
+        error = broken.bar(half_width(data, f"rows_{name}"))
         ax.barh(at + 0.4 * i - 0.2, data[f"rows_{name}"].values, xerr=error, height=0.38, color=look.color,
                 alpha=alpha, label=label, error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
         ax.axvline(float(data[name]), color=muted(), linewidth=0.8, linestyle=line)

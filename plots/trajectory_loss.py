@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.appearance import Look, loss_label
 from landscape.plots.appearance import look as look_of
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "The loss of every snapshot (solid) beside the loss at the point of the principal plane where a figure of the "
     "path shows it (dashed), and the distance between the two points in weight space. Where the lines part, the "
     "surface under a drawn path is not the surface that training saw, and its hills and valleys there mean little."
 )
-BAND = 2.0  # standard errors
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
@@ -27,9 +27,9 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
     look = look or look_of(data)
     time, unit = epochs(data)
     for name, line in (("loss", "-"), ("plane_loss", "--")):
-        value, error = data[name].values, data[f"{name}_se"].values
+        value, half = data[name].values, half_width(data, name)
         axes[0].plot(time, value, color=look.color, linestyle=line, marker=look.marker, markersize=2.5, linewidth=1)
-        low, high = value - BAND * error, value + BAND * error
+        low, high = value - half, value + half
         if np.isfinite(high).any():
             axes[0].fill_between(time, low, high, color=look.color, alpha=0.15, linewidth=0)
     axes[1].plot(time, data["off_plane"], color=look.color, marker=look.marker, markersize=2.5, linewidth=1)
@@ -43,7 +43,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
     legend = [replace(look, line="-").legend_handle() for look in looks]
-    note = f"Solid: the snapshots' own loss; dashed: on the plane. Bands: {BAND:g} standard errors over samples."
+    note = "Solid: the snapshots' own loss; dashed: on the plane. Bands: 95 % intervals over samples."
     figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     own, off = figure.subplots(1, 2)
     for data, look in zip(results, looks, strict=True):

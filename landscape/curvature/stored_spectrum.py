@@ -20,8 +20,11 @@ from landscape.curvature.stability import (
     stability_summary_quantities,
 )
 from landscape.probe import Quantity
+from landscape.results.ratio import linearised
+from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.intervals import positive_interval, share_interval
 
-RESAMPLES = 1000
+UNKNOWN = float("nan"), float("nan")
 MATRICES: Mapping[Matrix, tuple[str, str]] = {  # long name and units of the eigenvalues
     "hessian": ("Hessian", "loss per squared weight"),
     "ggn": ("Gauss-Newton", "loss per squared weight"),
@@ -100,21 +103,25 @@ def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Qua
     stability = stability_summary_quantities(dims) if operator == "preconditioned" else {}
     return stability | {
         "nep": Quantity("share of negative eigenvalues", dims=dims),
-        "nep_low": Quantity("lower end of the 95 % bootstrap interval of nep over mini-batches", dims=dims),
-        "nep_high": Quantity("upper end of the 95 % bootstrap interval of nep over mini-batches", dims=dims),
+        "nep_se": Quantity("its standard error over mini-batches", dims=dims, over="batch"),
+        "nep_low": Quantity("lower end of the 95 % interval of nep over mini-batches", dims=dims),
+        "nep_high": Quantity("upper end of the 95 % interval of nep over mini-batches", dims=dims),
         "ape": Quantity("mean of the positive eigenvalues", units, dims),
-        "ape_low": Quantity("lower end of the 95 % bootstrap interval of ape", units, dims),
-        "ape_high": Quantity("upper end of the 95 % bootstrap interval of ape", units, dims),
+        "ape_se": Quantity("its standard error over mini-batches", units, dims, over="batch"),
+        "ape_low": Quantity("lower end of the 95 % interval of ape over mini-batches", units, dims),
+        "ape_high": Quantity("upper end of the 95 % interval of ape over mini-batches", units, dims),
+        "mean_largest": Quantity("mean of the largest eigenvalue of a mini-batch", units, dims),
+        "mean_largest_se": Quantity("its standard error over mini-batches", units, dims, over="batch"),
     }
 
 
 def summaries(data: Mapping[str, np.ndarray], *, per_layer: bool) -> dict[str, Any]:
-    """NEP and APE over all finished mini-batches, of each layer if there are several, with bootstrap intervals."""
+    """NEP and APE over all finished mini-batches, of each layer if there are several, with their intervals."""
     values, done = _without_rounding(data), data["done"]
     stability = stability_summaries(data) if "ratio" in data else {}
     if not per_layer:
-        return stability | _summaries(values, done)
-    rows = [_summaries(values[:, g], done[:, g]) for g in range(done.shape[1])]
+        return stability | _summaries(values, data["largest"], done)
+    rows = [_summaries(values[:, g], data["largest"][:, g], done[:, g]) for g in range(done.shape[1])]
     return stability | {
         name: np.array([row.get(name, np.nan) for row in rows]) for name in summary_quantities("hessian", ())
     }
@@ -129,19 +136,25 @@ def _without_rounding(data: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.where(is_rounding, 0.0, values)
 
 
-def _summaries(eigenvalues: np.ndarray, done: np.ndarray) -> dict[str, float]:
-    """NEP and APE of eigenvalues (batch, rank), each with a 95 % bootstrap interval over mini-batches."""
+def _summaries(eigenvalues: np.ndarray, largest: np.ndarray, done: np.ndarray) -> dict[str, float]:
+    """NEP and APE of eigenvalues (batch, rank), and the mean of the largest (batch,), with errors over mini-batches."""
     values = eigenvalues[done == 1]
     values = values[np.isfinite(values).any(axis=1)]
+    largest = largest[(done == 1) & np.isfinite(largest)]
     if len(values) == 0:
         return {}
-    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    known, positive = np.isfinite(values), values > 0
+    parts = {
+        "nep": (negative_share(values), linearised((values < 0).sum(axis=1), known.sum(axis=1)), share_interval),
+        "ape": (positive_mean(values), linearised(np.where(positive, values, 0.0).sum(axis=1), positive.sum(axis=1)),
+                positive_interval),
+    }  # fmt: skip
     found: dict[str, float] = {}
-    for name, statistic in (("nep", negative_share), ("ape", positive_mean)):
-        found[name] = statistic(values)
-        resampled = np.array([statistic(values[rows]) for rows in draws])
-        if len(values) > 1 and np.isfinite(resampled).any():
-            found[f"{name}_low"], found[f"{name}_high"] = np.nanquantile(resampled, [0.025, 0.975])
+    for name, (value, each, interval) in parts.items():
+        error = mean_and_standard_error(each)[1]
+        low, high = interval(value, error, len(each))
+        found |= {name: value, f"{name}_se": error, f"{name}_low": float(low), f"{name}_high": float(high)}
+    found["mean_largest"], found["mean_largest_se"] = mean_and_standard_error(largest) if len(largest) else UNKNOWN
     return found
 
 

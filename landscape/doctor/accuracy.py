@@ -13,10 +13,10 @@ from scipy.stats import t as student
 from landscape.doctor.finding import Finding, Result, Severity, found, more_samples
 from landscape.doctor.grid import Grid
 from landscape.results.rounding import plus_minus
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.intervals import NORMAL
 
 LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
-LEAST_ERRORS = QUANTILE**2  # below it, the half-width 1.96 sqrt(errors) of an interval exceeds the number of errors
+LEAST_ERRORS = NORMAL**2  # below it, the half-width 1.96 sqrt(errors) of an interval exceeds the number of errors
 STATED = ("loss_increase", "value", "effective_rank")  # of probes that store no loss; single ones may be undefined
 SAMPLES_FOR_GUESS = 2  # a single sample decides nothing
 
@@ -135,14 +135,14 @@ def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
                 continue
             error = math.sqrt(a * (1 - a) / one.samples + b * (1 - b) / other.samples)
             error = max(error, 1 / min(one.samples, other.samples))  # an accuracy of 1 has an error too
-            if abs(a - b) < QUANTILE * error:
+            if abs(a - b) < NORMAL * error:
                 errors = round(min(a, 1 - a) * one.samples)
                 what = ("error" if a > 0.5 else "right answer") + "s" * (errors != 1)
                 yield found(
                     "too-few-samples", "suspicious", [one, other],
                     f"{one.label} {a:.3f} and {other.label} {b:.3f} on {one.samples} samples are not told apart, and "
                     f"{one.label} has {errors} {what}",
-                    more_samples(one, QUANTILE * error / abs(a - b)),
+                    more_samples(one, NORMAL * error / abs(a - b)),
                 )  # fmt: skip
                 return
 

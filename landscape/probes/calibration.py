@@ -16,6 +16,7 @@ from landscape.predictions.temperature import Temperature, TemperatureFit, in_fi
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration as statistics
 from landscape.results.calibration import METRIC_NAMES, SampleScores
+from landscape.statistics.intervals import interval
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -166,7 +167,8 @@ def _temperature(data: Mapping[str, np.ndarray]) -> dict[str, float]:
     value, error = (data[name][data["done"] == 1] for name in ("fitted_temperature", "fitted_temperature_se"))
     if not value.size:
         return {}
-    low, high = value[0] - 1.96 * error[0], value[0] + 1.96 * error[0]
+    fitted = np.isfinite(data["sample_scaled_confidence"]).sum()  # the other half is as large, to one sample
+    low, high = interval(value[0], error[0], fitted)
     return {
         "temperature": value[0], "temperature_se": error[0], "temperature_low": max(low, 0.0), "temperature_high": high
     }  # fmt: skip

@@ -203,7 +203,7 @@ class Hessian(Probe):
             yield from self._side_by_side(curved[0], units[at : at + curved[0].batched])
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """NEP and APE over all finished mini-batches, or those of each layer, with bootstrap intervals."""
+        """NEP and APE over all finished mini-batches, or those of each layer, with their intervals."""
         return summaries(data, per_layer=self.per_layer)
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 
 from landscape.options import invalid
 from landscape.probe import Quantity
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.intervals import NORMAL
 
 MARGIN = "2se"
 ANGLES = 72  # rays of a plane
@@ -87,7 +87,7 @@ def radius(r: np.ndarray, worse: np.ndarray, error: np.ndarray, margin: float) -
     if not len(r) or math.isnan(margin):
         return UNKNOWN
     r, worse, error = (np.concatenate([[0.0], values]) for values in (r, worse, error))
-    half = np.where(np.isinf(worse), 0.0, QUANTILE * error)
+    half = np.where(np.isinf(worse), 0.0, NORMAL * error)
     before, value, after = (_first_above(values, margin) for values in (worse + half, worse, worse - half))
     low = math.nan if before is None else float(r[min(before, len(r)) - 1])
     high = math.nan if after is None else float(r[after]) if after < len(r) else math.inf

@@ -14,7 +14,7 @@ import numpy as np
 
 from landscape.probe import Quantity, Values
 from landscape.results.calibration import Interval
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.intervals import interval
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -132,7 +132,7 @@ def _reduced(data: Mapping[str, np.ndarray]) -> Values:
 def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, Interval]]:
     """Mean scores over corruptions and severities of a result minus those of another one on the same images.
 
-    Intervals are 1.96 standard errors over blocks of samples, which both have in common. The error of the ECE is that
+    Intervals are those of Student's t over blocks of samples, which both have in common. The error of the ECE is that
     of its calibration gaps, whose signs per bin are taken as given.
     """
     found = {}
@@ -141,7 +141,8 @@ def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[fl
         sums, others = (one[f"{name}_block"].values.mean(axis=(0, 1)) for one in (data, other))
         counts = data["block_samples"].values
         error = float(_error_over_blocks((sums - others)[None] / counts, counts)[0])
-        found[name] = value, Interval(error, value - QUANTILE * error, value + QUANTILE * error)
+        low, high = interval(value, error, len(counts))
+        found[name] = value, Interval(error, float(low), float(high))
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from landscape.results.statistics import QUANTILE, Ends
+from landscape.statistics.intervals import Ends, interval, p_value, quantile
 
 SAMPLES = ("data_sha256", "samples")  # the attributes that say which samples a result is of
 
@@ -40,11 +40,11 @@ def mean_difference(values: np.ndarray, other: np.ndarray, *, shares: bool = Fal
         mean = difference.mean(axis=-1)
         if shares:
             gained, lost = ((np.clip(sign * difference, 0, None).sum(axis=-1) + 1) / (n + 2) for sign in (1, -1))
-            half = QUANTILE * np.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
+            half = quantile(n) * np.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
             low, high = gained - lost - half, gained - lost + half
             return mean, (np.clip(np.minimum(low, mean), -1, 1), np.clip(np.maximum(high, mean), -1, 1))
-        half = QUANTILE * difference.std(axis=-1, ddof=1) / np.sqrt(n) if n > 1 else np.full(mean.shape, np.nan)
-    return mean, (mean - half, mean + half)
+        error = difference.std(axis=-1, ddof=1) / np.sqrt(n) if n > 1 else np.full(mean.shape, np.nan)
+    return mean, interval(mean, error, n)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,6 @@ def paired_t(
 
     `shares` (n,), of sum 1, are the weights of values that are means over different numbers of samples.
     """
-    from scipy.special import stdtr, stdtrit
-
     n = len(values)
     weights = np.full(n, 1 / n) if shares is None else shares
     with np.errstate(invalid="ignore"):  # infinite losses of both
@@ -76,8 +74,7 @@ def paired_t(
     method = f"paired t over {n} {units}"
     if not error > 0:
         return Difference(mean, math.nan, math.nan, 1.0 if n > 1 and mean == 0 else math.nan, method)
-    half = float(stdtrit(n - 1, 0.975)) * error
-    return Difference(mean, mean - half, mean + half, float(2 * stdtr(n - 1, -abs(mean) / error)), method)
+    return by_error(mean, error, n, method)
 
 
 def mcnemar(right: np.ndarray, other: np.ndarray) -> Difference:
@@ -94,25 +91,35 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> Difference:
     return Difference(float(value), float(low), float(high), p, f"McNemar over {len(right)} samples")
 
 
-def unpaired(value: float, error: float, other: float, other_error: float, why: str = "") -> Difference:
-    """Difference of two estimates with their standard errors, as if they were independent; `why` is said.
+def unpaired(one: tuple[float, float, float], other: tuple[float, float, float], why: str = "") -> Difference:
+    """Difference of two estimates as if they were independent; each with its standard error and number of values.
 
-    On common samples, whose noise mostly cancels in the difference, this errs on the side of no difference.
+    Student's t where both have as many values, else Welch's. On common samples, whose noise mostly cancels in the
+    difference, this errs on the side of no difference. `why` they are not paired is said.
     """
-    from scipy.special import ndtr
-
-    difference, total = value - other, math.hypot(error, other_error)
+    difference, errors, counts = one[0] - other[0], (one[1], other[1]), (one[2], other[2])
+    total = math.hypot(*errors)
     method = f"errors of both, not paired{f': {why}' if why else ''}"
     if not total > 0:
         return Difference(difference, math.nan, math.nan, 1.0 if difference == 0 else math.nan, "no error is known")
-    half = QUANTILE * total
-    return Difference(
-        difference, difference - half, difference + half, float(2 * ndtr(-abs(difference) / total)), method
-    )
+    return by_error(difference, total, 1 + degrees_of_freedom(errors, counts), method)
 
 
-def by_error(value: float, error: float, low: float, high: float, method: str) -> Difference:
-    """A difference with its interval and standard error; p as of a normal distribution."""
-    from scipy.special import ndtr
+def degrees_of_freedom(errors: tuple[float, float], counts: tuple[float, float]) -> float:
+    """Of the difference of two independent estimates from so many values with these standard errors.
 
-    return Difference(value, low, high, float(2 * ndtr(-abs(value) / error)) if error > 0 else math.nan, method)
+    Those of Student's t (equal spread) where both have as many values, since Welch's are too few for a handful; else
+    those of Welch (1947). NaN where a number is not known.
+    """
+    if counts[0] == counts[1]:
+        return 2 * (counts[0] - 1)
+    parts, freedom = np.square(errors), np.subtract(counts, 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(parts.sum() ** 2 / (parts**2 / freedom).sum())
+
+
+def by_error(value: float, error: float, n: float, method: str, ends: tuple[float, float] | None = None) -> Difference:
+    """A difference with its standard error over n independent values, by Student's t; `ends`: of a better interval."""
+    low, high = interval(value, error, n) if ends is None else ends
+    p = float(p_value(value, error, n)) if error > 0 else math.nan
+    return Difference(value, float(low), float(high), p, method)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
-LEVEL = 0.975  # upper quantile of a two-sided 95 % interval
+from landscape.statistics.intervals import FEWEST
+from landscape.statistics.intervals import quantile as half_width
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, *, spread_at_zero: f
     """
     n = len(numerators)
     over, under = float(numerators.mean()), float(denominators.mean())
-    if n < 3 or not math.isfinite(over + under):
+    if n < FEWEST or not math.isfinite(over + under):
         return Ratio(math.nan, math.nan, math.nan, math.nan, False)
     variances = np.cov(np.stack([numerators, denominators])) / n
-    quantile = float(stdtrit(n - 1, LEVEL)) ** 2
+    quantile = float(half_width(n)) ** 2
     # The ends are roots of a r^2 - 2 b r + c.
     a = under**2 - quantile * variances[1, 1]
     b = over * under - quantile * variances[0, 1]
@@ -50,6 +50,13 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, *, spread_at_zero: f
         a = under**2 - quantile * spread_at_zero
         b += 2 * quantile * math.sqrt(spread_at_zero / 2) * over
     return Ratio(math.nan, math.nan, _smallest_positive_root(a, b, c) if over > 0 and c > 0 else 0.0, math.inf, False)
+
+
+def linearised(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Values (n,) whose mean is the ratio of two sums over n parts, and whose spread gives the error of that ratio."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        whole = above.sum() / below.sum()
+        return np.asarray(whole + (above - whole * below) / below.mean())
 
 
 def _smallest_positive_root(a: float, b: float, c: float) -> float:

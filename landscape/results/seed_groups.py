@@ -9,10 +9,11 @@ from functools import cache
 
 import numpy as np
 
-from landscape.results.paired import Difference
+from landscape.results.paired import Difference, by_error, degrees_of_freedom
+from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.intervals import UPPER, interval
 
 FEWEST = 2  # members of a group that say something about its spread
-CONFIDENCE = 0.95
 NODES = 200  # of the quadrature
 
 
@@ -25,33 +26,29 @@ class Effect:
     high: float
 
 
-def t_quantile(df: float) -> float:
-    """Half the width of a 95 % interval in standard errors, by Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, 0.5 + CONFIDENCE / 2)) if df > 0 else math.nan
-
-
 def mean_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean of independent values (n,) and the ends of its 95 % interval by Student's t; NaN for fewer than two."""
-    n = len(values)
-    mean = float(np.mean(values)) if n else math.nan
-    half = t_quantile(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n) if n >= FEWEST else math.nan
-    return mean, mean - half, mean + half
+    """Mean of independent values (n,) and the ends of its interval."""
+    mean, error = mean_and_standard_error(values) if len(values) else (math.nan, math.nan)
+    low, high = interval(mean, error, len(values))
+    return mean, float(low), float(high)
 
 
-def welch(values: np.ndarray, other: np.ndarray, units: str = "seeds") -> Difference:
-    """Mean of the first minus that of the other, whose spread may differ (Welch 1947); NaN without two of each."""
+def two_groups(values: np.ndarray, other: np.ndarray, units: str = "seeds") -> Difference:
+    """Mean of the first minus that of the other; NaN without two of each.
+
+    Student's t of groups of one size, whose degrees of freedom Welch's test takes for too few where they are a handful
+    (at two against two it rejects 2 % of equal groups instead of 5); of groups of different sizes Welch's (1947).
+    """
     value = float(np.mean(values) - np.mean(other)) if len(values) and len(other) else math.nan
     if min(len(values), len(other)) < FEWEST:
         return Difference(value, math.nan, math.nan, math.nan, "")
-    parts = [float(np.var(one, ddof=1)) / len(one) for one in (values, other)]
-    error = math.sqrt(sum(parts))
-    method = f"Welch's t over {units}"
-    if not error > 0:
+    (_, error), (_, other_error) = (mean_and_standard_error(one) for one in (values, other))
+    counts = len(values), len(other)
+    method = f"{'Student' if counts[0] == counts[1] else 'Welch'}'s t over {units}"
+    total = math.hypot(error, other_error)
+    if not total > 0:
         return Difference(value, math.nan, math.nan, 1.0 if value == 0 else math.nan, method)
-    df = sum(parts) ** 2 / sum(part**2 / (len(one) - 1) for part, one in zip(parts, (values, other), strict=True))
-    return _of_t(value, error, df, method)
+    return by_error(value, total, 1 + degrees_of_freedom((error, other_error), counts), method)
 
 
 def hedges_g(values: np.ndarray, other: np.ndarray) -> Effect:
@@ -71,7 +68,7 @@ def hedges_g(values: np.ndarray, other: np.ndarray) -> Effect:
         return Effect(math.nan, math.nan, math.nan)
     d, scale = float(np.mean(values) - np.mean(other)) / pooled, math.sqrt(n * m / (n + m))
     unbiased = math.exp(gammaln(df / 2) - gammaln((df - 1) / 2)) * math.sqrt(2 / df)
-    low, high = (_noncentrality(d * scale, df, share) / scale for share in (0.5 + CONFIDENCE / 2, 0.5 - CONFIDENCE / 2))
+    low, high = (_noncentrality(d * scale, df, share) / scale for share in (UPPER, 1 - UPPER))
     return Effect(unbiased * d, low, high)
 
 
@@ -83,13 +80,6 @@ def holm(values: Sequence[float]) -> list[float]:
     steps = found[order] * np.arange(len(order), 0, -1)
     found[order] = np.minimum(np.maximum.accumulate(steps), 1.0) if len(order) else steps
     return [float(p) for p in found]
-
-
-def _of_t(value: float, error: float, df: float, method: str) -> Difference:
-    from scipy.special import stdtr
-
-    half = t_quantile(df) * error
-    return Difference(value, value - half, value + half, float(2 * stdtr(df, -abs(value) / error)), method)
 
 
 def _noncentrality(t: float, df: float, share: float) -> float:

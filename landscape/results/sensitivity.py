@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from landscape.results.statistics import QUANTILE, mean_and_standard_error_from_sums
+from landscape.results.statistics import mean_and_standard_error_from_sums
+from landscape.statistics.intervals import FEWEST, NORMAL
 
 PARTS = 8  # of a mini-batch, over which sums of several units are compared
 ALL = 0  # place of all units together
@@ -43,12 +44,12 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     n = len(x)
-    if n < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    if n < FEWEST or np.ptp(x) == 0 or np.ptp(y) == 0:
         return math.nan, math.nan, math.nan
     r = float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
     if abs(r) > 1 - 1e-12:
         return round(r), math.nan, math.nan
-    half = QUANTILE * math.sqrt((1 + r**2 / 2) / (n - 3))
+    half = NORMAL * math.sqrt((1 + r**2 / 2) / (n - 3))
     return r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 Sum = np.ndarray | np.float64
 MEMBER_ERROR = "its standard error over members"
-QUANTILE = 1.96  # of a 95 % interval
-Ends = tuple[np.ndarray, np.ndarray]  # lower and upper ends of intervals
 
 
 def mean_and_standard_error(values: np.ndarray) -> tuple[float, float]:
@@ -29,36 +27,6 @@ def mean_and_standard_error_from_sums(total: Sum, squares: Sum, n: Any) -> tuple
         mean: Any = total / n  # not made an array: NumPy squares scalars and arrays to different last digits
         variance = np.clip(squares - n * mean**2, 0.0, None) / (n - 1)
         return mean, np.sqrt(np.where(n > 1, variance, np.nan) / n)
-
-
-def share_interval(share: Any, error: Any, samples: Any) -> Ends:
-    """Ends of 95 % intervals of means of values from 0 to 1, which stay in there: Wilson's with an effective size.
-
-    The size is that of a sample of zeros and ones with the same mean and standard error (Dean & Pagano 2015); where the
-    error says nothing (all values are 0, or all are 1), it is the number of samples. NaN where neither is known.
-    """
-    share, error, samples = np.broadcast_arrays(*(np.asarray(part, dtype=float) for part in (share, error, samples)))
-    spread = share * (1 - share)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        n = np.where((spread > 0) & (error > 0), spread / error**2, samples)
-        z = QUANTILE**2 / n
-        middle = (share + z / 2) / (1 + z)
-        half = QUANTILE * np.sqrt(spread / n + z / (4 * n)) / (1 + z)
-        return np.minimum(middle - half, share), np.maximum(middle + half, share)
-
-
-def positive_interval(value: Any, error: Any) -> Ends:
-    """Ends of 95 % intervals of estimates above 0, which stay there: normal on the logarithmic scale."""
-    value, error = (np.asarray(part, dtype=float) for part in (value, error))
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        factor = np.exp(np.where(value > 0, QUANTILE * error / value, np.nan))
-        return value / factor, value * factor
-
-
-def score_interval(name: str, value: Any, error: Any, samples: Any) -> Ends:
-    """Ends of 95 % intervals of a score by its name: of accuracies and consistencies as shares, of others above 0."""
-    share = name.rpartition("_")[2] in ("accuracy", "consistency", "bias")
-    return share_interval(value, error, samples) if share else positive_interval(value, error)
 
 
 def mean_over_batches(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,14 +12,18 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
+from landscape.plots.headline_number import FLATTER, FLATTER_ABOVE, Measured, number
+from landscape.plots.measured import measured
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.next_steps import listed, unfinished
-from landscape.plots.report.table import QUANTILE, Estimate, checkpoints, height, scalar
+from landscape.plots.report.table import checkpoints
 from landscape.results import reader
+from landscape.results.paired import unpaired
+from landscape.statistics.intervals import LEVEL
+from landscape.statistics.stored import count_of, error_of
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 Certainty = Literal["certain", "mixed", "cannot tell", "not measured", ""]
-RADII = (0.1, 0.25, 0.5, 1.0)
 SHOWN = 3  # measures, units or layers named in one sentence
 
 
@@ -43,73 +47,75 @@ def findings(stored: Stored, file: Path) -> list[Finding]:
 
 
 def flatter(ordered: Stored) -> Finding:
-    """Which network is flatter, by the curvature at the weights and by the height at every radius."""
+    """Which network is flatter, by every measure of flatness of two networks or more under one protocol."""
     question = "Which network is flatter, and is that certain?"
-    measures: list[tuple[str, str, Callable[[xr.Dataset], Estimate | None]]] = [
-        ("curvature (APE)", "hessian", scalar("ape")),
-        ("Hessian trace", "trace", scalar("trace")),
-    ]
-    measures += [(f"height at {r:g}", "surface", lambda data, r=r: height(data, r)) for r in RADII]  # type: ignore[misc]
     winners: dict[str, list[str]] = {}
     sharper: set[str] = set()  # networks that some measure finds sharper than another network
     unsure, detail = [], []
-    for title, probe, get in measures:
-        compared = _compared([(n, d) for n, d in ordered if d.attrs.get("probe") == probe], get)
-        if len(compared) < 2:
-            continue
-        ranked = sorted(compared.items(), key=lambda item: item[1].value)
-        (first, least), others = ranked[0], ranked[1:]
-        detail.append(f"{title}: " + ", ".join(f"{name} {estimate}" for name, estimate in ranked[:SHOWN]))
-        behind = [name for name, other in others if _apart(least, other)]
+    for title, compared in _measures(ordered).items():
+        reading = next(iter(compared.values())).reading
+        ranked = sorted(compared.items(), key=lambda item: item[1].value, reverse=reading == FLATTER_ABOVE)
+        (first, flattest), others = ranked[0], ranked[1:]
+        detail.append(f"{title}: " + ", ".join(f"{name} {one}" for name, one in ranked[:SHOWN])
+                      + (f" and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""))  # fmt: skip
+        behind = [name for name, other in others if _apart(flattest, other)]
         sharper |= set(behind)
         if len(behind) == len(others):
             winners.setdefault(first, []).append(title)
         else:
-            alike = [first, *(name for name, _ in others if name not in behind)]
-            but = f", which are both flatter than {listed(behind[:SHOWN])}" if len(alike) == 2 and behind else ""
-            but = f", which are all flatter than {listed(behind[:SHOWN])}" if len(alike) > 2 and behind else but
-            unsure.append(f"{listed(alike[:SHOWN])} by {title}{but}")
+            of = (
+                f"told apart from {len(behind)} of {len(others)}"
+                if behind
+                else f"told apart from none of {len(others)}"
+            )
+            unsure.append(f"{title}: flattest {first}, {of}")
     said = "; ".join(detail)
     if not detail:
-        text = "Not measured: at least two networks under one protocol are needed (hessian, trace or surface)."
+        text = (
+            "Not measured: at least two networks under one protocol are needed (hessian, trace, surface or flatness)."
+        )
         return Finding(question, [text], "not measured")
     lines = [f"{name} is the flattest by {listed(by)}." for name, by in winners.items()]
-    lines += [f"Not told apart: {text}." for text in unsure]
+    lines += [f"Not told apart by {text}." for text in unsure]
     if not winners:
         return Finding(question, ["These numbers cannot tell.", *lines], "cannot tell", said, "surface")
     if len(winners) > 1 or sharper & set(winners):
-        lines.insert(0, "There is no single answer: it depends on how far from the weights one looks.")
+        lines.insert(
+            0, "There is no single answer: it depends on the measure, and on how far from the weights one looks."
+        )
     return Finding(question, lines, "mixed" if unsure or len(winners) > 1 else "certain", said, "surface")
 
 
 def filters(ordered: Stored) -> Finding:
-    """Which layer of every network lowers the amplitude at the highest frequency most, beyond its error."""
+    """Which layer of every network lowers the amplitude at the highest frequency most, and whether it stands out."""
     question = "Which layer filters high frequencies?"
     found, counts, sure = [], [], True
     for name, data in _newest(ordered, "fourier").items():
         if "high_frequency" not in data:
             continue
-        values, errors = data["high_frequency"].values, _errors(data, "high_frequency")
-        changes = []
-        for i, j in pairwise(range(len(values))):
-            if np.isfinite(values[[i, j]]).all() and not data["reduces"].values[j]:
-                error = math.hypot(errors[i], errors[j])
-                changes.append((float(values[j] - values[i]), error, j))
+        changes = [
+            Measured(f"{data['name'].values[j]} ({data['kind'].values[j]})", *_difference(data, "high_frequency", j, i),
+                     at=str(data["kind"].values[j]))
+            for i, j in pairwise(range(data["high_frequency"].size))
+            if np.isfinite(data["high_frequency"].values[[i, j]]).all() and not data["reduces"].values[j]
+        ]  # fmt: skip
         if not changes:
             continue
-        change, error, j = min(changes)
-        layer = f"{data['name'].values[j]} ({data['kind'].values[j]})"
-        if change < -QUANTILE * error:
-            found.append(f"{name}: {layer} lowers them most, by {-change:.3g} ± {QUANTILE * error:.2g} nats.")
+        first, *others = sorted(changes, key=lambda one: one.value)
+        rivals = [one.name for one in others if not _apart(first, one)]
+        amount = f"by {-first.value:.3g} [{-first.high:.3g}, {-first.low:.3g}] nats"
+        if not first.high < 0:
+            found.append(f"{name}: no layer lowers them beyond its error ({first.name}: {amount}).")
+        elif rivals:
+            found.append(f"{name}: {first.name} lowers them {amount}, not told apart from {listed(rivals, SHOWN)}.")
         else:
-            sure = False
-            found.append(
-                f"{name}: no layer lowers them beyond its error ({layer}: {change:.2g} ± {QUANTILE * error:.2g})."
-            )
+            found.append(f"{name}: {first.name} lowers them most, {amount}.")
+        sure &= first.high < 0 and not rivals
         for kind in ("msa", "mlp", "conv"):
-            own = [c for c in changes if data["kind"].values[c[2]] == kind]
-            lower = sum(c < -QUANTILE * e for c, e, _ in own)
-            counts += [f"{name}: {lower} of {len(own)} {kind} layers lower them"] if own else []
+            own = [one for one in changes if one.at == kind]
+            counts += (
+                [f"{name}: {sum(one.high < 0 for one in own)} of {len(own)} {kind} layers lower them"] if own else []
+            )
     if not found:
         return Finding(question, ["Not measured (fourier)."], "not measured")
     detail = "; ".join(counts) + ". Layers that reduce the map are left out, as their frequencies are others."
@@ -124,21 +130,16 @@ def matters(ordered: Stored) -> Finding:
         quantity = next((q for q in ("accuracy_drop", "loss_increase") if q in data and data[q].notnull().any()), "")
         if not quantity:
             continue
-        values, errors = data[quantity].values, _errors(data, quantity)
-        order = [int(i) for i in np.argsort(-np.where(np.isfinite(values), values, -np.inf))]
-        first = order[0]
-        words = quantity.replace("_", " ")
-        text = f"{name}: {data['name'].values[first]} ({words} {values[first]:.3g} ± {QUANTILE * errors[first]:.2g})"
-        rivals = [
-            i for i in order[1:]
-            if values[first] - values[i] <= QUANTILE * math.hypot(errors[first], errors[i]) and np.isfinite(values[i])
-        ]  # fmt: skip
-        if rivals:
-            sure = False
-            text += f", not told apart from {listed([str(data['name'].values[i]) for i in rivals[:SHOWN]])}"
+        units = [one for i in range(data.sizes["unit"])
+                 for one in number(data, str(data["name"].values[i]), quantity, at={"unit": i})
+                 if np.isfinite(one.value)]  # fmt: skip
+        first, *others = sorted(units, key=lambda one: -one.value)
+        rivals = [one.name for one in others if not _apart(first, one)]
+        text = f"{name}: {first.name} ({quantity.replace('_', ' ')} {first})"
+        text += f", not told apart from {listed(rivals, SHOWN)}" if rivals else ""
+        sure &= not rivals
         found.append(f"{text}.")
-        ranked = (f"{data['name'].values[i]} {values[i]:.3g} ± {QUANTILE * errors[i]:.2g}" for i in order[:SHOWN])
-        detail.append(f"{name}: {', '.join(ranked)}")
+        detail.append(f"{name}: {', '.join(f'{one.name} {one}' for one in (first, *others)[:SHOWN])}")
     if not found:
         return Finding(question, ["Not measured (lesion)."], "not measured")
     return Finding(question, found, "certain" if sure else "mixed", "; ".join(detail), "layers")
@@ -149,25 +150,38 @@ def _next(ordered: Stored, file: Path) -> Finding:
     return Finding("Which command to run next?", [step.text], "", step.note, "", step.command)
 
 
-def _compared(results: Stored, get: Callable[[xr.Dataset], Estimate | None]) -> dict[str, Estimate]:
-    """The estimates of the protocol that most networks share, the newest result of each network."""
-    groups: dict[tuple[str, str], dict[str, Estimate]] = {}
-    for name, data in results:
-        estimate = get(data)
-        if estimate is not None and math.isfinite(estimate.error) and not unfinished(data):
-            groups.setdefault(protocols.key_of(data), {})[name] = estimate
-    return max(groups.values(), key=len, default={})
+def _measures(ordered: Stored) -> dict[str, dict[str, Measured]]:
+    """Every measure of flatness, of the protocol that most networks share: the networks that have it with its interval.
+
+    The newest result of each network counts, and of two measures with the same values in all networks the first.
+    """
+    groups: dict[tuple[str, str], dict[tuple[str, str], dict[str, Measured]]] = {}
+    for name, data in ordered:
+        for one in measured(data) if not unfinished(data) else ():
+            if one.reading in (FLATTER, FLATTER_ABOVE) and one.known:
+                of = groups.setdefault((str(data.attrs.get("probe", "")), one.name), {})
+                of.setdefault(protocols.key_of(data), {})[name] = one
+    found: dict[str, dict[str, Measured]] = {}
+    for (probe, title), by_protocol in groups.items():
+        most = max(by_protocol.values(), key=len)
+        values = {name: one.value for name, one in most.items()}
+        if len(most) > 1 and values not in [{n: one.value for n, one in other.items()} for other in found.values()]:
+            found[f"{title} ({probe})"] = most
+    return found
 
 
-def _apart(one: Estimate, other: Estimate) -> bool:
-    """Whether the difference of two estimates exceeds 1.96 of its standard errors, errors taken as independent."""
-    return abs(one.value - other.value) > QUANTILE * math.hypot(one.error, other.error)
+def _difference(data: xr.Dataset, name: str, i: int, j: int) -> tuple[float, float, float, float]:
+    """An entry of a quantity minus another one, with its error and interval, the errors taken as independent."""
+    values, errors, n = data[name].values, error_of(data, name), float(count_of(data, name))
+    found = unpaired((values[i], errors[i], n), (values[j], errors[j], n))
+    return found.value, math.hypot(errors[i], errors[j]), found.low, found.high
+
+
+def _apart(one: Measured, other: Measured) -> bool:
+    """Whether two estimates differ beyond their errors, which are taken as independent."""
+    found = unpaired((one.value, one.error, one.n), (other.value, other.error, other.n))
+    return found.p < 1 - LEVEL
 
 
 def _newest(ordered: Stored, probe: str) -> Mapping[str, xr.Dataset]:
     return {name: data for name, data in ordered if data.attrs.get("probe") == probe}
-
-
-def _errors(data: xr.Dataset, name: str) -> np.ndarray:
-    found = data[f"{name}_se"].values if f"{name}_se" in data else np.full(data[name].shape, math.nan)
-    return np.asarray(np.where(np.isfinite(found), found, math.inf))

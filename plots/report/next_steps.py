@@ -45,7 +45,7 @@ def next_step(ordered: Stored, file: Path) -> Step:
         if lacks and (not examples or len(lacks) <= len(examples)):
             example = next((data for data in examples.values() if checkpoint(data)), None)
             options = _options(example, file) if example is not None else ["--out", str(file)]
-            text = f"Measure {probe} of {listed(lacks[:SHOWN])}, which the file lacks."
+            text = f"Measure {probe} of {listed(lacks, SHOWN)}, which the file lacks."
             note = "With the protocol of the others." if example is not None else ""
             return Step(text, note, shlex.join(["landscape", probe, *(paths[name] for name in lacks), *options]))
     surfaces = [data for _, data in ordered if data.attrs.get("probe") == "surface" and checkpoint(data)]
@@ -77,10 +77,13 @@ def checkpoint(data: xr.Dataset) -> str:
     return str(spec.get("checkpoint") or "") if isinstance(spec, Mapping) else ""
 
 
-def listed(words: Iterable[str]) -> str:
-    """Words as `a, b and c`."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+def listed(words: Iterable[str], most: int | None = None) -> str:
+    """Words as `a, b and c`; with `most`, of more than so many `a, b, c and 4 more`."""
+    words = list(words)
+    if most is not None and len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _options(data: xr.Dataset, file: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,12 +11,13 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, headlines
+from landscape.plots.headline_number import Measured
 from landscape.plots.report import commands
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
 from landscape.plots.report.next_steps import unfinished
 from landscape.plots.report.protocols import Protocols
-from landscape.plots.report.table import Estimate, Table
+from landscape.plots.report.table import Table
 
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 MARK = "◐"  # of what is unfinished
@@ -89,11 +89,11 @@ def checkpoint_table(table: Table) -> Html:
     return element("section", element("h2", "Checkpoints"), scroll, element("p", note, class_="note"), id="checkpoints")
 
 
-def _cell(estimate: Estimate | None, partial: str) -> Html:
+def _cell(estimate: Measured | None, partial: str) -> Html:
     if estimate is None:
         return element("td")
     parts: list[object] = [f"{estimate.value:.4g}"]
-    if math.isfinite(estimate.low + estimate.high):
+    if estimate.known:
         parts.append(element("span", f" [{estimate.low:.3g}, {estimate.high:.3g}]", class_="interval"))
     if estimate.at:
         parts.append(element("small", estimate.at))

@@ -1,0 +1,43 @@
+"""Intervals of stored quantities: from a result's arrays, with the errors and the numbers of values beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from landscape.statistics.intervals import Ends, interval, positive_interval, quantile, share_interval
+
+BY_BOUNDS = {"share": share_interval, "positive": positive_interval, "": interval}
+
+
+def error_of(data: Any, name: str) -> np.ndarray:
+    """The standard error of a quantity of a labelled result; NaN where the result has none."""
+    error = data[f"{name}_se"].values if f"{name}_se" in data else np.full(data[name].shape, np.nan)
+    return np.asarray(error, dtype=float)
+
+
+def count_of(data: Any, name: str) -> np.ndarray:
+    """How many independent values the error of a quantity is over, a number or one per element; NaN where unknown."""
+    error = data.get(f"{name}_se")
+    if error is None:
+        return np.asarray(np.nan)
+    over = str(error.attrs.get("over", ""))
+    if over in data and data[over].dims == error.dims and over not in data.dims:
+        return np.asarray(data[over].values, dtype=float)
+    return np.asarray(error.attrs.get("n", np.nan), dtype=float)
+
+
+def half_width(data: Any, name: str) -> np.ndarray:
+    """Half the width of the 95 % intervals of a quantity, by Student's t; NaN where there is none."""
+    return np.asarray(quantile(count_of(data, name)) * error_of(data, name))
+
+
+def ends_of(data: Any, name: str) -> Ends:
+    """Ends of the 95 % intervals of a quantity: the stored ones, else those that its bounds allow."""
+    low, high = (np.asarray(data[f"{name}{end}"].values, dtype=float) if f"{name}{end}" in data else None
+                 for end in ("_low", "_high"))  # fmt: skip
+    if low is not None and high is not None:
+        return low, high
+    of = BY_BOUNDS[str(data[name].attrs.get("bounds", ""))]
+    return of(data[name].values, error_of(data, name), count_of(data, name))
