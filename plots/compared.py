@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from landscape.results.protocols import Protocol, protocol_of, variant_of
 from landscape.results.seed_groups import mean_interval
 
 NAME = "compare"  # of the command, and of its results in a file
+Digests = dict[tuple[str, bool], set[str]]  # by label, and whether the results are of weights or of a training run
 NOT_NETWORKS = (NAME, "hybrid")  # results that are of no checkpoint
 
 
@@ -83,9 +85,7 @@ def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], sou
     return Compared(tuple(entries), protocols, groups, tuple(dict.fromkeys(notes)))
 
 
-def _names(
-    results: Sequence[xr.Dataset], digests: Mapping[str, set[str]], groups: Groups | None
-) -> list[tuple[str, str]]:
+def _names(results: Sequence[xr.Dataset], digests: Digests, groups: Groups | None) -> list[tuple[str, str]]:
     """Network and group of the results of one probe.
 
     The labels, with a part of the digest where two checkpoints share one, and with what was changed about a network
@@ -96,7 +96,7 @@ def _names(
     found = []
     for data in results:
         label, variant = _label(data), "" if same else variant_of(data)
-        digest = str(data.attrs.get("checkpoint_sha256", ""))[:6] if len(digests[label]) > 1 else ""
+        digest = _identity(data)[:6] if len(digests[label, _of_weights(data)]) > 1 else ""
         network = _with(label, digest, variant)
         side = network if groups is None else _with(group_of[label], variant) if label in group_of else ""
         found.append((network, side))
@@ -108,13 +108,26 @@ def _with(name: str, *words: str) -> str:
     return f"{name} ({said})" if said else name
 
 
-def _digests(results: Sequence[xr.Dataset]) -> dict[str, set[str]]:
-    """Digests of the checkpoints that have a label."""
-    found: dict[str, set[str]] = {}
+def _digests(results: Sequence[xr.Dataset]) -> Digests:
+    """Identities of the networks that have a label."""
+    found: Digests = {}
     for data in results:
-        digest = str(data.attrs.get("checkpoint_sha256", ""))
-        found.setdefault(_label(data), set()).update([digest] if digest else [])
+        found.setdefault((_label(data), _of_weights(data)), set()).add(_identity(data))
     return found
+
+
+def _of_weights(data: xr.Dataset) -> bool:
+    """Whether a result is of one set of weights, not of a training run."""
+    return bool(data.attrs.get("checkpoint_sha256"))
+
+
+def _identity(data: xr.Dataset) -> str:
+    """What a result is of: the digest of its weights, or that of its question where it is of a whole training run."""
+    weights = str(data.attrs.get("checkpoint_sha256", ""))
+    if weights:
+        return weights
+    run = f"{data.encoding.get('group', '')} {data.attrs.get('created', '')}"
+    return hashlib.sha256(run.encode()).hexdigest()
 
 
 def _label(data: xr.Dataset) -> str:
@@ -136,9 +149,9 @@ def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[x
         values = tuple(o.value for data in finished for o in measured(data) if o.name == name)
         if len(set(values)) > 1:  # not the loss at the centre, which all planes share
             planes[name] = values
-            mean, low, high = mean_interval(np.array(values))
+            mean, low, high = mean_interval(np.array(values), one.bounds)
             error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-            numbers[name] = replace(one, value=mean, error=error, low=low, high=high)
+            numbers[name] = replace(one, value=mean, error=error, low=low, high=high, n=len(values))
     return Entry(probe, network, side, position, numbers, last, reader.unfinished(last), planes)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import OptionError, did_you_mean
+from landscape.plots.appearance import parameters_of
 from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.grouping import Groups
 from landscape.plots.headline_number import FLATTER, FLATTER_ABOVE, HIGHER, Measured
@@ -25,6 +26,7 @@ from landscape.statistics.intervals import NORMAL
 LEVEL = 0.05  # of the tests, after Holm's correction
 PAIRS = 4  # networks or groups up to which every pair is compared; beyond, all with the first
 REAL, ALIKE, NOT, MISSING = "real", "cannot be told apart", "not comparable", "seeds are missing"
+EQUAL = "equal"  # values without an error between them: nothing is tested
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def compare_results(
         raise OptionError(f"--against {against} is unknown; expected one of {', '.join(sides)}{near}")
     made = tuple(c for probe in found.protocols for c in _of_probe(probe, found, against))
     means = tuple(_means(found.entries)) if found.groups else ()
-    networks = tuple(dict.fromkeys(entry.network for entry in found.entries))
+    networks = tuple(dict.fromkeys(e.network for e in found.entries if not parameters_of(e.data).get("members")))
     return Comparison(networks, sides, found.groups, against, found.protocols, found.entries, means, made, found.notes)
 
 
@@ -133,9 +135,27 @@ def _of_probe(probe: str, found: Compared, against: str) -> list[Contrast]:
             one, other = (found.protocols[probe][side[0].protocol] for side in sides)
             why = f"{NOT}: protocols differ ({one.against(other)})"
             contrasts.append(Contrast(probe, None, "", "", first, second, verdict=why))
-    adjusted = holm([c.difference.p if c.difference else np.nan for c in contrasts])
+    contrasts = [c for c in contrasts if c.number not in _copies(own)]
+    adjusted = holm(
+        [c.difference.p if c.difference and not _cannot_differ(c.difference) else np.nan for c in contrasts]
+    )
     readings = {name: one.reading for entry in own for name, one in entry.numbers.items()}
     return [_judged(c, p, readings.get(c.number, "")) for c, p in zip(contrasts, adjusted, strict=True)]
+
+
+def _copies(entries: Sequence[Entry]) -> set[str]:
+    """Numbers that repeat an earlier one in every network, such as the largest of one eigenvalue: tested once."""
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for i, entry in enumerate(entries):
+        for name, one in entry.numbers.items():
+            columns.setdefault(name, []).append((i, one.value))
+    seen: list[list[tuple[int, float]]] = []
+    return {name for name, column in columns.items() if column in seen or seen.append(column)}  # type: ignore[func-returns-value]
+
+
+def _cannot_differ(difference: Difference) -> bool:
+    """Whether both values are equal and have no error, as shares of 0 in all mini-batches: no test, and none counted."""
+    return difference.value == 0 and not difference.high > difference.low
 
 
 def _contrasts(
@@ -189,6 +209,8 @@ def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:
     if contrast.difference is None:
         return contrast
     verdict = contrast.verdict
+    if _cannot_differ(contrast.difference):
+        return replace(contrast, verdict=EQUAL)
     if verdict == MISSING or (contrast.effect is not None and min(contrast.seeds) < FEWEST):
         verdict = f"{MISSING} ({contrast.seeds[0]} against {contrast.seeds[1]})"
     elif not verdict:
@@ -213,7 +235,8 @@ def _means(entries: Iterable[Entry]) -> Iterator[GroupMean]:
                 found.setdefault((entry.probe, entry.protocol, entry.side, name), []).append(one)
     for (probe, position, group, _), members in found.items():
         values = tuple(one.value for one in members)
-        yield GroupMean(probe, position, group, members[0], values, *mean_interval(np.array(values)))
+        ends = mean_interval(np.array(values), members[0].bounds)
+        yield GroupMean(probe, position, group, members[0], values, *ends)
 
 
 def flatness(comparison: Comparison) -> list[str]:

@@ -15,14 +15,14 @@ from landscape.plots.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison,
 from landscape.plots.headline_number import Measured
 from landscape.plots.measured import OVER
 from landscape.results import stored_table
-from landscape.results.rounding import interval, plus_minus
+from landscape.results.rounding import interval
 
 Row = dict[str, str]
 MINUS = "\N{MINUS SIGN}"
 ALONE = "A difference of two networks is about these two: other seeds may differ as much."
 NAMES = 60  # characters of the names of groups in a label
 SEEDS = (
-    "Means over seeds with 95 % intervals by Student's t; differences by Welch's t test, g: Hedges' g with its 95 % "
+    "Means over seeds with 95 % intervals, from four seeds on; differences by a t test, g: Hedges' g with its 95 % "
     "interval. They are about seeds, on these samples."
 )
 
@@ -40,7 +40,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """One row per number of a network, per mean of a group, and per difference; None where something is not known."""
     empty: dict[str, Any] = dict.fromkeys(
         ("kind", "probe", "protocol", "number", "unit", "reading", "network", "group", "against", "seeds", "value",
-         "standard_error", "low", "high", "p", "p_holm", "g", "g_low", "g_high", "method", "verdict", "favours",
+         "standard_error", "n", "low", "high", "p", "p_holm", "g", "g_low", "g_high", "method", "verdict", "favours",
          "partial")
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
         for one in entry.numbers.values():
             own = {"kind": "network", "probe": entry.probe, "protocol": letter(entry.protocol),
                    "network": entry.network, "group": entry.side if comparison.groups else None, "value": one.value,
-                   "standard_error": one.error, "low": one.low, "high": one.high,
+                   "standard_error": one.error, "n": one.n, "low": one.low, "high": one.high,
                    "partial": entry.partial or None}  # fmt: skip
             rows.append(empty | own | _about(one))
     for mean in comparison.means:
@@ -155,7 +155,7 @@ def _network_rows(comparison: Comparison, probe: str, position: int) -> list[Row
         row = {"network": f"{entry.network}{f' (partial: {entry.partial})' if entry.partial else ''}"}
         for name, heading in columns.items():
             one = entry.numbers.get(name)
-            row[heading] = "" if one is None else signed(plus_minus(one.value, one.error, 2))
+            row[heading] = "" if one is None else signed(interval(one.value, one.low, one.high))
         rows.append(row)
     return rows
 
@@ -209,7 +209,9 @@ def _caption(comparison: Comparison, probe: str, contrasts: Sequence[Contrast]) 
     for one in numbers.values():
         if one.reading:
             readings.setdefault(one.reading, []).append(one.name)
-    said = [SEEDS if comparison.groups else f"±: standard errors over {OVER.get(probe, 'samples')}."]
+    known = any(one.known for one in numbers.values())
+    over = f"In brackets: 95 % intervals over {OVER.get(probe, 'samples')}."
+    said = [SEEDS] if comparison.groups else [over] if known else []
     said += [f"{words[:1].upper()}{words[1:]}: {', '.join(names)}." for words, names in readings.items()]
     methods: dict[str, list[str]] = {}
     for c in contrasts:

@@ -32,6 +32,7 @@ class Measured:
     unit: str = ""
     reading: Reading = ""
     n: float = np.nan  # independent values behind the error
+    bounds: str = ""  # what the number cannot leave, as of its quantity: `share` or `positive`
     at: str = ""  # where it was found, in words
 
     @property
@@ -61,7 +62,8 @@ def number(
     parts = [_at(data[quantity], values, here) for values in (data[quantity].values, *arrays)]
     unit = str(data[quantity].attrs.get("units", "1"))
     value, error, n, low, high = parts
-    yield Measured(name, value, error, low, high, "" if unit == "1" else unit, reading, n)
+    bounds = str(data[quantity].attrs.get("bounds", ""))
+    yield Measured(name, value, error, low, high, "" if unit == "1" else unit, reading, n, bounds)
 
 
 def _at(like: xr.DataArray, values: np.ndarray, here: At) -> float:
@@ -87,4 +89,4 @@ def of_share(data: xr.Dataset, name: str, value: float) -> Measured:
     samples = int(data.attrs.get("samples", 0))
     error = float(np.sqrt(value * (1 - value) / (samples - 1))) if samples > 1 and 0 <= value <= 1 else np.nan
     low, high = share_interval(value, error, samples)
-    return Measured(name, value, error, float(low), float(high), reading=HIGHER, n=samples)
+    return Measured(name, value, error, float(low), float(high), reading=HIGHER, n=samples, bounds="share")

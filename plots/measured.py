@@ -106,9 +106,8 @@ def _hessian(data: xr.Dataset) -> Iterator[Measured]:
     """NEP and APE over mini-batches, and the mean of their largest eigenvalues."""
     if "ape" not in data or data["ape"].ndim:
         return
-    rows: Sequence[tuple[str, str, Reading]] = (("stability", "stability", ""), ("sharpness", "sharpness", ""), ("nep", "nep", ""), ("ape", "ape", FLATTER),
-            ("largest eigenvalue", "mean_largest", FLATTER))  # fmt: skip
-    yield from _scalars(rows, data)
+    yield from _scalars((("stability", "stability", ""), ("sharpness", "sharpness", ""), ("nep", "nep", ""),
+                         ("ape", "ape", FLATTER), ("largest eigenvalue", "mean_largest", FLATTER)), data)  # fmt: skip
 
 
 def mini_batches(data: xr.Dataset) -> dict[str, np.ndarray]:
@@ -212,20 +211,20 @@ def _line(data: xr.Dataset) -> Iterator[Measured]:
     """The highest barrier between checkpoints."""
     if headlines.finite(data, "barrier").size:
         top = int(np.nanargmax(data["barrier"].values))
-        yield from number(data, "barrier", "barrier", LOWER, {str(data["barrier"].dims[0]): top})
+        yield from number(data, "barrier", "barrier", at={str(data["barrier"].dims[0]): top})
 
 
 def _align(data: xr.Dataset) -> Iterator[Measured]:
     """The barrier between two checkpoints after alignment."""
     if headlines.finite(data, "barrier").size:
-        yield from number(data, "barrier", "barrier", LOWER, {"curve": -1})
+        yield from number(data, "barrier", "barrier", at={"curve": -1})
 
 
 def _barriers(data: xr.Dataset) -> Iterator[Measured]:
     """The highest barrier between any two checkpoints, of the last curve."""
     last = data["barrier"].values[-1]
     if np.isfinite(last).any():
-        yield from number(data, "barrier", "barrier", LOWER, {"curve": -1, "pair": int(np.nanargmax(last))})
+        yield from number(data, "barrier", "barrier", at={"curve": -1, "pair": int(np.nanargmax(last))})
 
 
 def _evaluate(data: xr.Dataset) -> Iterator[Measured]:

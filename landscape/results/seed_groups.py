@@ -11,7 +11,7 @@ import numpy as np
 
 from landscape.results.paired import Difference, by_error, degrees_of_freedom
 from landscape.results.statistics import mean_and_standard_error
-from landscape.statistics.intervals import UPPER, interval
+from landscape.statistics.intervals import BY_BOUNDS, UPPER
 
 FEWEST = 2  # members of a group that say something about its spread
 NODES = 200  # of the quadrature
@@ -26,10 +26,10 @@ class Effect:
     high: float
 
 
-def mean_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean of independent values (n,) and the ends of its interval."""
+def mean_interval(values: np.ndarray, bounds: str = "") -> tuple[float, float, float]:
+    """Mean of independent values (n,) and the ends of its interval, within the bounds of the quantity."""
     mean, error = mean_and_standard_error(values) if len(values) else (math.nan, math.nan)
-    low, high = interval(mean, error, len(values))
+    low, high = BY_BOUNDS[bounds](mean, error, len(values))
     return mean, float(low), float(high)
 
 

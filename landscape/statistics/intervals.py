@@ -62,6 +62,9 @@ def share_interval(share: Any, error: Any, n: Any) -> Ends:
         return np.minimum(middle - half, share), np.maximum(middle + half, share)
 
 
+BY_BOUNDS = {"": interval, "share": share_interval, "positive": positive_interval}  # by `Quantity.bounds`
+
+
 def p_value(value: Any, error: Any, n: Any) -> np.ndarray:
     """Two-sided p of an estimate of 0, by the t test that belongs to `interval`; n as there, but from two values on."""
     from scipy.special import stdtr

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.statistics.intervals import Ends, interval, positive_interval, quantile, share_interval
-
-BY_BOUNDS = {"share": share_interval, "positive": positive_interval, "": interval}
+from landscape.statistics.intervals import BY_BOUNDS, Ends, quantile
 
 
 def error_of(data: Any, name: str) -> np.ndarray:
