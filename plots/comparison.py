@@ -136,9 +136,8 @@ def _of_probe(probe: str, found: Compared, against: str) -> list[Contrast]:
             why = f"{NOT}: protocols differ ({one.against(other)})"
             contrasts.append(Contrast(probe, None, "", "", first, second, verdict=why))
     contrasts = [c for c in contrasts if c.number not in _copies(own)]
-    adjusted = holm(
-        [c.difference.p if c.difference and not _cannot_differ(c.difference) else np.nan for c in contrasts]
-    )
+    tested = [None if c.difference is None or _cannot_differ(c.difference) else c.difference for c in contrasts]
+    adjusted = holm([np.nan if difference is None else difference.p for difference in tested])
     readings = {name: one.reading for entry in own for name, one in entry.numbers.items()}
     return [_judged(c, p, readings.get(c.number, "")) for c, p in zip(contrasts, adjusted, strict=True)]
 
