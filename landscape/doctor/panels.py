@@ -108,22 +108,6 @@ def depth_unknown(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def perfect_score(result: Result) -> Iterator[Finding]:
-    """An accuracy of 0 or 1 has a bootstrap interval of width zero: all resamples are the same.
-
-    With 95 % confidence the error rate is below 1 - 0.05^(1 / n) (rule of three, Hanley & Lippman-Hand 1983). A note.
-    """
-    share, low, high = (result.number(f"accuracy{end}") for end in ("", "_low", "_high"))
-    if result.probe == "calibration" and share in (0.0, 1.0) and low == high:
-        limit = 1 - LEVEL ** (1 / result.samples)
-        yield found(
-            "saturated-bootstrap", "note", result,
-            f"the accuracy is {share:g} on {result.samples} samples, and so is its interval; the "
-            f"{'error rate' if share else 'accuracy'} is below {limit:.2g} with 95 % confidence (rule of three)",
-            more_samples(result, 2.0),
-        )  # fmt: skip
-
-
 def same_members(result: Result) -> Iterator[Finding]:
     """Members that agree on every sample are the same network: their average is no ensemble."""
     disagreement, divergence = result.values("disagreement"), result.values("divergence")

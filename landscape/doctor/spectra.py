@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.stats import t as student
 
 from landscape.doctor.finding import Finding, Result, found, measure_again
 from landscape.results.rounding import plus_minus
+from landscape.statistics.intervals import FEWEST, quantile
 
-CONFIDENCE = 0.95
-# Mini-batches from which the bootstrap interval of a mean is wrong in less than twice the 5 % that it promises: with n
-# values its half-width is 1.96 sqrt((n - 1) / n) standard errors, where Student's t with n - 1 degrees of freedom is
-# needed. It holds the mean in 60 % of the cases for n = 2, 81 % for 4, 89 % for 8, 90 % for 10, 92 % for 16.
-ENOUGH_BATCHES = 10
+UNITS = {"batch": "mini-batches", "vector": "random vectors", "vectors": "random vectors", "group": "groups of samples"}
 
 
 def unconverged(result: Result) -> Iterator[Finding]:
@@ -54,43 +50,25 @@ def without_spectrum(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def few_batches(result: Result) -> Iterator[Finding]:
-    """The bootstrap intervals of NEP and APE are too short with few mini-batches, see `ENOUGH_BATCHES`."""
-    if result.probe != "hessian" or "group" in result.data or result.parameters.get("scope") == "dataset":
+def few_values(result: Result) -> Iterator[Finding]:
+    """Summaries over fewer independent values than an interval needs: Student's t says nothing useful of two or three."""
+    few = {}
+    for name, error in result.data.data_vars.items():
+        n = float(error.attrs.get("n", np.nan))
+        if str(name).endswith("_se") and not error.ndim and n < FEWEST:
+            few[str(name).removesuffix("_se").replace("_", " ")] = n, str(error.attrs.get("over", ""))
+    if not few or not result.complete:
         return
-    n = _mini_batches(result)
-    if 0 < n < ENOUGH_BATCHES and result.complete:
-        coverage = 2 * student.cdf(1.96 * np.sqrt((n - 1) / n), n - 1) - 1 if n > 1 else 0.0
-        text = (
-            f"NEP and APE are of {n} mini-batches; their 95 % bootstrap intervals hold the mean in about {coverage:.0%}"
-            if n > 1
-            else "NEP and APE are of one mini-batch and have no interval"
-        )
-        size = int(result.attribute("batch_size", 16))
-        changes = {"batches": None, "samples": str(2 * ENOUGH_BATCHES * size)}
-        yield found(
-            "few-batches", "suspicious", result, text, measure_again(result, "use more mini-batches", **changes)
-        )
-
-
-def saturated_bootstrap(result: Result) -> Iterator[Finding]:
-    """A share of 0 or 1 in all resamples has an interval of width zero, which is not a proof.
-
-    If none of n independent values is negative, the share is below 1 - 0.05^(1 / n) with 95 % confidence (the exact
-    form of the rule of three, Hanley & Lippman-Hand 1983). Values of a mini-batch are not independent: n counts
-    mini-batches. A note, because many networks have no negative eigenvalue among the largest.
-    """
-    n = _mini_batches(result)
-    share, low, high = (result.number(name) for name in ("nep", "nep_low", "nep_high"))
-    if n > 1 and low == high == share and share in (0.0, 1.0):
-        limit = 1 - (1 - CONFIDENCE) ** (1 / n)
-        inside = f"at most {limit:.2g}" if share == 0 else f"at least {1 - limit:.2g}"
-        yield found(
-            "saturated-bootstrap", "note", result,
-            f"NEP is {share:g} in every mini-batch, and so is its interval; with 95 % confidence it is {inside} "
-            f"({n} mini-batches, rule of three)",
-            "report the bound instead of the interval of width zero",
-        )  # fmt: skip
+    n, over = next(iter(few.values()))
+    units = UNITS.get(over, over.replace("_", " ") or "values")
+    size = int(result.attribute("batch_size", 16))
+    changes = {"vectors": 4 * FEWEST} if over in ("vector", "vectors") else {"batches": None}
+    changes |= {"samples": str(2 * FEWEST * size)} if over == "batch" else {}
+    yield found(
+        "few-values", "suspicious", result,
+        f"{', '.join(few)}: of {n:g} {units}, too few for an interval (at least {FEWEST})",
+        measure_again(result, f"use more {units}", **changes),
+    )  # fmt: skip
 
 
 def few_vectors(result: Result) -> Iterator[Finding]:
@@ -111,8 +89,9 @@ def few_vectors(result: Result) -> Iterator[Finding]:
         yield found("few-vectors", "suspicious", result, text, again)
         return
     freedom = (vectors - 1) * (len(result.values("batch_trace")) or 1)
-    if freedom > 0 and abs(value) < student.ppf((1 + CONFIDENCE) / 2, freedom) * error:
-        text = f"the {what} {plus_minus(value, error)} of {vectors} random vectors is not told apart from zero"
+    half = float(quantile(freedom + 1)) * error
+    if freedom > 0 and abs(value) < half:
+        text = f"the {what} {plus_minus(value, half)} of {vectors} random vectors is not told apart from zero"
         yield found("few-vectors", "suspicious", result, text, again)
 
 
@@ -150,9 +129,3 @@ def missed_values(result: Result) -> Iterator[Finding]:
             f"a second search found {int(np.nansum(missed))} eigenvalues that the first one had missed",
             measure_again(result, "use a smaller tolerance", tol=float(result.parameters.get("tol", 1e-4)) / 100),
         )  # fmt: skip
-
-
-def _mini_batches(result: Result) -> int:
-    """How many mini-batches have eigenvalues; 0 for results without any."""
-    eigenvalue = result.values("eigenvalue")
-    return int(np.isfinite(eigenvalue).any(axis=-1).sum()) if result.probe == "hessian" and eigenvalue.ndim == 2 else 0

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from landscape.statistics.intervals import share_interval
+
 BINS = 10
 EDGES = np.arange(1, BINS) / BINS  # between the bins (0, 0.1], (0.1, 0.2], ..., (0.9, 1]; the last one is "at 0.9"
 METRIC_NAMES = {
@@ -26,6 +28,7 @@ METRIC_NAMES = {
     "frequency_90": "share of samples of confidence above 0.9",
 }
 METRICS = tuple(METRIC_NAMES)
+SHARES = ("accuracy", "top5", "frequency_90")  # of all samples
 _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i in range(3))  # columns of `sums`
 COLUMNS = 5 + 3 * BINS  # of `sums`
 _AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
@@ -138,14 +141,19 @@ def bootstrap(
 ) -> dict[str, Interval]:
     """Uncertainty of every metric by resampling samples, or whole blocks of dependent ones such as pixels of an image.
 
-    Percentile intervals. That of the ECE is reflected at the estimate: the ECE of a finite sample is biased upwards,
+    Percentile intervals, of `SHARES` Wilson's. That of the ECE is reflected at the estimate: the ECE of a finite sample is biased upwards,
     and that of a resample once more. `blocks` (N,) holds the block of every sample.
     """
     rows = _per_block(sums(scores), blocks)
     if not len(rows):
         return dict.fromkeys(METRICS, Interval(np.nan, np.nan, np.nan))
     resampled = metrics(resampled_sums(rows, draws, seed))
-    return {name: _interval(name, value, resampled[name]) for name, value in metrics(rows.sum(axis=0)).items()}
+    whole = metrics(rows.sum(axis=0))
+    found = {name: _interval(name, value, resampled[name]) for name, value in whole.items()}
+    for name in SHARES:
+        low, high = share_interval(whole[name], found[name].error, len(rows))
+        found[name] = Interval(found[name].error, float(low), float(high))
+    return found
 
 
 def paired_difference(

@@ -199,7 +199,7 @@ function spectraPart(host) {
 
 function trajectoryPart(host) {
   const runs = DATA.trajectory.map((p) => ({ ...p, ...Object.fromEntries(
-    ["epoch", "pc1", "pc2", "radius", "angle", "loss", "loss_se", "plane_loss", "off_plane", "accuracy"].map((k) => [k, decode(p[k])])) }));
+    ["epoch", "pc1", "pc2", "radius", "angle", "loss", "loss_half", "plane_loss", "off_plane", "accuracy"].map((k) => [k, decode(p[k])])) }));
   const hidden = new Set(), charts = [], said = make("ul", { class: "plain" });
   const last = extent(runs.flatMap((r) => Array.from(r.epoch)))[1];
   let epoch = last;
@@ -230,7 +230,7 @@ function trajectoryPart(host) {
   if (runs.some((r) => r.loss)) charts.push(chart(place, "Loss: own (solid), on the plane (dashed)", () => ({
     series: shown().flatMap((r) => ["loss", "plane_loss"].filter((k) => r[k]).map((k) => ({
       name: k === "loss" ? r.name : `${r.name}, on the plane`, color: r.color, dash: k === "loss" ? null : "5 4",
-      points: Array.from(r[k], (y, i) => ({ x: r.epoch[i], y, error: k === "loss" && r.loss_se ? 1.96 * r.loss_se[i] : 0 })),
+      points: Array.from(r[k], (y, i) => ({ x: r.epoch[i], y, error: k === "loss" && r.loss_half ? r.loss_half[i] || 0 : 0 })),
     }))),
     x: { label: "epoch" }, y: { label: "loss", scale: "log" },
   })));
@@ -278,7 +278,7 @@ function layersPart(host) {
           return { ...point(layer), y, note: `${s.layers[layer]}, head ${i % heads}: ${text(y)}` };
         }) };
         return [dots, { name: s.name, color: s.color, line: !plot.bars, bars: plot.bars, points: Array.from(s.v, (y, i) => ({
-          ...point(i), y, error: s.e ? 1.96 * s.e[i] : 0, note: `${s.layers[i]} (${s.kinds[i]}): ${text(y)}${plusMinus(s.e?.[i])}` })) }];
+          ...point(i), y, error: s.e ? s.e[i] || 0 : 0, note: `${s.layers[i]} (${s.kinds[i]}): ${text(y)}${plusMinus(s.e?.[i])}` })) }];
       }),
       x: { label: "normalised depth", domain: [-0.02, 1.02] }, y: { label: plot.unit, scale: plot.log ? "log" : "linear" },
     }), hover));
@@ -291,7 +291,7 @@ function layersPart(host) {
 
 /** Similarity of all pairs of layers as a picture; returns the function that marks a layer in it. */
 function matrix(host, panel, key, hover) {
-  const values = decode(panel.cka), errors = decode(panel.se), rows = panel.layers.length, columns = panel.others.length;
+  const values = decode(panel.cka), errors = decode(panel.half), rows = panel.layers.length, columns = panel.others.length;
   const canvas = make("canvas", { role: "img", "aria-label": `Similarity of the layers of ${panel.name}` });
   host.append(make("figure", { class: "chart" }, make("figcaption", {}, `Similarity (CKA): ${panel.name}.${lacking(panel)}`), canvas));
   const small = make("canvas", { width: columns, height: rows }), pixels = new ImageData(columns, rows);

@@ -46,7 +46,7 @@ function text(value) {
 }
 
 /** The half width of a 95 % interval in words, from a standard error. */
-const plusMinus = (error) => (ok(error) ? ` ± ${text(1.96 * error)}` : "");
+const plusMinus = (half) => (ok(half) ? ` ± ${text(half)}` : "");
 const between = (value, low, high) => Math.min(Math.max(value, low), high);
 const finite = (values) => Array.from(values).filter(ok);
 

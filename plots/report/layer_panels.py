@@ -10,6 +10,7 @@ import numpy as np
 
 from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
 from landscape.plots.report.panels import Drawn, Panel
+from landscape.statistics.stored import half_width
 
 AXES = ("layer", "unit")  # of layers, and of units that a lesion removes
 MOST_HEADS = 64
@@ -61,7 +62,8 @@ def _series(one: Drawn, plot: LayerPlot) -> Panel | None:
     if not axis or not {"name", "kind", "depth"} <= set(data) or not np.isfinite(data[plot.quantity].values).any():
         return None
     values = data[plot.quantity].transpose(axis, ...).values
-    errors = data[f"{plot.quantity}_se"].transpose(axis, ...).values if f"{plot.quantity}_se" in data else None
+    known = f"{plot.quantity}_se" in data
+    halves = half_width(data.transpose(axis, ...), plot.quantity) if known else None
     held: dict[str, Any] = {
         "depth": float32(data["depth"].values),
         "layers": [str(name) for name in data["name"].values],
@@ -72,7 +74,7 @@ def _series(one: Drawn, plot: LayerPlot) -> Panel | None:
         mean = np.where(known, values, 0.0).sum(axis=1) / np.where(known.any(axis=1), known.sum(axis=1), np.nan)
         held |= {"values": float32(mean), "heads": float32(values[:, :MOST_HEADS])}
     elif values.ndim == 1:
-        held |= {"values": float32(values)} | ({} if errors is None else {"errors": float32(errors)})
+        held |= {"values": float32(values)} | ({} if halves is None else {"halves": float32(halves)})
     else:
         return None
     return one.head | held
@@ -90,7 +92,7 @@ def similarities(drawn: Sequence[Drawn]) -> list[Panel]:
         values = data["cka"].values
         if np.isfinite(values).any():
             held: Panel = {"cka": encoded(values)}
-            held |= {"se": encoded(data["cka_se"].values, bits=ERROR)} if "cka_se" in data else {}
+            held |= {"half": encoded(half_width(data, "cka"), bits=ERROR)} if "cka_se" in data else {}
             held |= {"layers": [str(name) for name in data["name"].values]}
             held |= {"others": [str(name) for name in data["other_name"].values]}
             found.append(one.head | held)

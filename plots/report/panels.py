@@ -12,6 +12,7 @@ import xarray as xr
 from landscape.plots.figure import FigureEntry
 from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
 from landscape.results import reader
+from landscape.statistics.stored import half_width
 
 Panel = dict[str, Any]
 MOST_NODES = 4000  # of a spectrum that is drawn
@@ -56,12 +57,9 @@ def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:
         done = data["done"].values == 1
         panel = one.head | {"x": float32(data["x"].values), "y": float32(data["y"].values)}
         panel |= {"loss": encoded(data["loss"].values, done), "labels": [_axis(data, name) for name in ("x", "y")]}
-        for name, key in (("rise_se", "se"), ("loss_se", "se")):
-            if name in data and key not in panel:
-                panel |= {
-                    key: encoded(data[name].values, done, bits=ERROR),
-                    "error": str(data[name].attrs.get("long_name", "")),
-                }
+        if of := next((name for name in ("rise", "loss") if f"{name}_se" in data), ""):
+            words = str(data[f"{of}_se"].attrs.get("long_name", "")).replace("standard error", "95 % interval")
+            panel |= {"half": encoded(half_width(data, of), done, bits=ERROR), "error": words}
         panel["unit"] = str(data["loss"].attrs.get("units", ""))
         panel["lost"] = int((~np.isfinite(one.data["loss"].values) & (one.data["done"].values == 1)).sum())
         if tuple(data.sizes[a] for a in "xy") != tuple(one.data.sizes[a] for a in "xy"):
@@ -79,11 +77,12 @@ def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:
 def trajectories(drawn: Sequence[Drawn]) -> list[Panel]:
     """Training runs: place on the principal plane, radius and angle, own loss and that on the plane, by epoch."""
     found = []
-    names = ("epoch", "radius", "angle", "pc1", "pc2", "off_plane", "loss", "loss_se", "accuracy", "plane_loss")
+    names = ("epoch", "radius", "angle", "pc1", "pc2", "off_plane", "loss", "accuracy", "plane_loss")
     for one in drawn:
         if TRAJECTORY.drawable(one.data):
             held = {name: float32(one.data[name].values) for name in names if name in one.data}
             held.setdefault("epoch", float32(np.arange(one.data["radius"].size)))
+            held |= {"loss_half": float32(half_width(one.data, "loss"))} if "loss_se" in one.data else {}
             found.append(one.head | held)
     return found
 

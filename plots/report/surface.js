@@ -113,7 +113,7 @@ function rasteriser() {
 function surfacePart(host) {
   const all = DATA.surface.map((panel) => {
     const s = { ...panel };
-    for (const key of ["x", "y", "loss", "se"]) s[key] = decode(panel[key]);
+    for (const key of ["x", "y", "loss", "half"]) s[key] = decode(panel[key]);
     Object.assign(s, { columns: s.x.length, rows: s.y.length, x0: s.x[0], y0: s.y[0], wide: s.x.at(-1) - s.x[0] || 1, high: s.y.at(-1) - s.y[0] || 1 });
     Object.assign(s, { reach: Math.hypot(s.wide, s.high) / 2, middle: [s.x0 + s.wide / 2, s.y0 + s.high / 2] });
     if (s.path) s.path = { ...s.path, x: decode(s.path.x), y: decode(s.path.y) };
@@ -271,7 +271,7 @@ function surfacePart(host) {
   const show = (i) => {
     s = all[state.at = i];
     state.spot = null;
-    info.textContent = (s.loss.length > 1 ? "" : `One point: loss ${text(s.loss[0])}${plusMinus(s.se?.[0])}. `) + `x: ${s.labels[0]}; y: ${s.labels[1]}; height: loss${s.unit ? ` (${s.unit})` : ""}, one scale for all, cut at the cap.${lacking(s)}` +
+    info.textContent = (s.loss.length > 1 ? "" : `One point: loss ${text(s.loss[0])}${plusMinus(s.half?.[0])}. `) + `x: ${s.labels[0]}; y: ${s.labels[1]}; height: loss${s.unit ? ` (${s.unit})` : ""}, one scale for all, cut at the cap.${lacking(s)}` +
       (s.missing ? " Holes and hatching mark them." : "") + (s.lost ? ` In ${s.lost} cells the loss is not finite.` : "") + (s.thinned ? ` Drawn: ${s.thinned} points.` : "");
     solid.setAttribute("aria-label", `Loss surface of ${s.name}; arrow keys turn it`);
     flat.setAttribute("aria-label", `Contours of the loss of ${s.name}`);
@@ -283,7 +283,7 @@ function surfacePart(host) {
   const spot = (k, event) => {
     const j = k % s.columns, i = Math.floor(k / s.columns);
     state.spot = k < 0 ? null : [s.x[j], s.y[i]];
-    tell(event, ...(k < 0 ? [] : [`x ${text(s.x[j])}, y ${text(s.y[i])}`, `loss ${text(s.loss[k])}${plusMinus(s.se?.[k])}`]));
+    tell(event, ...(k < 0 ? [] : [`x ${text(s.x[j])}, y ${text(s.y[i])}`, `loss ${text(s.loss[k])}${plusMinus(s.half?.[k])}`]));
     schedule();
   };
 
@@ -345,8 +345,8 @@ function surfacePart(host) {
   show(0);
   profile = chart(host, "Loss along the slice; band: 95 %", () => ({
     series: all.filter((t) => !hidden.has(t.name)).map((t) => ({ name: t.name, color: t.color, marks: t.loss.length < 2, area: true, points: slice(t).map(([px, py, x]) => {
-      const y = bilinear(t, t.loss, px, py), error = t.se ? bilinear(t, t.se, px, py) : 0;
-      return { x, y: y > state.cap ? NaN : y, error: 1.96 * error || 0, note: `at ${text(x)}: ${text(y)}${plusMinus(error)}` };
+      const y = bilinear(t, t.loss, px, py), error = t.half ? bilinear(t, t.half, px, py) : 0;
+      return { x, y: y > state.cap ? NaN : y, error: error || 0, note: `at ${text(x)}: ${text(y)}${plusMinus(error)}` };
     }) })),
     x: { label: "distance along the slice" }, y: { label: `loss${s.unit ? ` (${s.unit})` : ""}`, scale: state.log ? "log" : "linear" },
   }));
