@@ -14,6 +14,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.compared import NAME
+from landscape.plots.comparison_rows import outdated
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.measured import OVER
 from landscape.plots.theme import muted, narrow, page_width
@@ -69,12 +70,18 @@ class Study:
 
 def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Study]:
     """Every stored comparison."""
+    stored = list(stored)
     found = [(data, rows_of(data)) for name, data in stored if name.partition("/")[0] == NAME]
     return [
-        Study(str(data.attrs.get("label", "")), rows, json.loads(str(data.attrs.get("protocols", "{}"))))
+        Study(_label(data, outdated(data, stored)), rows, json.loads(str(data.attrs.get("protocols", "{}"))))
         for data, rows in found
         if rows
     ]
+
+
+def _label(data: xr.Dataset, age: str) -> str:
+    label = str(data.attrs.get("label", ""))
+    return f"{label} ({age})" if age else label
 
 
 def page(study: Study) -> Figure:

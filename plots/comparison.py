@@ -148,12 +148,12 @@ def _copies(entries: Sequence[Entry]) -> set[str]:
     for i, entry in enumerate(entries):
         for name, one in entry.numbers.items():
             columns.setdefault(name, []).append((i, one.value))
-    seen: list[list[tuple[int, float]]] = []
-    return {name for name, column in columns.items() if column in seen or seen.append(column)}  # type: ignore[func-returns-value]
+    names = list(columns)
+    return {name for i, name in enumerate(names) if columns[name] in [columns[earlier] for earlier in names[:i]]}
 
 
 def _cannot_differ(difference: Difference) -> bool:
-    """Whether both values are equal and have no error, as shares of 0 in all mini-batches: no test, and none counted."""
+    """Whether both values are equal without an error, as shares of 0 in all mini-batches: no test, and none counted."""
     return difference.value == 0 and not difference.high > difference.low
 
 

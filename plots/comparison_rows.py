@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from landscape.plots.compared import NAME
+import xarray as xr
+
+from landscape.plots.compared import NAME, compared
 from landscape.plots.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
 from landscape.plots.headline_number import Measured
 from landscape.plots.measured import OVER
@@ -98,6 +100,22 @@ def store(path: Path, comparison: Comparison) -> str:
         "protocols": json.dumps(words_of(comparison)),
     }  # fmt: skip
     return stored_table.store(path, NAME, label_of(comparison), definition, records(comparison), about)
+
+
+def outdated(data: xr.Dataset, stored: Sequence[tuple[str, xr.Dataset]]) -> str:
+    """Words for a stored comparison whose file holds numbers that it does not: they changed or came later; else ""."""
+    held = {_key(row) for row in stored_table.rows_of(data) if row["kind"] == "network"}
+    try:
+        entries = compared(stored, (), "").entries
+    except ValueError:
+        return ""
+    new = {(e.probe, e.network, one.name, float(one.value)) for e in entries for one in e.numbers.values()} - held
+    return f"out of date: {len(new)} numbers changed or came since; run landscape compare again" if new else ""
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, str, float]:
+    value = row["value"]
+    return row["probe"], row["network"], row["number"], math.nan if value is None else float(value)
 
 
 def words_of(comparison: Comparison) -> dict[str, list[str]]:

@@ -51,7 +51,7 @@ def without_spectrum(result: Result) -> Iterator[Finding]:
 
 
 def few_values(result: Result) -> Iterator[Finding]:
-    """Summaries over fewer independent values than an interval needs: Student's t says nothing useful of two or three."""
+    """Summaries over fewer independent values than an interval needs."""
     few = {}
     for name, error in result.data.data_vars.items():
         n = float(error.attrs.get("n", np.nan))

@@ -141,8 +141,8 @@ def bootstrap(
 ) -> dict[str, Interval]:
     """Uncertainty of every metric by resampling samples, or whole blocks of dependent ones such as pixels of an image.
 
-    Percentile intervals, of `SHARES` Wilson's. That of the ECE is reflected at the estimate: the ECE of a finite sample is biased upwards,
-    and that of a resample once more. `blocks` (N,) holds the block of every sample.
+    Percentile intervals, of `SHARES` Wilson's. That of the ECE is reflected at the estimate: the ECE of a finite sample
+    is biased upwards, and that of a resample once more. `blocks` (N,) holds the block of every sample.
     """
     rows = _per_block(sums(scores), blocks)
     if not len(rows):

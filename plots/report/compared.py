@@ -11,7 +11,7 @@ import xarray as xr
 
 from landscape.plots.compared import NAME
 from landscape.plots.comparison import REAL
-from landscape.plots.comparison_rows import MINUS, signed
+from landscape.plots.comparison_rows import MINUS, outdated, signed
 from landscape.plots.report.markup import Html, element, join
 from landscape.results.rounding import interval
 from landscape.results.stored_table import rows_of
@@ -27,7 +27,9 @@ NOTE = (
 def comparisons(stored: Sequence[tuple[str, xr.Dataset]]) -> Html:
     """A table per stored comparison; nothing where there is none."""
     tables = [
-        table for name, data in stored if name.partition("/")[0] == NAME and (table := _table(data, rows_of(data)))
+        table
+        for name, data in stored
+        if name.partition("/")[0] == NAME and (table := _table(data, rows_of(data), outdated(data, stored)))
     ]
     if not tables:
         return Html("")
@@ -35,7 +37,7 @@ def comparisons(stored: Sequence[tuple[str, xr.Dataset]]) -> Html:
     return element("section", heading, *tables, element("p", NOTE, class_="note"), id="compared")
 
 
-def _table(data: xr.Dataset, rows: Sequence[Row]) -> Html:
+def _table(data: xr.Dataset, rows: Sequence[Row], age: str) -> Html:
     """Differences, real ones first, and the notes of the comparison."""
     differences = sorted((row for row in rows if row["kind"] == "difference"), key=lambda row: row["verdict"] != REAL)
     lines = [_line(row) for row in differences]
@@ -49,7 +51,7 @@ def _table(data: xr.Dataset, rows: Sequence[Row]) -> Html:
     summary = element("summary", f"{label}: {len(lines)} differences, {words}")
     body = element("table", caption, element("thead", head), element("tbody", join(lines)), class_="sortable")
     region = {"tabindex": "0", "role": "region", "aria_label": f"Table of differences of {label}"}
-    notes = str(data.attrs.get("notes", ""))
+    notes = " ".join(filter(None, (f"This comparison is {age}." if age else "", str(data.attrs.get("notes", "")))))
     table = element("details", summary, element("div", body, class_="scroll", **region))
     return element("div", element("p", notes) if notes else "", table)
 
