@@ -29,9 +29,10 @@ class Quantity:
     units: str = "1"  # physical units; "1" for pure numbers
     dims: tuple[str, ...] = ()  # names of its axes; those of a measured quantity FOLLOW the unit axes
     dtype: str = "float64"  # numpy dtype of the stored array; unfinished values are NaN, so measured numbers are floats
-    # Of a standard error: what its independent values are, an axis of the units such as `batch`, `samples`, or the name
-    # of a stored array of counts.
+    # Of a standard error: what its independent values are: an axis of the units such as `batch` or `vector`, `samples`,
+    # the name of a stored array of counts, or words, where `reduce` counts them. See `results.counts`.
     over: str = ""
+    bounds: str = ""  # what the number cannot leave, for its interval: `share` (0 to 1) or `positive` (above 0)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from landscape.curvature.sample_means import over_mini_batches
 from landscape.curvature.spectrum_options import LARGEST_RESULT
 from landscape.curvature.trace_estimators import rademacher
 from landscape.probe import Quantity, derived_seed
-from landscape.results.hessian_structure import QUANTILES, over_batches
+from landscape.results.hessian_structure import LINEAR, QUANTILES, over_batches
 
 Diagonal = Literal["none", "summary", "full"]
 RATIOS = {
@@ -116,7 +116,9 @@ class Structure:
 
         def add(name: str, text: str, units: str = "1", dims: tuple[str, ...] = (), dtype: str = "float64") -> None:
             found[name] = Quantity(f"{text}{over}", units, dims, dtype)
-            found[f"{name}_se"] = Quantity("its standard error" if over else SE, units, dims, dtype)
+            found[f"{name}_se"] = Quantity(
+                "its standard error" if over else SE, units, dims, dtype, over="random vectors"
+            )
 
         if self.blocks != "none":
             for name, text in RATIOS.items():
@@ -161,9 +163,19 @@ class Structure:
             values |= _summary_of_diagonal(torch.stack(samples).cpu(), sizes, full=self.diagonal == "full")
         return values
 
-    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Summaries over all finished mini-batches."""
-        return over_batches(data, self.summaries())
+        found: dict[str, Any] = dict(over_batches(data, self.summaries()))
+        return found | self._counts(data) if found else {}
+
+    def _counts(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """How many values the errors are of: random vectors, or mini-batches where these differ in what is measured."""
+        batches, found = int((data["done"] == 1).sum()), dict[str, float]()
+        for name in (name for name in self.summaries() if name.endswith("_se")):
+            vectors = self.vectors if name.startswith("diagonal") else self.ratio_vectors
+            alike = name.removesuffix("_se") in LINEAR or batches == 1
+            found |= {f"batch_{name}.n": vectors, f"{name}.n": vectors * batches if alike else batches}
+        return found
 
 
 def _ratios(parts: Partition, image: Tensor, block_image: Tensor, gauss_newton: Tensor) -> Tensor:

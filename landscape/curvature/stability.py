@@ -78,7 +78,7 @@ def seen_summary_quantities() -> dict[str, Quantity]:
     """The quantities of `seen_summaries`."""
     return {
         "preconditioned": Quantity("preconditioned sharpness, mean over mini-batches", UNITS, ("rank",)),
-        "preconditioned_se": Quantity("its standard error over mini-batches", UNITS, ("rank",)),
+        "preconditioned_se": Quantity("its standard error over mini-batches", UNITS, ("rank",), over="batch"),
     }
 
 
@@ -86,7 +86,10 @@ def seen_summaries(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Means over finished mini-batches and their standard errors, (rank,) each."""
     columns = np.where((data["done"] == 1)[:, None], data[SEEN[0]], np.nan).T
     mean, error = zip(*map(_mean, columns), strict=True)
-    return {"preconditioned": np.array(mean), "preconditioned_se": np.array(error)}
+    return {
+        "preconditioned": np.array(mean), "preconditioned_se": np.array(error),
+        "preconditioned_se.n": np.isfinite(columns).sum(axis=1),
+    }  # fmt: skip
 
 
 def stability_quantities() -> dict[str, Quantity]:
@@ -112,9 +115,9 @@ def stability_summary_quantities(dims: tuple[str, ...]) -> dict[str, Quantity]:
     """The quantities of `stability_summaries`."""
     return {
         "sharpness": Quantity("preconditioned sharpness: the largest eigenvalue, mean over mini-batches", UNITS, dims),
-        "sharpness_se": Quantity("its standard error over mini-batches", UNITS, dims),
+        "sharpness_se": Quantity("its standard error over mini-batches", UNITS, dims, over="batch"),
         "stability": Quantity("preconditioned sharpness / threshold", dims=dims),
-        "stability_se": Quantity("its standard error over mini-batches", dims=dims),
+        "stability_se": Quantity("its standard error over mini-batches", dims=dims, over="batch"),
     }
 
 
@@ -126,7 +129,8 @@ def stability_summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     rows = [_mean(column) for column in ratio.reshape(len(ratio), -1).T]
     mean, error = (np.reshape(part, ratio.shape[1:]) for part in zip(*rows, strict=True))
     return {
-        "sharpness": mean * threshold, "sharpness_se": error * threshold, "stability": mean, "stability_se": error
+        "sharpness": mean * threshold, "sharpness_se": error * threshold, "stability": mean, "stability_se": error,
+        **dict.fromkeys(("sharpness_se.n", "stability_se.n"), np.isfinite(ratio).sum(axis=0)),
     }  # fmt: skip
 
 

@@ -137,6 +137,11 @@ def xtrace(
     return TraceEstimate(*mean_and_standard_error(traces[0]), m + rank, *mean_and_standard_error(traces[1]))
 
 
+def independent_values(method: str, products: int) -> int:
+    """Count the values behind the error: all vectors, those of the complement (at least), or XTrace's estimates."""
+    return {"hutchinson": products, "hutch++": products - 2 * (products // 3), "xtrace": products // 2}[method]
+
+
 def exact(operator: Operator, size: int, *, device: torch.device, dtype: torch.dtype) -> TraceEstimate:
     """The exact trace and squared Frobenius norm from n products, one per coordinate.
 

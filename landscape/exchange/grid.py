@@ -12,7 +12,7 @@ from landscape.probe import Quantity
 
 KNOWN: Mapping[str, Quantity] = {
     "loss": Quantity("loss", "nats"),
-    "loss_se": Quantity("standard error of the loss over samples", "nats"),
+    "loss_se": Quantity("standard error of the loss over samples", "nats", over="samples"),
     "l2": Quantity("sum of the norms of the weight tensors"),
     "accuracy": Quantity("accuracy"),
 }

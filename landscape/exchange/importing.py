@@ -205,7 +205,10 @@ def _plan_of_surface(grid: Grid) -> Plan:
 def _plan_of_line(grid: Grid, label: str) -> Plan:
     return Plan(
         over={"direction": np.arange(1), "t": grid.axes["x"]},
-        quantities={**_quantities(grid), "accuracy_se": Quantity("standard error of the accuracy over samples")},
+        quantities={
+            **_quantities(grid),
+            "accuracy_se": Quantity("standard error of the accuracy over samples", over="samples"),
+        },
         labels={"name": (Quantity("direction", dims=("direction",)), np.array([label]))},
         about=ABOUT,
         facts={**grid.facts, "along": "imported"},

@@ -1,7 +1,8 @@
 """How far features have collapsed to their classes: NC1 to NC4 (Papyan, Han & Donoho 2020), and class separation.
 
 Class means are centred by the mean over classes. Errors are those of the jackknife that leaves out one of `GROUPS`
-groups of samples at a time, each with its share of every class; that of NC4 is over samples.
+groups of samples at a time, each with its share of every class. NC4 counts samples on either side of a boundary, which
+a jackknife overstates: its error is that of samples around fixed class means and that of the means, see `_nc4_error`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from landscape.layers.feature_dimension import UNKNOWN, Estimate
-from landscape.results.statistics import mean_and_standard_error
 
 GROUPS = 20
+DRAWS = 40  # resamples of the class means behind the error of NC4
 LEAST_OF_A_CLASS = 2  # samples; a class with fewer is left out
 RESOLUTION = 1e-7  # of the singular values of the class means, relative to the largest; features are stored in float32
 
@@ -78,8 +79,8 @@ def collapse(
     found = {name: Estimate(float(value), float(error)) for name, value, error in zip(
         (*names, *also[: own is not None]), values, spread, strict=True)}  # fmt: skip
     if decisions is not None:
-        nearest = known[_nearest_mean(every, x, y)]
-        found["nc4"] = Estimate(*mean_and_standard_error((nearest != decisions[kept]).astype(float)))
+        other = known[_nearest_mean(every, x, y)] != decisions[kept]
+        found["nc4"] = Estimate(float(other.mean()), _nc4_error(other, x, y, known, decisions[kept]))
     return found
 
 
@@ -89,9 +90,9 @@ def _of_classes(weight: np.ndarray, known: np.ndarray) -> np.ndarray:
     return np.asarray(weight[rows] if rows.max() < len(weight) else np.full((len(rows), weight.shape[1]), np.nan))
 
 
-def _sums(x: np.ndarray, units: np.ndarray, y: np.ndarray, classes: int) -> _Sums:
+def _sums(x: np.ndarray, units: np.ndarray, y: np.ndarray, classes: int, times: np.ndarray | None = None) -> _Sums:
     member = np.zeros((classes, len(y)))
-    member[y, np.arange(len(y))] = 1.0
+    member[y, np.arange(len(y))] = 1.0 if times is None else times
     return _Sums(member.sum(axis=1), member @ x, member @ units)
 
 
@@ -141,10 +142,37 @@ def _separation(sums: _Sums) -> float:
     return float(1 - (1 - within) / (1 - overall)) if overall < 1 else math.nan
 
 
-def _nearest_mean(sums: _Sums, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The class with the nearest mean, that of a sample's own class without itself, (n,)."""
+def _nc4_error(other: np.ndarray, x: np.ndarray, y: np.ndarray, known: np.ndarray, decisions: np.ndarray) -> float:
+    """Standard error of the share of `other` decisions (n,), over sets of samples.
+
+    To the variance over samples around fixed class means that of the share by the error of the means is added: over
+    bootstrap resamples of every class, of the share among the given samples. Samples near a boundary change sides by
+    chance in each of them, which the former contains already: only the covariance of different samples counts.
+    """
+    n, rng = len(y), np.random.default_rng(0)
+    sides = np.empty((DRAWS, n))
+    for draw in sides:
+        times = np.bincount(_resampled(y, rng), minlength=n).astype(float)
+        draw[:] = known[_nearest_mean(_sums(x, x[:, :0], y, len(known), times), x, y, times)] != decisions
+    of_means = (n**2 * sides.mean(axis=1).var(ddof=1) - sides.var(axis=0, ddof=1).sum()) / (n * (n - 1))
+    return math.sqrt(other.var(ddof=1) / n + max(of_means, 0.0))
+
+
+def _resampled(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Positions of as many samples of every class as there are, drawn with replacement."""
+    own = [np.flatnonzero(y == c) for c in range(y.max() + 1)]
+    return np.concatenate([rng.choice(positions, len(positions)) for positions in own])
+
+
+def _nearest_mean(sums: _Sums, x: np.ndarray, y: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
+    """The class with the nearest mean, that of a sample's own class without itself, (n,).
+
+    `times`: how often each sample is in the sums, (n,); once by default. A class without others is not the nearest.
+    """
+    times = np.ones(len(y)) if times is None else times
     means = sums.total / sums.count[:, None]
     squared = (x**2).sum(axis=1)[:, None] - 2 * x @ means.T + (means**2).sum(axis=1)
-    rows = np.arange(len(y))
-    squared[rows, y] *= (sums.count / (sums.count - 1))[y] ** 2
+    rows, others = np.arange(len(y)), sums.count[y] - times
+    with np.errstate(invalid="ignore", divide="ignore"):  # x - m without x is (x - m) count / others
+        squared[rows, y] = np.where(others > 0, squared[rows, y] * (sums.count[y] / others) ** 2, np.inf)
     return np.asarray(squared.argmin(axis=1))

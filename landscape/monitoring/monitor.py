@@ -126,7 +126,8 @@ class Monitor:
         attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
         with measuring(self._subject):
             begun = Start(self._subject.parameters)
-            plan, identity = plan_of(self._subject, top, begun.sketch), identity_of(self._subject, optimizer, settings)
+            plan = plan_of(self._subject, top, noise, begun.sketch)
+            identity = identity_of(self._subject, optimizer, settings)
             about = about_of(self._subject, optimizer, attributes, data)
             place = Place(Path(out), start, overwrite=overwrite)
             self._writer, sketch = opened(place, self._subject, plan, identity, attributes, about)

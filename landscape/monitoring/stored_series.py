@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
 from landscape.monitoring.distance import BUCKETS
+from landscape.monitoring.gradients import parts_of
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results.orphans import merge_orphans
@@ -31,8 +32,8 @@ RULE = (
 _log = logging.getLogger(__name__)
 
 
-def plan_of(subject: Subject, top: int, sketch: np.ndarray) -> Plan:
-    """The quantities over the steps, and the sketch of the weights at the start."""
+def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
+    """The quantities over the steps, with the parts of the mini-batch, and the sketch of the weights at the start."""
     loss, seen = subject.meaning.units, "1 / learning rate"
     curvature, squared = f"{loss} / weight^2", f"{loss}^2 / weight^2"
     ranks, preconditioned = ("rank",), "largest eigenvalue of P^-1/2 H P^-1/2, P the optimiser's preconditioner"
@@ -56,11 +57,13 @@ def plan_of(subject: Subject, top: int, sketch: np.ndarray) -> Plan:
             "warm_error": Quantity("share by which the search from the last vectors missed the largest eigenvalue"),
             "products": Quantity("Hessian products of this measurement"),
             "noise_scale": Quantity("simple noise scale tr Sigma / |G|^2", "samples"),
-            "noise_scale_se": Quantity("standard error of the noise scale, by the jackknife", "samples"),
+            "noise_scale_se": Quantity(
+                "standard error of the noise scale, by the jackknife", "samples", over="noise_parts"
+            ),
             "gradient_variance": Quantity("tr Sigma, variance of the gradients of single samples", squared),
             "gradient_squared": Quantity("unbiased estimate of |G|^2", squared),
             "distance": Quantity("distance from the weights at the start", "weight"),
-            "distance_se": Quantity("standard error of the distance, 0 where it is exact", "weight"),
+            "distance_se": Quantity("standard error of the distance, 0 where it is exact", "weight", over="bucket"),
             "seconds": Quantity("time of this measurement", "s"),
             "training_seconds": Quantity("time of the training so far, without measurements", "s"),
             "skipped": Quantity("steps that were left out since the last row, to keep within the overhead"),
@@ -71,6 +74,7 @@ def plan_of(subject: Subject, top: int, sketch: np.ndarray) -> Plan:
             "rank": Quantity("rank, from the largest"),
             "bucket": Quantity("bucket of the sketch; of few weights, the weight"),
         },
+        facts={"noise_parts": len(parts_of(subject, parts))},
         grows=True,
     )
 

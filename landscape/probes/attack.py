@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -104,11 +104,11 @@ class Attack(Probe):
             },
             summaries={
                 "accuracy": subject.meaning.of_accuracy("accuracy under attack", after),
-                "accuracy_se": subject.meaning.of_accuracy("its standard error over samples", after),
+                "accuracy_se": subject.meaning.of_accuracy("its standard error over samples", after, over="samples"),
                 "loss": Quantity("loss under attack", subject.meaning.units, after),
-                "loss_se": Quantity("its standard error over samples", subject.meaning.units, after),
+                "loss_se": Quantity("its standard error over samples", subject.meaning.units, after, over="samples"),
                 **{
-                    name: Quantity(quantity.long_name, quantity.units, after)
+                    name: replace(quantity, dims=after)
                     for name, quantity in sample_statistics.summaries("eps", subject.meaning).items()
                 },
             },

@@ -77,7 +77,7 @@ class Barriers(Probe):
             for name, words in MATRIX.items()
         }
         errors = {
-            f"{name}_se": Quantity(f"standard error of the {q.long_name} over samples", q.units, matrix)
+            f"{name}_se": Quantity(f"standard error of the {q.long_name} over samples", q.units, matrix, over="samples")
             for name, q in about.items()
         }
         return Plan(

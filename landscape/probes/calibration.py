@@ -70,7 +70,7 @@ class Calibration(Probe):
                 **{f"sample_{name}": quantity for name, quantity in scores.items()},
                 **{f"sample_scaled_{name}": quantity for name, quantity in scaled.items()},
                 "fitted_temperature": Quantity("temperature fitted on the other half, the same in every unit"),
-                "fitted_temperature_se": Quantity("its standard error, likewise"),
+                "fitted_temperature_se": Quantity("its standard error, likewise", over="samples"),
             },
             summaries={
                 **_with_ends("", ", all samples"),
@@ -82,7 +82,10 @@ class Calibration(Probe):
                     for end, about in {"": "", "_low": ", lower end", "_high": ", upper end"}.items()
                 },
                 "temperature": Quantity("temperature"),
-                **{f"temperature{end}": Quantity(about.format("temperature")) for end, about in ENDS.items()},
+                **{
+                    f"temperature{end}": Quantity(about.format("temperature"), over="samples" if end == "_se" else "")
+                    for end, about in ENDS.items()
+                },
                 **{
                     f"{prefix}bin_{name}": Quantity(f"{name} in the bin{where}", dims=per_bin)
                     for prefix, where in {"": "", "scaled_": ", half without the fit, scaled"}.items()
@@ -133,11 +136,13 @@ class Calibration(Probe):
             for name, value in statistics.summary(scores).items():
                 interval = intervals[name]
                 found |= {f"{prefix}{name}": value, f"{prefix}{name}_se": interval.error}
+                found[f"{prefix}{name}_se.n"] = len(scores)
                 found |= {f"{prefix}{name}_low": interval.low, f"{prefix}{name}_high": interval.high}
             diagram = statistics.bins(statistics.sums(scores).sum(axis=0))
             found |= {f"{prefix}bin_{name}": values for name, values in diagram.items()}
         found |= {f"held_{name}": value for name, value in statistics.summary(held).items()}
-        return {**found, **self._scaling(held, scaled), **_temperature(data)}
+        fitted = dict.fromkeys(("fitted_temperature_se.n", "temperature_se.n"), len(every) - len(held))
+        return {**found, **self._scaling(held, scaled), **_temperature(data), **fitted}
 
     def _scaling(self, held: SampleScores, scaled: SampleScores) -> dict[str, float]:
         differences = statistics.paired_difference(scaled, held, draws=self.draws, seed=self.seed)
@@ -159,7 +164,10 @@ def _with_ends(prefix: str, where: str) -> dict[str, Quantity]:
     for name in METRIC_NAMES:
         metric = _metric(name, where)
         found[f"{prefix}{name}"] = metric
-        found |= {f"{prefix}{name}{end}": Quantity(text.format(name), metric.units) for end, text in ENDS.items()}
+        found |= {
+            f"{prefix}{name}{end}": Quantity(text.format(name), metric.units, over="samples" if end == "_se" else "")
+            for end, text in ENDS.items()
+        }
     return found
 
 

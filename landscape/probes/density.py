@@ -117,12 +117,12 @@ class Density(Probe):
             },
             summaries={
                 "mean": Quantity("mean eigenvalue: the trace over the number of parameters", eigenvalue),
-                "mean_se": Quantity("its standard error over start vectors", eigenvalue),
+                "mean_se": Quantity("its standard error over start vectors", eigenvalue, over="vector"),
                 "mean_square": Quantity(
                     "mean squared eigenvalue: the squared Frobenius norm over the number of parameters",
                     f"({eigenvalue})^2",
                 ),
-                "mean_square_se": Quantity("its standard error over start vectors", f"({eigenvalue})^2"),
+                "mean_square_se": Quantity("its standard error over start vectors", f"({eigenvalue})^2", over="vector"),
                 "largest": Quantity("largest node", eigenvalue),
                 "smallest": Quantity("smallest node", eigenvalue),
                 **({"within_tol": met} if self.tol else {}),
@@ -244,4 +244,5 @@ class Density(Probe):
         ends = {"largest": float(np.nanmax(nodes)), "smallest": float(np.nanmin(nodes))}
         square, square_error = mean_and_standard_error(np.nansum(nodes**2 * weights, axis=1))
         squares = {"mean_square": square, "mean_square_se": square_error}
-        return {"mean": mean, "mean_se": error, **squares, **ends, **met}
+        counts = dict.fromkeys(("mean_se.n", "mean_square_se.n"), len(nodes))  # without vectors that overflowed
+        return {"mean": mean, "mean_se": error, **squares, **ends, **met, **counts}

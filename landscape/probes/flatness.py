@@ -83,12 +83,17 @@ class Flatness(Probe):
             },
             quantities={
                 TERM: Quantity("term of the measure (measure_units, of a root its square)", dims=dims),
-                TERM_SE: Quantity("its standard error within the unit, NaN where there is none", dims=dims),
+                TERM_SE: Quantity(
+                    "its standard error within the unit, NaN where there is none",
+                    dims=dims,
+                    over="independent values of the unit",
+                ),
                 SAMPLES: Quantity("samples that the term is a mean over"),
             },
             summaries={
                 "value": Quantity("value of the measure (measure_units)", dims=dims),
-                "se": Quantity("its standard error (error_over)", dims=dims),
+                "n": Quantity("independent values behind its standard error, NaN for a residual", dims=dims),
+                "se": Quantity("its standard error (error_over)", dims=dims, over="n"),
             },
             about={"unit": Quantity("unit of work"), "measure": Quantity("measure")},
             facts={"protocol": f"{protocol(subject)}{normalised}"},
@@ -145,7 +150,7 @@ class Flatness(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Every measure over its finished units."""
-        return pooled(data)
+        return pooled(data, self.draws)
 
     @cached_property
     def _radii(self) -> dict[str, float]:

@@ -88,12 +88,12 @@ class Fourier(Probe):
             },
             summaries={
                 "delta_log_amplitude": Quantity("relative log amplitude", "nats", per_bin),
-                "delta_log_amplitude_se": Quantity("its standard error over images", "nats", per_bin),
+                "delta_log_amplitude_se": Quantity("its standard error over images", "nats", per_bin, over="samples"),
                 "delta_log_amplitude_common": Quantity(
                     "relative log amplitude at common physical frequencies", "nats", ("layer", "common_frequency")
                 ),
                 "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
-                "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",)),
+                "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",), over="samples"),
                 **spectrum.summaries,
                 **members.summaries,
                 **channels.summaries,
@@ -205,7 +205,9 @@ class Fourier(Probe):
             },
             summaries={
                 "delta_log_amplitude_channel": Quantity("relative log amplitude of a channel", "nats", dims),
-                "delta_log_amplitude_channel_se": Quantity("its standard error over images", "nats", dims),
+                "delta_log_amplitude_channel_se": Quantity(
+                    "its standard error over images", "nats", dims, over="samples"
+                ),
             },
             about={"channel": Quantity("channel")},
         )
@@ -249,8 +251,8 @@ def _member_plan(subject: Subject) -> Plan:
     if not subject.members:
         return Plan(over={}, quantities={}, about={"batch": Quantity("mini-batch")})
     summaries = {
-        "delta_log_amplitude_member_se": Quantity(MEMBER_ERROR, "nats", ("layer", "bin")),
-        "high_frequency_member_se": Quantity(MEMBER_ERROR, "nats", ("layer",)),
+        "delta_log_amplitude_member_se": Quantity(MEMBER_ERROR, "nats", ("layer", "bin"), over="member"),
+        "high_frequency_member_se": Quantity(MEMBER_ERROR, "nats", ("layer",), over="member"),
     }
     return Plan(
         over={},

@@ -14,7 +14,7 @@ from landscape.layers.classifier_input import Places, places_of
 from landscape.layers.feature_dimension import Estimate, effective_rank, participation_ratio, two_nn
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.neural_collapse import collapse
+from landscape.layers.neural_collapse import GROUPS, collapse
 from landscape.layers.padding import Counted
 from landscape.layers.selection import layer_labels, require_class_token
 from landscape.options import at_least, one_of
@@ -38,6 +38,7 @@ OF_CLASSES = {
 }
 OF_CLASSIFIER = {"nc4": "NC4: share of decisions other than for the nearest class mean"}
 SELF_DUALITY = {"nc3": "NC3: squared distance of classifier and class means, both of norm 1"}
+OF_GROUPS = "groups of samples"  # that a jackknife leaves out
 HEAD = "head_"  # quantities of the classifier's input
 
 
@@ -79,10 +80,10 @@ class Geometry(Probe):
         summaries = {}
         for name, long_name in names.items():
             summaries[name] = Quantity(long_name, dims=("layer",))
-            summaries[f"{name}_se"] = Quantity("its standard error over images", dims=("layer",))
+            summaries[f"{name}_se"] = Quantity("its standard error over images", dims=("layer",), over=_over(name))
         for name, long_name in alone.items():
             summaries[f"{HEAD}{name}"] = Quantity(f"{long_name}, at the classifier's input")
-            summaries[f"{HEAD}{name}_se"] = Quantity("its standard error over images")
+            summaries[f"{HEAD}{name}_se"] = Quantity("its standard error over images", over=_over(name))
         place = np.repeat(np.arange(len(places.widths)), places.widths)
         count = {"class_size": Quantity("images of the smallest class that counts")} if classes else {}
         axes, labels, about = _of_classifier(places, dtype)
@@ -174,7 +175,15 @@ class Geometry(Probe):
             result[name], result[f"{name}_se"] = (np.array([row[name][k] for row in rows[:layers]]) for k in (0, 1))
         for name, estimate in (rows[layers] if len(rows) > layers else {}).items():
             result[f"{HEAD}{name}"], result[f"{HEAD}{name}_se"] = estimate
-        return result
+        groups = min(GROUPS, result["images_used"])
+        return result | {
+            f"{name}.n": groups for name in result if name.endswith("_se") and _over(name[:-3]) == OF_GROUPS
+        }
+
+
+def _over(name: str) -> str:
+    """What the independent values of a measure's error are."""
+    return OF_GROUPS if name.removeprefix(HEAD) in {**OF_CLASSES, **SELF_DUALITY} else "samples"
 
 
 def _of_classifier(

@@ -168,6 +168,7 @@ class InputSurface(Probe):
             means[name], means[f"{name}_se"] = mean_and_standard_error_from_sums(
                 totals[name], totals[f"{name}_square"], n
             )
+        means |= {f"{name}_se.n": n for name in ("loss", "rise")}
         found = {f"line_{name}": values[:lines] for name, values in means.items()}
         if len(n) > lines:
             found |= {name: values[lines:] for name, values in means.items()}
@@ -220,9 +221,9 @@ def _of_means(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str,
     """What `InputSurface.reduce` returns of these sums."""
     return {
         f"{prefix}loss": Quantity("loss", meaning.units, dims),
-        f"{prefix}loss_se": Quantity("standard error of the loss over images", meaning.units, dims),
+        f"{prefix}loss_se": Quantity("standard error of the loss over images", meaning.units, dims, over="samples"),
         f"{prefix}rise": Quantity("loss minus that of the intact images", meaning.units, dims),
-        f"{prefix}rise_se": Quantity("its standard error, paired over images", meaning.units, dims),
+        f"{prefix}rise_se": Quantity("its standard error, paired over images", meaning.units, dims, over="samples"),
         f"{prefix}accuracy": meaning.of_accuracy("accuracy", dims),
     }
 

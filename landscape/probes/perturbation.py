@@ -93,7 +93,7 @@ class Perturbation(Probe):
             },
             summaries={
                 **{
-                    f"{name}{end}": Quantity(f"{text}{what}", units, ("perturbation",))
+                    f"{name}{end}": Quantity(f"{text}{what}", units, ("perturbation",), over="samples" if end else "")
                     for name, (text, units) in SCORES.items()
                     for end, what in (("", ""), ("_se", ", its standard error over images"))
                 },

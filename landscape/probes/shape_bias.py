@@ -83,9 +83,9 @@ class ShapeBias(Probe):
             },
             summaries={
                 "category_bias": Quantity("shape bias of the pictures of a shape", dims=each),
-                "category_bias_se": Quantity("its standard error over pictures", dims=each),
+                "category_bias_se": Quantity("its standard error over pictures", dims=each, over="pictures"),
                 "shape_bias": Quantity("shape decisions among shape and texture decisions"),
-                "shape_bias_se": Quantity("its standard error over pictures"),
+                "shape_bias_se": Quantity("its standard error over pictures", over="pictures"),
                 "shape_accuracy": Quantity("share of decisions for the shape"),
                 "texture_accuracy": Quantity("share of decisions for the texture"),
             },
@@ -128,8 +128,10 @@ class ShapeBias(Probe):
         return {
             "category_bias": category,
             "category_bias_se": category_se,
+            "category_bias_se.n": shape + texture,
             "shape_bias": bias,
             "shape_bias_se": bias_se,
+            "shape_bias_se.n": (shape + texture).sum(),
             "shape_accuracy": accuracies[0],
             "texture_accuracy": accuracies[1],
         }

@@ -75,7 +75,9 @@ class Similarity(Probe):
             },
             summaries={
                 "cka": Quantity("centred kernel alignment", dims=pair),
-                "cka_se": Quantity("its standard error, by leaving out one mini-batch at a time", dims=pair),
+                "cka_se": Quantity(
+                    "its standard error, by leaving out one mini-batch at a time", dims=pair, over="batch"
+                ),
             },
             about={
                 "batch": Quantity("mini-batch"),
@@ -124,7 +126,7 @@ class Similarity(Probe):
         if n > 1:
             left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
             error = np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
-        return {"cka": cka, "cka_se": error}
+        return {"cka": cka, "cka_se": error, "cka_se.n": n}
 
     def _other(self, subject: Subject) -> Subject:
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""

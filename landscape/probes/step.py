@@ -99,7 +99,9 @@ class Step(Probe):
         seen = known is not None and self.top > 0
         quantities = _quantities(subject.meaning.units)
         means = {
-            f"mean_{name}{end}": Quantity(f"{word} over mini-batches: {known.long_name}", known.units)
+            f"mean_{name}{end}": Quantity(
+                f"{word} over mini-batches: {known.long_name}", known.units, over="batch" if end else ""
+            )
             for name, known in quantities.items()
             if name in MEANS
             for end, word in (("", "mean"), ("_se", "standard error"))
@@ -112,9 +114,11 @@ class Step(Probe):
             summaries={
                 **means,
                 "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness),
-                "mean_batch_sharpness_se": Quantity("its standard error over mini-batches", sharpness),
+                "mean_batch_sharpness_se": Quantity("its standard error over mini-batches", sharpness, over="batch"),
                 "pooled_batch_sharpness": Quantity(POOLED, sharpness),
-                "pooled_batch_sharpness_se": Quantity("its standard error over mini-batches (jackknife)", sharpness),
+                "pooled_batch_sharpness_se": Quantity(
+                    "its standard error over mini-batches (jackknife)", sharpness, over="batch"
+                ),
                 "descending": Quantity("share of the mini-batches along whose update the objective falls at first"),
                 **(seen_summary_quantities() if seen else {}),
             },
@@ -251,7 +255,7 @@ def _mean(name: str, values: np.ndarray) -> dict[str, float]:
     if not len(values):
         return {}
     mean, error = mean_and_standard_error(values)
-    return {name: mean, f"{name}_se": error}
+    return {name: mean, f"{name}_se": error, f"{name}_se.n": len(values)}
 
 
 def _ratio(name: str, top: np.ndarray, bottom: np.ndarray) -> dict[str, float]:
@@ -263,4 +267,5 @@ def _ratio(name: str, top: np.ndarray, bottom: np.ndarray) -> dict[str, float]:
     if n < 2:
         return whole
     left_out = (top.sum() - top) / (bottom.sum() - bottom)
-    return {**whole, f"{name}_se": float(np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()))}
+    error = float(np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()))
+    return {**whole, f"{name}_se": error, f"{name}_se.n": n}

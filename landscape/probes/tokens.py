@@ -129,7 +129,7 @@ class Tokens(Probe):
             },
             summaries={
                 "common": Quantity("common share of the displacement, mean over images", dims=("layer",)),
-                "common_se": Quantity("its standard error over images", dims=("layer",)),
+                "common_se": Quantity("its standard error over images", dims=("layer",), over="image"),
             },
             about={
                 "layer": Quantity("layer"), "image": Quantity("image"), "token": Quantity("token, row by row"),

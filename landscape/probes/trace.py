@@ -32,7 +32,14 @@ from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.pattern_cache import PatternCache
 from landscape.curvature.sample_means import mean_loss, over_mini_batches
 from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
-from landscape.curvature.trace_estimators import TraceEstimate, hutch_plus_plus, hutchinson, rounds_for, xtrace
+from landscape.curvature.trace_estimators import (
+    TraceEstimate,
+    hutch_plus_plus,
+    hutchinson,
+    independent_values,
+    rounds_for,
+    xtrace,
+)
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
 from landscape.subject.subject import Subject
@@ -114,9 +121,11 @@ class Trace(Probe):
         trace = "loss per squared weight"
         quantities = {
             "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace),
-            "batch_trace_se": Quantity("its standard error over random vectors", trace),
+            "batch_trace_se": Quantity("its standard error over random vectors", trace, over="random vectors"),
             "batch_square": Quantity("squared Frobenius norm of the Hessian of the mini-batch", f"({trace})^2"),
-            "batch_square_se": Quantity("its standard error over random vectors", f"({trace})^2"),
+            "batch_square_se": Quantity(
+                "its standard error over random vectors", f"({trace})^2", over="random vectors"
+            ),
             "samples": Quantity("samples in the mini-batch"),
             "loss": Quantity("loss of the mini-batch", subject.meaning.units),
             "matvecs": Quantity("Hessian products spent"),
@@ -124,10 +133,10 @@ class Trace(Probe):
         }
         summaries = {
             "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
-            "trace_se": Quantity("its standard error over random vectors", trace),
+            "trace_se": Quantity("its standard error over random vectors", trace, over="random vectors"),
             "trace_spread": Quantity("standard deviation of the traces of whole mini-batches", trace),
             "frobenius": Quantity("Frobenius norm of the Hessian of a mini-batch, root mean square over them", trace),
-            "frobenius_se": Quantity("its standard error over random vectors", trace),
+            "frobenius_se": Quantity("its standard error over random vectors", trace, over="random vectors"),
         }
         over = {"batch": np.arange(len(subject.batches))}
         about = {"batch": Quantity("mini-batch")}
@@ -262,7 +271,20 @@ class Trace(Probe):
         found = _over_batches({**data, **of_batches, **({"done": of_batches["samples"] > 0} if self.tol else {})})
         if self.tol and found:
             found["within_tol"] = float(found["trace_se"] <= self.tol * abs(found["trace"]))
-        return {**of_batches, **found, **(self._structure.reduce(data) if found else {})}
+        structure = self._structure.reduce(data) if found else {}
+        return {**of_batches, **found, **structure, **(self._counts(data) if found else {})}
+
+    def _counts(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """How many independent values are behind the errors: those of an estimate, of all finished with a trace."""
+        name = OF_A_ROUND * bool(self.tol) + "batch_trace"
+        known = (data["done"] == 1) & np.isfinite(data[name])
+        one, rounds = independent_values(self.method, self.vectors), known.reshape(len(known), -1).sum(axis=1)
+        of_batch = one * float(rounds[rounds > 0].min())
+        return {
+            **{f"{name}_se.n": of_batch for name in ("batch_trace", "batch_square")},
+            **{f"{OF_A_ROUND}{name}_se.n": one for name in ("batch_trace", "batch_square") if self.tol},
+            **{f"{name}_se.n": float(one * rounds.sum()) for name in ("trace", "frobenius")},
+        }
 
     @property
     def _structure(self) -> Structure:

@@ -68,7 +68,7 @@ class Uncertainty(Probe):
             long_name = words if name == "rms" else f"{name} uncertainty"
             summaries[f"{name}_uncertainty" if name != "rms" else name] = Quantity(long_name, "feature", per_layer)
             se = f"{name}_uncertainty_se" if name != "rms" else "rms_se"
-            summaries[se] = Quantity("its standard error over images", "feature", per_layer)
+            summaries[se] = Quantity("its standard error over images", "feature", per_layer, over="samples")
         for name, words in INPUTS.items():
             for what, dims in (("covariance", window), ("neighbours", per_layer)):
                 for term in TERMS:
@@ -79,7 +79,7 @@ class Uncertainty(Probe):
                     f"covariance with {'the centre' if what == 'covariance' else 'its four neighbours'}, {words}"
                 )
                 summaries[f"{name}_{what}"] = Quantity(f"{long_name}, over the centre's variance", dims=dims)
-                summaries[f"{name}_{what}_se"] = Quantity("its standard error over images", dims=dims)
+                summaries[f"{name}_{what}_se"] = Quantity("its standard error over images", dims=dims, over="samples")
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={"layer": np.arange(len(layers)), "row": offsets, "column": offsets},

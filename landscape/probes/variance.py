@@ -40,7 +40,7 @@ class Variance(Probe):
         about, members = {}, {}
         if subject.members:
             about = {"member": Quantity("member")}
-            members = {"variance_member_se": Quantity(MEMBER_ERROR, "feature^2", per_layer)}
+            members = {"variance_member_se": Quantity(MEMBER_ERROR, "feature^2", per_layer, over="member")}
         return Plan(
             over=units_of(subject),
             axes={"layer": np.arange(len(layers))},
@@ -53,7 +53,7 @@ class Variance(Probe):
             },
             summaries={
                 "variance": Quantity("feature-map variance", "feature^2", per_layer),
-                "variance_se": Quantity("its standard error over images", "feature^2", per_layer),
+                "variance_se": Quantity("its standard error over images", "feature^2", per_layer, over="samples"),
                 "variance_normalised": Quantity("feature-map variance over mean square", dims=per_layer),
                 **members,
             },

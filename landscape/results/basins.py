@@ -23,9 +23,11 @@ ANGLES = 72  # rays of a plane
 SIDES = (-1.0, 1.0)  # of a line
 MEASURED: Mapping[str, Quantity] = {
     "score_value": Quantity("score", "score", ("score",)),
-    "score_se": Quantity("standard error of the score over samples", "score", ("score",)),
+    "score_se": Quantity("standard error of the score over samples", "score", ("score",), over="score_samples"),
     "score_worse": Quantity("by how much the score is worse than at the checkpoint", "score", ("score",)),
-    "score_worse_se": Quantity("standard error of that difference, paired over samples", "score", ("score",)),
+    "score_worse_se": Quantity(
+        "standard error of that difference, paired over samples", "score", ("score",), over="score_samples"
+    ),
 }
 PROFILES = ("profile_mean", "profile_mean_se", "profile_most", "profile_most_se")
 Radius = tuple[float, float, float]  # value and ends of the 95 % interval; see `radius`
@@ -72,7 +74,8 @@ def summaries(units: str, *, plane: bool) -> dict[str, Quantity]:
         error = (
             "standard error, at most, of the score's worsening" if name.endswith("_se") else "worsening of the score"
         )
-        found[name] = Quantity(f"{error} {words}", "score", ("distance", "score"))
+        over = "score_samples" if name.endswith("_se") else ""
+        found[name] = Quantity(f"{error} {words}", "score", ("distance", "score"), over=over)
     return found
 
 

@@ -34,7 +34,7 @@ def quantities() -> dict[str, Quantity]:
     found = {"samples": Quantity("samples")}
     for name, (long_name, units, _) in METRICS.items():
         found[name] = Quantity(long_name, units)
-        found[f"{name}_se"] = Quantity("its standard error over samples", units)
+        found[f"{name}_se"] = Quantity("its standard error over samples", units, over="samples")
     return found
 
 
@@ -76,12 +76,14 @@ def _summaries(*, baseline: bool) -> dict[str, Quantity]:
             ("mean", "corruptions and severities", ()),
         ):
             found[f"{prefix}_{name}"] = Quantity(f"{long_name}, mean over {over}", units, dims)
-            found[f"{prefix}_{name}_se"] = Quantity("its standard error over samples", units, dims)
+            found[f"{prefix}_{name}_se"] = Quantity("its standard error over samples", units, dims, over="block")
         if baseline:
             found[f"relative_{name}"] = Quantity(f"{RELATIVE[name]} relative to the baseline", dims=("corruption",))
-            found[f"relative_{name}_se"] = Quantity("its standard error, of a fixed baseline", dims=("corruption",))
+            found[f"relative_{name}_se"] = Quantity(
+                "its standard error, of a fixed baseline", dims=("corruption",), over="block"
+            )
             found[relative] = Quantity(f"mean {RELATIVE[name]} relative to the baseline")
-            found[f"{relative}_se"] = Quantity("its standard error, of a fixed baseline")
+            found[f"{relative}_se"] = Quantity("its standard error, of a fixed baseline", over="block")
     return found
 
 

@@ -77,19 +77,36 @@ MEASURES: Mapping[str, Measure] = {
 OF_VECTORS = ("trace", "frobenius")  # both from the same Hessian products
 
 
-def values(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`value` and `se`, (measure,), from the terms of the finished units; NaN where none is finished.
+def values(data: Mapping[str, np.ndarray], draws: int) -> dict[str, np.ndarray]:
+    """`value`, `se` and `n`, (measure,), from the terms of the finished units; NaN where none is finished.
 
     A term that is not finite makes its value so: the loss overflows inside the ball.
     """
     names: Sequence[str] = [str(name) for name in data["measure_name"]]
-    found = np.full((2, len(names)), np.nan)
+    found = np.full((3, len(names)), np.nan)
     for k, name in enumerate(names):
         mine = _finished(data, names, name)
         if mine.any():
             terms, errors = data[TERM][mine, k], data[TERM_SE][mine, k]
-            found[:, k] = pooled(MEASURES[name], terms, errors, data[SAMPLES][mine])
-    return {"value": found[0], "se": found[1]}
+            found[:2, k] = pooled(MEASURES[name], terms, errors, data[SAMPLES][mine])
+            found[2, k] = independent_values(MEASURES[name], data[SAMPLES][mine], draws)
+    least = float(np.min(data[SAMPLES][data["done"] == 1], initial=math.inf))
+    within = [values_within(MEASURES[name], least, draws) for name in names]
+    return {"value": found[0], "se": found[1], "n": found[2], f"{TERM_SE}.n": within}
+
+
+def independent_values(measure: Measure, samples: np.ndarray, draws: int) -> float:
+    """How many values the error of `pooled` is of, from the samples of its terms; NaN for a residual."""
+    if len(samples) > 1 and measure.over != "samples":
+        return len(samples)
+    return values_within(measure, float(samples.sum()), draws)
+
+
+def values_within(measure: Measure, samples: float, draws: int) -> float:
+    """How many values the error of a single term is of: its samples, noise draws, or their pairs of opposite signs."""
+    if measure.over == "mini-batches" and "average" in measure.name:
+        return draws // 2
+    return {"mini-batches": samples, "samples": samples, "noise draws": draws}.get(measure.over, math.nan)
 
 
 def pooled(measure: Measure, terms: np.ndarray, errors: np.ndarray, samples: np.ndarray) -> tuple[float, float]:

@@ -10,17 +10,20 @@ import logging
 from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import h5py
 import numpy as np
 
 from landscape.probe import MICRO_BATCHES, Plan, Quantity, Values
+from landscape.results import counts
 from landscape.results.hdf5_file import CONVENTION, array_of, check, hard_links, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, Reduce, ReduceOf, RunKey, fixed_width, safe_label
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
+OVER, N = "over", "n"  # attributes of a standard error: what its independent values are, and how many
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
 _log = logging.getLogger(__name__)
@@ -85,12 +88,26 @@ def note_micro_batches(group: h5py.Group, count: int) -> int:
 def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
     """Compute the summaries from everything finished, and note when the last unit was."""
     reduce = reduce_of(group.attrs["probe"], json.loads(group.attrs.get("parameters", "{}")))
-    if reduce is not None:
-        for name, value in reduced(reduce, arrays(group), group.name.strip("/")).items():
-            if name in group:  # an imported surface has fewer summaries than a measured one
-                group[name][...] = value
+    values = {} if reduce is None else reduced(reduce, arrays(group), group.name.strip("/"))
+    for name, value in values.items():
+        if name in group:  # an imported surface has fewer summaries than a measured one
+            group[name][...] = value
+    note_counts(group, values)
     if group["done"][()].all():
         mark_finished(group)
+
+
+def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> None:
+    """Note beside every standard error how many independent values it is of, by `values` or the finished units."""
+    where = places(group)
+    errors = {name: str(group[name].attrs[OVER]) for name in where.values() if OVER in group[name].attrs}
+    stored = {name: array_of(group[name]) for name in {"done", *errors.values()} & set(where.values())}
+    axes = {name: dims(group[name], name, where) for name in (*errors, *stored)}
+    for name, over in errors.items():
+        n = values.get(f"{name}.{N}")
+        if n is None:
+            n = counts.independent(over, axes[name], stored, axes, fact=group.attrs.get(over))
+        group[name].attrs.modify(N, np.float64(counts.smallest(n)))
 
 
 def mark_finished(group: h5py.Group) -> None:
@@ -273,6 +290,8 @@ def _extensible(plan: Plan, dims: tuple[str, ...], shape: tuple[int, ...]) -> di
 
 def _describe(dataset: h5py.Dataset, quantity: Quantity) -> None:
     dataset.attrs["long_name"], dataset.attrs["units"] = quantity.long_name, quantity.units
+    if quantity.over:
+        dataset.attrs[OVER], dataset.attrs[N] = quantity.over, np.nan
 
 
 def _now() -> str:

@@ -64,4 +64,5 @@ def _named(
         f"{kind}_resolved": float(found.resolved),
         below: float(denominators.mean()), f"{below}_se": float(denominators.std(ddof=1)) / root,
         above: float(numerators.mean()), f"{above}_se": float(numerators.std(ddof=1)) / root,
+        **{f"{name}_se.n": len(numerators) for name in (kind, below, above)},
     }  # fmt: skip

@@ -20,13 +20,14 @@ def summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     count = len(data["setting"])
     found: dict[str, Any] = {}
     for name in ("loss_increase", "accuracy_drop"):
-        mean, error = _mean(data, name, count)  # (setting, place)
+        mean, error, n = _mean(data, name, count)  # (setting, place)
         found |= {name: mean[:, 1:].T, f"{name}_se": error[:, 1:].T}
         found |= {f"together_{name}": mean[:, ALL], f"together_{name}_se": error[:, ALL]}
+        found |= {f"{name}_se.n": n[:, 1:], f"together_{name}_se.n": n[:, ALL]}
     found |= _additivity(data, count)
-    trace, error = _mean_trace(data, count)
+    trace, error, n = _mean_trace(data, count)
     change = _first_finite(np.asarray(data["squared_norm"])[:, :count])[:, 1:].T  # (unit, setting)
-    found |= {"squared_change": change, "mean_trace": trace, "mean_trace_se": error}
+    found |= {"squared_change": change, "mean_trace": trace, "mean_trace_se": error, "mean_trace_se.n": n}
     found["predictor"] = trace[:, None] * change
     pairs = [rank_correlation(found["predictor"][:, s], found["loss_increase"][:, s]) for s in range(count)]
     names = ("rank_correlation", "rank_correlation_low", "rank_correlation_high")
@@ -80,15 +81,15 @@ def over_parts(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndar
         return mean, np.sqrt(spread) / n
 
 
-def _mean(data: Mapping[str, np.ndarray], name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the samples of finished mini-batches and its error, (setting, place) each."""
+def _mean(data: Mapping[str, np.ndarray], name: str, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over the samples of finished mini-batches, its error, and these samples, (setting, place) each."""
     done = data["done"][:, :count] == 1
     names = (f"{name}_sum", f"{name}_square_sum", "samples")
     total, squares, n = (np.where(done, data[key][:, :count], 0.0).sum(axis=0) for key in names)
-    return mean_and_standard_error_from_sums(total, squares, np.where(n > 0, n, np.nan))
+    return *mean_and_standard_error_from_sums(total, squares, np.where(n > 0, n, np.nan)), n
 
 
-def _additivity(data: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+def _additivity(data: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
     """The sum of single increases, and that of all units together minus it, with the paired error over parts."""
     sums, sizes = parts_of(data)
     if not len(sizes):
@@ -96,11 +97,14 @@ def _additivity(data: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndar
         return dict.fromkeys(("sum_loss_increase", "additivity_error", "additivity_error_se"), unknown)
     single = sums[:, :, 1:].sum(axis=2)
     error, spread = over_parts(sums[:, :, ALL] - single, sizes)
-    return {"sum_loss_increase": over_parts(single, sizes)[0], "additivity_error": error, "additivity_error_se": spread}
+    return {
+        "sum_loss_increase": over_parts(single, sizes)[0], "additivity_error": error, "additivity_error_se": spread,
+        "additivity_error_se.n": len(sizes),
+    }  # fmt: skip
 
 
-def _mean_trace(data: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Trace of every unit's Hessian block over its size, and its error over random vectors, (unit,) each.
+def _mean_trace(data: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Trace of every unit's Hessian block over its size, its error over random vectors, and how many, (unit,) each.
 
     The mean over finished vectors of a mini-batch, then over mini-batches by their samples; NaN without any vector.
     """
@@ -109,7 +113,7 @@ def _mean_trace(data: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray,
     unit_size = np.asarray(data["size"], dtype=float)
     samples = np.where(done, data["samples"][:, count:, 1:], 0.0)
     if not forms.shape[1]:
-        return np.full(len(unit_size), np.nan), np.full(len(unit_size), np.nan)
+        return (np.full(len(unit_size), np.nan),) * 3
     known = done.any(axis=1)
     n = done.sum(axis=1)  # (batch, unit)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -121,7 +125,8 @@ def _mean_trace(data: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray,
         trace = np.where(known, share * mean, 0.0).sum(axis=0)
         error = np.sqrt(np.where(known, share**2 * variance, 0.0).sum(axis=0))
     any_known = known.any(axis=0)
-    return np.where(any_known, trace, np.nan) / unit_size, np.where(any_known, error, np.nan) / unit_size
+    mean, spread = (np.where(any_known, part, np.nan) / unit_size for part in (trace, error))
+    return mean, spread, np.where(n > 1, n, 0).sum(axis=0)
 
 
 def _first_finite(values: np.ndarray) -> np.ndarray:

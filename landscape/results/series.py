@@ -175,6 +175,7 @@ def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
     for quantity, values in columns.items():
         group[quantity].resize(len(rows), axis=0)
         group[quantity][...] = values.reshape(group[quantity].shape)
+    groups.note_counts(group)
     if group.attrs["finished"]:  # every new text takes 4 KiB of the file
         group.attrs["finished"] = ""
     return group

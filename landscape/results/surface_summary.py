@@ -16,15 +16,15 @@ MINIMA = 8  # stored at most, the most persistent first
 CLEAR = 2.0  # standard errors by which a minimum differs from noise
 QUANTITIES: Mapping[str, Quantity] = {
     "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
-    "height_se": Quantity("standard error of the height, at most", "nats", ("radius",)),
+    "height_se": Quantity("standard error of the height, at most", "nats", ("radius",), over="samples"),
     "curvature": Quantity("second derivative of the quadratic fitted at the centre", "nats", ("term",)),
-    "curvature_se": Quantity("standard error of the second derivative, at most", "nats", ("term",)),
+    "curvature_se": Quantity("standard error of the second derivative, at most", "nats", ("term",), over="samples"),
     "non_convex": Quantity("share of inner cells with a negative second derivative in some direction"),
     "non_finite": Quantity("share of finished cells whose loss is not finite"),
     "minima": Quantity("number of local minima of the grid"),
     "clear_minima": Quantity("those deeper than two standard errors, with the lowest"),
     "persistence": Quantity("rise from a local minimum to where a lower valley begins", "nats", ("minimum",)),
-    "persistence_se": Quantity("standard error of the persistence, at most", "nats", ("minimum",)),
+    "persistence_se": Quantity("standard error of the persistence, at most", "nats", ("minimum",), over="samples"),
 }
 OBJECTIVE: Mapping[str, Quantity] = {"objective": Quantity("loss + weight decay x l2", "nats", ("x", "y"))}
 PREVIEW: Mapping[str, Quantity] = {
@@ -55,6 +55,9 @@ def summarise(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "height": heights[:, 0], "height_se": heights[:, 1], "curvature": second, "curvature_se": second_se,
         "non_finite": float((~np.isfinite(loss[finished])).mean()) if finished.any() else np.nan,
     }  # fmt: skip
+    if "n" in data:  # of a surface with a cap, whose points differ in their samples
+        least = np.min(data["n"][finished], initial=np.inf)
+        summaries |= {f"{name}_se.n": least for name in ("height", "curvature", "persistence")}
     if "weight_decay" in data:
         summaries["objective"] = loss + data["weight_decay"] * np.where(finished, data["l2"], np.nan)
     if finished.all():

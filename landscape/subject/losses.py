@@ -132,11 +132,11 @@ class Meaning:
     right: Losses = class_accuracy  # (outputs, targets) -> (N,), correctness of every sample; its mean is the accuracy
     accuracy: str = ""  # what the accuracy counts; "" for the share of samples whose class is the most probable one
 
-    def of_accuracy(self, long_name: str, dims: tuple[str, ...] = ()) -> Quantity:
+    def of_accuracy(self, long_name: str, dims: tuple[str, ...] = (), over: str = "") -> Quantity:
         """A quantity that is an accuracy or a difference of two; its name says what is counted, or that nothing is."""
         if self.right is undefined_accuracy:
-            return Quantity(f"{long_name} ({self.accuracy})", "undefined", dims)
-        return Quantity(f"{long_name} ({self.accuracy})" if self.accuracy else long_name, dims=dims)
+            return Quantity(f"{long_name} ({self.accuracy})", "undefined", dims, over=over)
+        return Quantity(f"{long_name} ({self.accuracy})" if self.accuracy else long_name, dims=dims, over=over)
 
 
 CLASSIFICATION = Meaning("nats")

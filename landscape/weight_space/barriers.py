@@ -44,9 +44,9 @@ def means(meaning: Meaning) -> dict[str, Quantity]:
     """Loss and accuracy at a point."""
     return {
         "loss": Quantity("loss", meaning.units),
-        "loss_se": Quantity("standard error of the loss over samples", meaning.units),
+        "loss_se": Quantity("standard error of the loss over samples", meaning.units, over="samples"),
         "accuracy": meaning.of_accuracy("accuracy"),
-        "accuracy_se": meaning.of_accuracy("standard error of the accuracy over samples"),
+        "accuracy_se": meaning.of_accuracy("standard error of the accuracy over samples", over="samples"),
     }
 
 
@@ -57,8 +57,8 @@ def paired(meaning: Meaning) -> dict[str, Quantity]:
     return {
         "excess": Quantity(excess, meaning.units),
         "accuracy_deficit": meaning.of_accuracy(deficit),
-        "excess_se": Quantity(f"standard error of the {excess}", meaning.units),
-        "accuracy_deficit_se": meaning.of_accuracy(f"standard error of the {deficit}"),
+        "excess_se": Quantity(f"standard error of the {excess}", meaning.units, over="samples"),
+        "accuracy_deficit_se": meaning.of_accuracy(f"standard error of the {deficit}", over="samples"),
     }
 
 
@@ -66,10 +66,12 @@ def summaries(meaning: Meaning, per_line: tuple[str, ...]) -> dict[str, Quantity
     """The highest barriers of a line."""
     return {
         "barrier": Quantity("largest excess of the loss between the ends", meaning.units, per_line),
-        "barrier_se": Quantity("standard error of the barrier over samples", meaning.units, per_line),
+        "barrier_se": Quantity("standard error of the barrier over samples", meaning.units, per_line, over="samples"),
         "barrier_at": Quantity("where the barrier is", "share of the way", per_line),
         "accuracy_barrier": meaning.of_accuracy("largest deficit of the accuracy between the ends", per_line),
-        "accuracy_barrier_se": meaning.of_accuracy("standard error of the accuracy barrier over samples", per_line),
+        "accuracy_barrier_se": meaning.of_accuracy(
+            "standard error of the accuracy barrier over samples", per_line, over="samples"
+        ),
     }
 
 

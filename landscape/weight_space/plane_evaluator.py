@@ -37,10 +37,13 @@ def quantities(
 ) -> Quantities:
     """What the evaluator returns for every point that is stored; the arguments are those of `PlaneEvaluator`."""
     l2 = "half the squared norm of the weights" if l2_definition == "squared" else "sum of the norms of the tensors"
+    over = "samples" if cap is None else "n"
     always = {
         "loss": Quantity("loss", meaning.units),
-        "loss_se": Quantity("standard error of the loss over samples", meaning.units),
-        "rise_se": Quantity("standard error of the loss minus the checkpoint's, paired over samples", meaning.units),
+        "loss_se": Quantity("standard error of the loss over samples", meaning.units, over=over),
+        "rise_se": Quantity(
+            "standard error of the loss minus the checkpoint's, paired over samples", meaning.units, over=over
+        ),
         "l2": Quantity(l2),
         "accuracy": meaning.of_accuracy("accuracy"),
     }

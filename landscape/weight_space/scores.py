@@ -162,11 +162,15 @@ class Scores:
         numbers = {
             "score_centre": ("score at the checkpoint", table[:, 0]),
             "score_centre_se": ("its standard error over samples", table[:, 1]),
+            "score_samples": ("samples of the score", np.array([float(len(self.subjects[i])) for i, _ in self.rows])),
             "score_margin": ("by how much it may be worse within its basin", np.array(margins)),
         }
         return {
             **{name: (Quantity(words, dims=at), np.array(values)) for name, (words, values) in text.items()},
-            **{name: (Quantity(words, "score", at), values) for name, (words, values) in numbers.items()},
+            **{
+                name: (Quantity(words, "score", at, over="score_samples" * name.endswith("_se")), values)
+                for name, (words, values) in numbers.items()
+            },
         }
 
     def identity(self) -> dict[str, Any]:
