@@ -102,11 +102,11 @@ def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Qua
     _, units = MATRICES[operator]
     stability = stability_summary_quantities(dims) if operator == "preconditioned" else {}
     return stability | {
-        "nep": Quantity("share of negative eigenvalues", dims=dims),
+        "nep": Quantity("share of negative eigenvalues", dims=dims, bounds="share"),
         "nep_se": Quantity("its standard error over mini-batches", dims=dims, over="batch"),
         "nep_low": Quantity("lower end of the 95 % interval of nep over mini-batches", dims=dims),
         "nep_high": Quantity("upper end of the 95 % interval of nep over mini-batches", dims=dims),
-        "ape": Quantity("mean of the positive eigenvalues", units, dims),
+        "ape": Quantity("mean of the positive eigenvalues", units, dims, bounds="positive"),
         "ape_se": Quantity("its standard error over mini-batches", units, dims, over="batch"),
         "ape_low": Quantity("lower end of the 95 % interval of ape over mini-batches", units, dims),
         "ape_high": Quantity("upper end of the 95 % interval of ape over mini-batches", units, dims),

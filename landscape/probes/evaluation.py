@@ -13,9 +13,9 @@ from landscape.subject.checks import refuse_stochastic
 from landscape.subject.subject import Subject
 
 METRICS = {
-    "loss": Quantity("cross-entropy", "nats"),
-    "accuracy": Quantity("share of right classes"),
-    "top5": Quantity("share with the right class among the first five"),
+    "loss": Quantity("cross-entropy", "nats", bounds="positive"),
+    "accuracy": Quantity("share of right classes", bounds="share"),
+    "top5": Quantity("share with the right class among the first five", bounds="share"),
     "brier": Quantity("Brier score"),
     "ece": Quantity("expected calibration error"),
 }
@@ -36,7 +36,7 @@ class Evaluation(Probe):
         if self.passes == 1:
             refuse_stochastic(subject)
         errors = {
-            f"{name}_se": replace(metric, long_name="its standard error", over="samples")
+            f"{name}_se": replace(metric, long_name="its standard error", over="samples", bounds="")
             for name, metric in METRICS.items()
         }
         return Plan(

@@ -224,7 +224,7 @@ def _of_means(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str,
         f"{prefix}loss_se": Quantity("standard error of the loss over images", meaning.units, dims, over="samples"),
         f"{prefix}rise": Quantity("loss minus that of the intact images", meaning.units, dims),
         f"{prefix}rise_se": Quantity("its standard error, paired over images", meaning.units, dims, over="samples"),
-        f"{prefix}accuracy": meaning.of_accuracy("accuracy", dims),
+        f"{prefix}accuracy": meaning.of_accuracy("accuracy", dims, bounds="share"),
     }
 
 

@@ -93,7 +93,13 @@ class Perturbation(Probe):
             },
             summaries={
                 **{
-                    f"{name}{end}": Quantity(f"{text}{what}", units, ("perturbation",), over="samples" if end else "")
+                    f"{name}{end}": Quantity(
+                        f"{text}{what}",
+                        units,
+                        ("perturbation",),
+                        over="samples" if end else "",
+                        bounds="" if end else "positive" if name == "cross_entropy" else "share",
+                    )
                     for name, (text, units) in SCORES.items()
                     for end, what in (("", ""), ("_se", ", its standard error over images"))
                 },

@@ -81,7 +81,7 @@ class ProbeLinear(Probe):
             over={"layer": np.arange(len(layers))},
             labels=layer_labels(layers, "layer"),
             quantities={
-                "accuracy": Quantity("accuracy of a linear probe"),
+                "accuracy": Quantity("accuracy of a linear probe", bounds="share"),
                 "accuracy_se": Quantity("its standard error over samples", over="samples"),
                 "held_out_accuracy": Quantity("accuracy on the samples that chose the penalty"),
                 "fitted_accuracy": Quantity("accuracy on the samples that it was fitted on"),

@@ -76,9 +76,9 @@ class Trajectory(Probe):
             },
             quantities={
                 "gram": Quantity("inner product with another snapshot, from the final weights", "weight^2", ("other",)),
-                "loss": Quantity("loss", meaning.units),
+                "loss": Quantity("loss", meaning.units, bounds=meaning.bounds),
                 "loss_se": Quantity("standard error of the loss over samples", meaning.units, over="samples"),
-                "accuracy": meaning.of_accuracy("accuracy"),
+                "accuracy": meaning.of_accuracy("accuracy", bounds="share"),
                 "plane_loss": Quantity("loss on the principal plane, at the snapshot's place on it", meaning.units),
                 "plane_loss_se": Quantity(
                     "standard error of the loss on the plane over samples", meaning.units, over="samples"

@@ -25,6 +25,7 @@ METRICS: Mapping[str, tuple[str, str, str]] = {  # long name, units, name of the
     "nll": ("negative log likelihood", "nats", "mcnll"),
     "ece": ("expected calibration error", "1", "mcece"),
 }
+BOUNDS = {"accuracy": "share", "nll": "positive", "ece": "positive"}
 RELATIVE = {"accuracy": "corruption error", "nll": "corruption NLL", "ece": "corruption ECE"}
 PER_CELL, PER_BLOCK, PER_SIZE = ("corruption", "severity"), ("block",), ("size",)
 
@@ -33,7 +34,7 @@ def quantities() -> dict[str, Quantity]:
     """What is stored for every corruption and severity."""
     found = {"samples": Quantity("samples")}
     for name, (long_name, units, _) in METRICS.items():
-        found[name] = Quantity(long_name, units)
+        found[name] = Quantity(long_name, units, bounds=BOUNDS[name])
         found[f"{name}_se"] = Quantity("its standard error over samples", units, over="samples")
     return found
 
@@ -75,7 +76,7 @@ def _summaries(*, baseline: bool) -> dict[str, Quantity]:
             ("severity", "corruptions", ("severity",)),
             ("mean", "corruptions and severities", ()),
         ):
-            found[f"{prefix}_{name}"] = Quantity(f"{long_name}, mean over {over}", units, dims)
+            found[f"{prefix}_{name}"] = Quantity(f"{long_name}, mean over {over}", units, dims, bounds=BOUNDS[name])
             found[f"{prefix}_{name}_se"] = Quantity("its standard error over samples", units, dims, over="block")
         if baseline:
             found[f"relative_{name}"] = Quantity(f"{RELATIVE[name]} relative to the baseline", dims=("corruption",))

@@ -292,6 +292,8 @@ def _describe(dataset: h5py.Dataset, quantity: Quantity) -> None:
     dataset.attrs["long_name"], dataset.attrs["units"] = quantity.long_name, quantity.units
     if quantity.over:
         dataset.attrs[OVER], dataset.attrs[N] = quantity.over, np.nan
+    if quantity.bounds:
+        dataset.attrs["bounds"] = quantity.bounds
 
 
 def _now() -> str:

@@ -132,11 +132,16 @@ class Meaning:
     right: Losses = class_accuracy  # (outputs, targets) -> (N,), correctness of every sample; its mean is the accuracy
     accuracy: str = ""  # what the accuracy counts; "" for the share of samples whose class is the most probable one
 
-    def of_accuracy(self, long_name: str, dims: tuple[str, ...] = (), over: str = "") -> Quantity:
+    def of_accuracy(self, long_name: str, dims: tuple[str, ...] = (), over: str = "", bounds: str = "") -> Quantity:
         """A quantity that is an accuracy or a difference of two; its name says what is counted, or that nothing is."""
-        if self.right is undefined_accuracy:
-            return Quantity(f"{long_name} ({self.accuracy})", "undefined", dims, over=over)
-        return Quantity(f"{long_name} ({self.accuracy})" if self.accuracy else long_name, dims=dims, over=over)
+        units = "undefined" if self.right is undefined_accuracy else "1"
+        words = f"{long_name} ({self.accuracy})" if self.accuracy else long_name
+        return Quantity(words, units, dims, over=over, bounds=bounds)
+
+    @property
+    def bounds(self) -> str:
+        """Those of the loss: a likelihood in nats is not below 0; a loss of one's own may be."""
+        return "positive" if self.units == "nats" else ""
 
 
 CLASSIFICATION = Meaning("nats")

@@ -43,9 +43,9 @@ def values_at(t: float, samples: Samples, ends: Mapping[float, Samples]) -> dict
 def means(meaning: Meaning) -> dict[str, Quantity]:
     """Loss and accuracy at a point."""
     return {
-        "loss": Quantity("loss", meaning.units),
+        "loss": Quantity("loss", meaning.units, bounds=meaning.bounds),
         "loss_se": Quantity("standard error of the loss over samples", meaning.units, over="samples"),
-        "accuracy": meaning.of_accuracy("accuracy"),
+        "accuracy": meaning.of_accuracy("accuracy", bounds="share"),
         "accuracy_se": meaning.of_accuracy("standard error of the accuracy over samples", over="samples"),
     }
 

@@ -39,13 +39,13 @@ def quantities(
     l2 = "half the squared norm of the weights" if l2_definition == "squared" else "sum of the norms of the tensors"
     over = "samples" if cap is None else "n"
     always = {
-        "loss": Quantity("loss", meaning.units),
+        "loss": Quantity("loss", meaning.units, bounds=meaning.bounds),
         "loss_se": Quantity("standard error of the loss over samples", meaning.units, over=over),
         "rise_se": Quantity(
             "standard error of the loss minus the checkpoint's, paired over samples", meaning.units, over=over
         ),
         "l2": Quantity(l2),
-        "accuracy": meaning.of_accuracy("accuracy"),
+        "accuracy": meaning.of_accuracy("accuracy", bounds="share"),
     }
     n = {"n": Quantity("samples behind the loss")}
     deviates = {"deviates": Quantity("deviation from the plain forward pass at control points", "standard errors")}
