@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import numpy as np
@@ -12,7 +13,7 @@ from analytic import attention_net, passage, run_probe
 from landscape.options import OptionError
 from landscape.probes.tokens import Tokens
 
-pytest.importorskip("sklearn.manifold")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 
 
 def test_tokens_of_an_image_lie_together_where_the_image_decides_them() -> None:
