@@ -192,6 +192,7 @@ def test_no_pass_resumes_after_a_module_that_keeps_a_number_although_it_runs_aga
     assert _points(subject, Sensitivity()) == [ResumePoint()] * 4
 
 
+@pytest.mark.slow
 def test_verification_takes_a_pass_and_the_rest_of_one_per_unit_and_happens_once() -> None:
     subject, probe = _subject(_network("vit")), Sensitivity()
     one, units = _flops(subject.model, subject.example()[0]), probe._units(subject)
@@ -203,6 +204,7 @@ def test_verification_takes_a_pass_and_the_rest_of_one_per_unit_and_happens_once
     assert again.get_total_flops() == 0
 
 
+@pytest.mark.slow
 def test_what_is_verified_at_a_time_is_limited_without_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     points = _points(_subject(_network("vit")), Sensitivity())
     made: list[weakref.ref[Tensor]] = []
