@@ -165,14 +165,6 @@ def test_resuming_in_the_middle_of_the_pass_changes_no_bit(monkeypatch: pytest.M
     np.testing.assert_array_equal(resumed["part_loss_increase"], whole["part_loss_increase"])
 
 
-def test_a_unit_gives_the_same_numbers_alone() -> None:
-    subject, probe = tanh_net(), Sensitivity(bits="4,2", noise="0.1", vectors=2)
-    together = run_probe(probe, subject)
-    for unit in reversed(list(probe.plan(subject).units())):
-        for name, value in probe.measure(subject, unit).items():
-            np.testing.assert_array_equal(together[name][unit.index], value)
-
-
 # --- units ---
 
 
