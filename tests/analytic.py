@@ -245,6 +245,25 @@ def dense_hessian(subject: Subject, i: int = 0) -> Tensor:
         return jacrev(grad(loss))(flat(parameters.values()))  # type: ignore[no-any-return]
 
 
+def dense_of(subject: Subject, operator: str, i: int = 0) -> Tensor:
+    """The matrix `ggn` or `fisher` of mini-batch i, (n, n), from per-sample derivatives and those of cross-entropy."""
+    parameters = {name: p.detach() for name, p in subject.parameters.items()}
+    inputs, targets = subject.batch(i)
+
+    def logits(weights: Tensor) -> Tensor:
+        pieces = dict(zip(parameters, unflat(weights, list(parameters.values())), strict=True))
+        return functional_call(subject.model, pieces, (inputs,))  # type: ignore[no-any-return]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        jacobian = jacrev(logits)(flat(parameters.values()))  # (N, classes, n)
+        p = torch.softmax(logits(flat(parameters.values())), dim=1)
+    if operator == "fisher":
+        slopes = torch.einsum("sc,scn->sn", p - nn.functional.one_hot(targets, p.shape[1]), jacobian)
+        return slopes.T @ slopes / len(targets)
+    middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return torch.einsum("scn,scd,sdm->nm", jacobian, middle, jacobian) / len(targets)
+
+
 def run_probe(probe: Probe, subject: Subject, *, units: int | None = None) -> dict[str, Any]:
     """All arrays of a probe's result as the results file stores them, with its first `units` units measured.
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -39,19 +42,31 @@ pytestmark = [
 ]
 
 
+def set_up(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Keep compiled code, and make matrix products as of large matrices on a CPU with AVX-512."""
+    monkeypatch.setenv(user_cache.VARIABLE, str(cache))
+    monkeypatch.setattr(matrix_products, "_has_avx512", torch.backends.mkldnn.is_available)
+    monkeypatch.setattr(matrix_products, "LARGE", 1)
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder that the processes of a session share: code compiled for one test serves the others."""
+    """A cache folder that the processes of a session share, with the code that one of them has compiled."""
     own = tmp_path_factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled_products"
+    cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled_products"
+    with cache.with_suffix(".lock").open("w") as lock, pytest.MonkeyPatch.context() as monkeypatch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        set_up(monkeypatch, cache)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".torch.jit", DeprecationWarning)
+            assert_exact(everything())
+    return cache
 
 
 @pytest.fixture(autouse=True)
 def folder(session: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where compiled code is kept; matrix products are made as of large matrices on a CPU with AVX-512."""
-    monkeypatch.setenv(user_cache.VARIABLE, str(session))
-    monkeypatch.setattr(matrix_products, "_has_avx512", torch.backends.mkldnn.is_available)
-    monkeypatch.setattr(matrix_products, "LARGE", 1)
+    """Where compiled code is kept."""
+    set_up(monkeypatch, session)
     return session / "compiled"
 
 
@@ -59,7 +74,6 @@ def folder(session: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def entry(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of what is kept, to be damaged."""
     subject = everything()
-    by("compiled", subject)
     key = stored_hessian.key_of(subject, subject.parameters, fixed=True)
     copied = tmp_path / "cache" / "compiled" / key
     shutil.copytree(folder / key, copied)
@@ -180,7 +194,6 @@ def test_code_of_another_function_under_the_same_key_is_noticed(entry: Path, mon
 def test_another_process_loads_code_that_calls_an_operator_of_this_package(folder: Path) -> None:
     """It is registered before the code is loaded."""
     subject = everything()
-    by("compiled", subject)
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"
@@ -190,8 +203,9 @@ def test_another_process_loads_code_that_calls_an_operator_of_this_package(folde
         "hvp_backends.trace = refuse; subject = everything()\n"
         "print(hvp_backends.curvature(subject, subject.parameters, 'compiled', kinks='double').hvp)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["compiled"]), done.stderr
+    child = forked.Popen([sys.executable, "-c", script])
+    out, errors = child.communicate(300)
+    assert (child.returncode, out.split()) == (0, ["compiled"]), errors
     key = stored_hessian.key_of(subject, subject.parameters, fixed=True)
     assert json.loads((folder / key / "each.json").read_text())["nodes"] == []  # nor does the code call Python
 

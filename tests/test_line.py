@@ -352,6 +352,7 @@ def _bowl(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs[:, 0] - targets).square()
 
 
+@pytest.mark.slow
 def test_a_trained_curve_follows_a_bent_valley(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two points of a circle of minima, 120 degrees apart, against the best control point by quadrature."""
     batches = [(torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, dtype=torch.float64))] * 20

@@ -256,6 +256,7 @@ def test_a_mini_batch_that_does_not_fit_is_split_into_micro_batches(
         second(vector)
 
 
+@pytest.mark.slow
 def test_mini_batches_that_run_out_of_memory_at_the_same_time_are_split_once() -> None:
     together, micro_batching = threading.Barrier(4, timeout=20), MicroBatching()
 

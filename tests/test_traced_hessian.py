@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, object]] = {  # one block of each sort: recording tak
     "vit_demo": {"dim": 16, "depth": 1, "heads": 2},
     "resnet_demo": {"width": 4, "blocks": (1, 1)},
     "preresnet_demo": {"width": 4, "blocks": (1, 1)},
-    "alternet_demo": {"width": 4, "blocks": (1, 1), "msa": (0, 1), "heads": (1, 1), "head_dim": 4},
+    "alternet_demo": {"width": 4, "blocks": (1, 2), "msa": (0, 1), "heads": (1, 1), "head_dim": 4},
 }
 
 
