@@ -1,4 +1,4 @@
-"""Hessian products against dense Hessians, and against other libraries."""
+"""Hessian products against dense Hessians, and what has no second derivative."""
 
 from __future__ import annotations
 
@@ -116,14 +116,3 @@ def test_fused_attention_and_the_fused_encoder_layer_are_differentiated_too() ->
     u, v = _vectors(2, product.gradient.numel())
     assert torch.dot(u, product(v)).item() == pytest.approx(torch.dot(v, product(u)).item(), rel=1e-9)
     assert product(v).norm() > 1e-3
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
-def test_agrees_with_curvlinops() -> None:
-    curvlinops = pytest.importorskip("curvlinops")
-    subject = convolution_net()
-    inputs, targets = subject.batch(0)
-    parameters = dict(subject.parameters)
-    arguments = (subject.model, nn.CrossEntropyLoss(), list(parameters.values()), [(inputs, targets)])
-    (v,) = _vectors(1, subject.size)
-    torch.testing.assert_close(curvlinops.HessianLinearOperator(*arguments) @ v, _product(subject)(v))

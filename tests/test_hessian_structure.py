@@ -75,6 +75,7 @@ def test_a_linear_model_is_all_gauss_newton_and_a_single_tensor_all_in_its_block
     assert found["block_cosine"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [tanh_net, attention_net])
 def test_the_diagonal_lies_within_its_errors_of_the_dense_one(network: object) -> None:
     subject = network(sizes=(6, 3))  # type: ignore[operator]
@@ -96,6 +97,7 @@ def test_the_diagonal_lies_within_its_errors_of_the_dense_one(network: object) -
         at += size
 
 
+@pytest.mark.slow
 def test_the_sum_of_squares_of_the_diagonal_has_no_bias() -> None:
     matrix = symmetric(np.linspace(-2, 6, 30).tolist(), seed=3)
     wanted = float((torch.diagonal(matrix) ** 2).sum())
@@ -129,6 +131,7 @@ def test_rounds_of_vectors_are_of_the_trace_alone(options: dict[str, str]) -> No
         Trace(tol=0.1, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_bar_for_every_block_and_ratio(tmp_path: Path) -> None:
     run(Trace(vectors=8, blocks="tensor"), tanh_net(), tmp_path / "results.h5", label="net")
     assert [path.stem for path in drawing.draw(tmp_path / "results.h5", tmp_path)] == ["trace", "trace_blocks"]

@@ -311,7 +311,7 @@ def made_up(increase: np.ndarray, sizes: list[int]) -> dict[str, np.ndarray]:
 
 def test_the_table_is_the_best_of_all_and_keeps_the_budget() -> None:
     random = np.random.default_rng(0)
-    for _ in range(20):
+    for _ in range(8):
         increase = np.cumsum(random.exponential(size=(5, 3)), axis=1)
         sizes = random.integers(10, 1000, size=5)
         found = bit_table(made_up(increase, list(sizes)), "4.5")
