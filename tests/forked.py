@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from select import select
-from typing import Any
+from typing import Any, Self
 
+BESIDE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"  # modules beside this one may be imported
 DEVNULL = subprocess.DEVNULL
 
 # Reads requests, of which each is followed by file descriptors: the errors and output of the process, where its exit
@@ -158,6 +159,22 @@ class Popen:
                 os.close(file)
         return self.returncode
 
+    def printed(self) -> str:
+        """What it has printed as output so far."""
+        return self._texts[0] if self._texts else Path(f"/proc/self/fd/{self._printed[0]}").read_text()
+
+    def wait_for(self, text: str) -> None:
+        """Wait until it has printed a text."""
+        wait_until(lambda: text in self.printed() or self.poll() is not None, pause=0.001)
+        assert text in self.printed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+
     def poll(self) -> int | None:
         """Its exit code, None while it runs."""
         try:
@@ -185,9 +202,9 @@ class Popen:
         self.send_signal(signal.SIGTERM)
 
 
-def wait_until(happened: Callable[[], object], seconds: float = 300.0) -> None:
+def wait_until(happened: Callable[[], object], seconds: float = 300.0, pause: float = 0.02) -> None:
     """Wait for what other processes do, on a machine as busy as may be."""
     until = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until
-        time.sleep(0.02)
+        time.sleep(pause)
