@@ -5,6 +5,9 @@ STAMP := .venv/.installed
 # A process per core, at most four: each holds its own copy of the libraries. Neighbours in a file share their fixtures.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
+# Compiled sources are kept, whatever the shell says: to compile and rewrite the tests anew takes each process four seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test quick campaigns lint checkpoints docs
 
 demo: $(STAMP)

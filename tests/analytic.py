@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,6 +112,65 @@ NETWORKS: dict[str, Callable[[], Subject]] = {
 }
 
 
+ORDERS = torch.tensor(list(itertools.permutations((1.0, 1e-9, -1.0))))  # rounding leaves 0 of most of these sums
+
+
+class Cancelling(nn.Module):
+    """Units whose inputs are 1e-9 from a number, towards zero; single precision rounds them to the number itself."""
+
+    def __init__(self, bend: Callable[[Tensor], Tensor], *, near: float = 0.0) -> None:
+        super().__init__()
+        self.units, self.bend, self.near = nn.Linear(3, 6, bias=False), bend, near
+        self.out = nn.Linear(6, 3)
+        with torch.no_grad():
+            self.units.weight.copy_(-ORDERS if near > 0 else ORDERS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.bend(self.units(x) + self.near))
+        return y
+
+
+def cancelling() -> Subject:
+    """A network of single precision with units near their kinks, on two mini-batches."""
+    torch.manual_seed(0)
+    model = Cancelling(nn.functional.relu).eval()
+    inputs = torch.ones(4, 3)
+    inputs[3] = torch.tensor([-1.0, 0.5, 2.0])  # another pattern than the first samples
+    return Subject(model, [(inputs, torch.tensor([0, 1, 2, 0])), (inputs, torch.tensor([2, 2, 1, 0]))])
+
+
+def in_double(subject: Subject) -> Subject:
+    """The same network and inputs in double precision."""
+    batches = [(x.double(), y) for x, y in subject.batches]
+    return Subject(copy.deepcopy(subject.model).double(), batches)
+
+
+class Everything(nn.Module):
+    """What compiled code must follow: convolution, statistics, an activation, units near their kinks, and matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm, self.activation = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU()
+        self.head, self.cancelling = nn.Linear(4, 3), Cancelling(nn.functional.relu)
+        self.norm.running_mean, self.norm.running_var = 0.3 * torch.randn(4), 0.5 + torch.rand(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.activation(self.norm(self.convolution(x)))
+        y: Tensor = self.head(maps.mean((2, 3))) + self.cancelling(x[:, :, 0, 0])
+        return y
+
+
+def everything() -> Subject:
+    """A network of single precision for 3 x 4 x 4 images, half of whose units are within rounding of a kink."""
+    torch.manual_seed(0)
+    model = Everything().eval()
+    batches = []
+    for images, targets in batches_of((3, 4, 4), (4, 4), 3):
+        images[:3, :, 0, 0] = 1.0  # whose sums cancel
+        batches.append((images.float(), targets))
+    return Subject(model, batches)
+
+
 class Branching(nn.Module):
     """Chooses its activation by the values it sees, which a trace cannot record."""
 
@@ -182,6 +243,25 @@ def dense_hessian(subject: Subject, i: int = 0) -> Tensor:
 
     with sdpa_kernel(SDPBackend.MATH):
         return jacrev(grad(loss))(flat(parameters.values()))  # type: ignore[no-any-return]
+
+
+def dense_of(subject: Subject, operator: str, i: int = 0) -> Tensor:
+    """The matrix `ggn` or `fisher` of mini-batch i, (n, n), from per-sample derivatives and those of cross-entropy."""
+    parameters = {name: p.detach() for name, p in subject.parameters.items()}
+    inputs, targets = subject.batch(i)
+
+    def logits(weights: Tensor) -> Tensor:
+        pieces = dict(zip(parameters, unflat(weights, list(parameters.values())), strict=True))
+        return functional_call(subject.model, pieces, (inputs,))  # type: ignore[no-any-return]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        jacobian = jacrev(logits)(flat(parameters.values()))  # (N, classes, n)
+        p = torch.softmax(logits(flat(parameters.values())), dim=1)
+    if operator == "fisher":
+        slopes = torch.einsum("sc,scn->sn", p - nn.functional.one_hot(targets, p.shape[1]), jacobian)
+        return slopes.T @ slopes / len(targets)
+    middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return torch.einsum("scn,scd,sdm->nm", jacobian, middle, jacobian) / len(targets)
 
 
 def run_probe(probe: Probe, subject: Subject, *, units: int | None = None) -> dict[str, Any]:

@@ -5,11 +5,18 @@ import importlib.util
 import os
 import signal
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.error import URLError
 
 import pytest
+
+if TYPE_CHECKING:
+    from landscape.executors.executor import Executor
+
+# Imports and rewritten asserts leave many objects and little garbage: to look for it took a quarter of the collection.
+gc.disable()
 
 # A shell starts background jobs with Ctrl-C ignored, which they hand on; the tests that press it need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,15 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        of_probe = parameters.get("probe", parameters.get("name")) == "corruption"
+        of_probe = "corruption" in (parameters.get(key) for key in ("probe", "name", "journey"))
         if of_probe and item.path.name not in DRAWN:
             item.add_marker(pytest.mark.skip(reason="needs imagecorruptions-imaug"))
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the objects of the imported libraries from later garbage collections, which they slow down."""
-    gc.collect()
+    """Exclude the objects of the imported libraries from garbage collections, which they slow down, and begin those."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
@@ -68,6 +75,23 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import synthetic
 
     return synthetic.write(tmp_path_factory.mktemp("made_up") / "results.h5")
+
+
+@pytest.fixture(scope="session")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three snapshots of a tiny residual network; beside it a network that attends."""
+    import measured_runs
+
+    return measured_runs.with_snapshots(tmp_path_factory.mktemp("resnet-digits"))
+
+
+@pytest.fixture(scope="session")
+def executors() -> Iterator["Mapping[str, Executor]"]:
+    """Two threads, and a process of its own, which all tests of the session share."""
+    import measured_runs
+
+    with measured_runs.threads_and_processes() as executors:
+        yield executors
 
 
 @pytest.fixture(scope="module")

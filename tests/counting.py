@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import forked
 import h5py
 import numpy as np
 
@@ -128,9 +128,12 @@ def leftovers(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.iterdir() if file != path)
 
 
-if __name__ == "__main__":
-    print("ready", flush=True)
-    measure_pending(
-        Path(sys.argv[1]), run_key(digest=sys.argv[2]), acknowledge=True, rest=float((sys.argv[3:] or ["0"])[0])
-    )
-    print("end", flush=True)
+def program(path: Path, key: RunKey, *, rest: float = 0.0) -> str:
+    """Python code of a process that measures a run key and prints the index of each stored unit."""
+    return f"""{forked.BESIDE}
+from pathlib import Path
+import counting
+print("ready", flush=True)
+counting.measure_pending(Path({str(path)!r}), counting.run_key(digest={key.digest!r}), acknowledge=True, rest={rest})
+print("end", flush=True)
+"""

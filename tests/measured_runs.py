@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
+import pytest
 import torch
 
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
+from landscape.executors import local_processes
 from landscape.executors.executor import Executor
 from landscape.executors.local_processes import Processes
 from landscape.executors.work import measure_chunk, work_of
@@ -23,15 +26,13 @@ from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome
 from landscape.subject import loading, subject
 
-ARGUMENTS = {"blocks": (1, 1), "width": 8}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the workers: sums in another order have other last bits
-    yield
-    torch.set_num_threads(before)
+# What takes more than half a second with the smallest parameters of the probe.
+KEPT = {"hvp": "kept"}  # recorded products are compared with these elsewhere
+FASTER: Mapping[str, Mapping[str, Any]] = {
+    "convexity": {"max_products": 4}, "hessian": KEPT, "density": KEPT, "flatness": {"steps": 1, **KEPT},
+    "sensitivity": {"bits": "4"}, "input-surface": {"images": 2}, "tokens": {"images": 1},
+}  # fmt: skip
+ARGUMENTS = {"blocks": (1,), "width": 4}
 
 
 def with_snapshots(folder: Path) -> Path:
@@ -40,7 +41,7 @@ def with_snapshots(folder: Path) -> Path:
         save(folder / f"{name}.pt", seed=epoch)
     attending(folder).mkdir()
     torch.manual_seed(0)
-    arguments = {"classes": 10, "image_size": 16, "depth": 2}
+    arguments = {"classes": 10, "image_size": 16, "depth": 1}
     weights = models.build("vit_demo", **arguments).state_dict()
     save(attending(folder) / "final.pt", seed=0, model="vit_demo", model_args=arguments, state_dict=weights)
     return folder
@@ -61,37 +62,38 @@ class Threads:
             yield from ((unit, values) for unit, (_, values) in zip(chunk, found, strict=True))
 
 
+class Forked(Processes):
+    """Processes that are forked from one that has imported torch."""
+
+    def _start_missing(self, count: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_processes, "subprocess", forked)
+            super()._start_missing(count)
+
+
 @contextmanager
 def threads_and_processes() -> Iterator[Mapping[str, Executor]]:
     threads = Threads()
-    with threads.pool, Processes(2) as processes:
+    with threads.pool, Forked(1) as processes:
         yield {"threads": threads, "processes": processes}
 
 
-def save(path: Path, *, seed: int, **changed: Any) -> Path:
+def save(path: Path, *, seed: int = 0, classes: int = 10, **changed: Any) -> Path:
+    """A checkpoint of a tiny residual network with random weights."""
     torch.manual_seed(seed)
-    model = models.build("resnet_demo", classes=10, image_size=16, **ARGUMENTS)
+    arguments: dict[str, Any] = {"classes": classes, "image_size": 16, **ARGUMENTS}
     content = {
-        "model": "resnet_demo",
-        "model_args": {"classes": 10, "image_size": 16, **ARGUMENTS},
-        "state_dict": model.state_dict(),
-        "data": {"name": "digits"},
-        "recipe": {"crop": 2, "flip": True},
-        "epoch": float(seed),
-        "metrics": {},
-        "seed": seed,
-    }
+        "model": "resnet_demo", "model_args": arguments, "data": {"name": "digits"}, "epoch": float(seed), "seed": seed,
+        "recipe": {"crop": 2, "flip": True}, "metrics": {},
+    }  # fmt: skip
+    if "state_dict" not in changed:
+        content["state_dict"] = models.build("resnet_demo", **arguments).state_dict()
     write_checkpoint(path, **{**content, **changed})
     return path
 
 
 def attending(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-attending")
-
-
-def fitting(name: str, folder: Path) -> subject.Subject:
-    """The network that a probe is tried on."""
-    return loaded(attending(folder) if name.startswith("attention") else folder)
 
 
 def loaded(folder: Path, **options: Any) -> subject.Subject:

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -53,6 +54,15 @@ LIGHT = [
     "landscape.cli.main",
 ]
 
+# Where CUDA is chosen, set up or measured. Elsewhere code must follow the device of the tensors that it is given.
+NAMED = {
+    "checkpoints/user_code.py", "curvature/stored_hessian.py", "curvature/hvp_backends.py",
+    "curvature/micro_batches.py", "curvature/pattern_cache.py", "curvature/pyhessian_engine.py",
+    "curvature/spectrum.py", "data/memory.py", "executors/local_processes.py",
+    "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py",
+    "subject/process_group.py", "training/train.py", "training/updates.py", "weight_space/forward_mode.py",
+}  # fmt: skip
+
 
 def modules() -> dict[str, Path]:
     """Every module of the project by its import name."""
@@ -64,14 +74,24 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(file)))
+
+
 def imported(file: Path, known: dict[str, Path], *, everywhere: bool) -> set[str]:
     """Modules of the project that a file imports, anywhere in it or when it is imported itself."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     if not everywhere:
         checked = [n for n in tree.body if not (isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))]
         tree = ast.Module([n for n in checked if not isinstance(n, ast.FunctionDef | ast.ClassDef)], [])
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(file) if everywhere else ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +134,7 @@ def test_files_and_functions_stay_readable() -> None:
     for module, file in modules().items():
         lines = file.read_text().count("\n")
         long += [f"{module}: {lines} lines"] if lines > LONGEST_FILE else []
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= LONGEST_FUNCTION:  # type: ignore[operator]
                 long.append(f"{module}.{node.name}: more than {LONGEST_FUNCTION} lines")
     assert long == []
@@ -123,13 +143,8 @@ def test_files_and_functions_stay_readable() -> None:
 def test_what_reads_and_draws_never_names_torch() -> None:
     for module, file in modules().items():
         if part(module) in WITHOUT_TORCH:
-            names = {
-                alias.name
-                for n in ast.walk(ast.parse(file.read_text()))
-                if isinstance(n, ast.Import)
-                for alias in n.names
-            }
-            froms = {str(n.module) for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)}
+            names = {alias.name for n in nodes(file) if isinstance(n, ast.Import) for alias in n.names}
+            froms = {str(n.module) for n in nodes(file) if isinstance(n, ast.ImportFrom)}
             assert not {name for name in names | froms if name.split(".")[0] == "torch"}, module
 
 
@@ -145,3 +160,12 @@ def test_every_package_is_in_what_is_installed() -> None:
     }
     inside = {path.parts if path.parts[0] == "landscape" else ("landscape", *path.parts) for path in folders}
     assert listed == {".".join(parts) for parts in inside}
+
+
+def test_cuda_is_named_only_where_it_is_chosen() -> None:
+    naming = set()
+    for path in FOLDERS["landscape"].rglob("*.py"):
+        named = any(isinstance(node, ast.Constant) and node.value == "cuda" for node in nodes(path))
+        if named or any(isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda" for node in nodes(path)):
+            naming.add(path.relative_to(FOLDERS["landscape"]).as_posix())
+    assert naming <= NAMED

@@ -432,14 +432,19 @@ def test_a_network_without_attention_is_an_error() -> None:
         Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))
 
 
-def test_singular_values_of_class_tokens_are_those_of_numpy() -> None:
-    subject = attention_net(sizes=(12,))
-    kept: list[torch.Tensor] = []
+def _attending() -> tuple[Subject, np.ndarray]:
+    """A subject of one mini-batch and the stream after its self-attention, (image, token, channel)."""
+    subject, kept = attention_net(sizes=(12,)), []
     subject.model.get_submodule("blocks.0.norm2").register_forward_pre_hook(lambda module, args: kept.append(args[0]))
     with torch.no_grad():
         subject.model(subject.batch(0)[0])
+    return subject, kept[0].numpy()
+
+
+def test_singular_values_of_class_tokens_are_those_of_numpy() -> None:
+    subject, stream = _attending()
     found, mean = (run_probe(Attention(pool=pool), subject) for pool in ("cls", "mean"))  # type: ignore[arg-type]
-    values = np.linalg.svd(kept[0][:, 0].numpy(), compute_uv=False)
+    values = np.linalg.svd(stream[:, 0], compute_uv=False)
     np.testing.assert_allclose(found["image_singular_value"][0], np.log(values / values[0]), rtol=1e-6, atol=1e-12)
     assert np.abs(found["image_singular_value"] - mean["image_singular_value"]).max() > 0.1
     np.testing.assert_array_equal(found["token_singular_value"], mean["token_singular_value"])
@@ -453,12 +458,8 @@ def test_singular_values_of_class_tokens_are_those_of_numpy() -> None:
 
 
 def test_centred_singular_values_are_those_of_the_covariance() -> None:
-    subject = attention_net(sizes=(12,))
-    kept: list[torch.Tensor] = []
-    subject.model.get_submodule("blocks.0.norm2").register_forward_pre_hook(lambda module, args: kept.append(args[0]))
-    with torch.no_grad():
-        subject.model(subject.batch(0)[0])
-    tokens = kept[0][:, 1:].numpy()  # the stream after the self-attention, without the class token
+    subject, stream = _attending()
+    tokens = stream[:, 1:]  # without the class token
     found = run_probe(Attention(spectra_images=12, centred=True), subject)
     means = np.linalg.eigvalsh(np.cov(tokens.mean(axis=1).T))[::-1]
     np.testing.assert_allclose(found["image_singular_value"][0], np.log(means / means[0]) / 2, rtol=1e-6)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations inside the lib
 def _own() -> nn.Module:
     from landscape import models
 
-    return models.build("vit_demo", classes=3, image_size=16)
+    return models.build("vit_demo", classes=3, image_size=16, dim=16, depth=1, heads=2)
 
 
 class SelfAttention(nn.Module):
@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
 
 def _torchvision() -> nn.Module:
     return torchvision_models().VisionTransformer(  # type: ignore[no-any-return]
-        image_size=16, patch_size=8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16, num_classes=3
+        image_size=16, patch_size=8, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=16, num_classes=3
     )
 
 
@@ -59,7 +59,7 @@ def _transformers() -> nn.Module:
     torchvision_models()
     library = pytest.importorskip("transformers", exc_type=ImportError)
     config = library.ViTConfig(
-        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8,
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8,
         num_labels=3, attn_implementation="sdpa",
     )  # fmt: skip
     return library.ViTForImageClassification(config)  # type: ignore[no-any-return]
@@ -70,7 +70,7 @@ MAKES: dict[str, Callable[[], nn.Module]] = {
     "nn.MultiheadAttention": SelfAttention,
     "nn.TransformerEncoder": lambda: Encoder(grid=(4, 4)),
     "torchvision ViT": _torchvision,
-    "timm ViT": _timm("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=2),
+    "timm ViT": _timm("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2),
     "timm Swin": _timm(
         "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=12, depths=(2, 2), num_heads=(1, 2)
     ),

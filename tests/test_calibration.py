@@ -190,27 +190,25 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path, (logits, targets), times = tmp_path / "r.h5", logits_and_classes(), itertools.count()
     monkeypatch.setattr(groups, "_now", lambda: f"2026-01-01T00:00:{next(times):02d}+00:00")
     for label, scale in (("one", 1.0), ("two", 0.5)):
-        run(Calibration(draws=200), replace(subject_of(logits, targets, scale=scale), label=label), path)
-    run(Calibration(draws=200), replace(subject_of(logits + 1, targets.flip(0)), label="elsewhere"), path)
+        run(Calibration(draws=40), replace(subject_of(logits, targets, scale=scale), label=label), path)
+    run(Calibration(draws=40), replace(subject_of(logits + 1, targets.flip(0)), label="elsewhere"), path)
     return path
 
 
-def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample(study: Path) -> None:
+@pytest.mark.slow
+def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample_in_words_and_figure(study: Path) -> None:
     logits, targets = logits_and_classes()
     rows = {row["label"]: row["headline"] for row in headlines.summary(study)}
     one, two, elsewhere = (rows[label] for label in ("one", "two", "elsewhere"))
-    value, interval = paired_difference(
-        sample_scores(0.5 * logits, targets), sample_scores(logits, targets), draws=200
-    )["nll"]
+    value, interval = paired_difference(sample_scores(0.5 * logits, targets), sample_scores(logits, targets), draws=40)[
+        "nll"
+    ]
     assert f"against one nll {value:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}], accuracy +0.0000" in two
     assert "against" not in one
     assert "against" not in elsewhere
-    group = next(name for name, data in reader.groups(study) if data.attrs["label"] == "two")
-    assert "against one nll" in headlines.headline(study, group)
-
-
-def test_the_diagram_is_the_stored_one_and_differences_stand_below(study: Path) -> None:
-    results = [data for _, data in reader.groups(study)]
+    groups_of = {data.attrs["label"]: name for name, data in reader.groups(study)}
+    assert "against one nll" in headlines.headline(study, groups_of["two"])
+    results = [data for _, data in reader.groups(study)]  # the diagram is the stored one, the differences below it
     axes = figure.draw(results[0], tuple(Figure().subplots(1, 2)))
     shown = results[0]["bin_count"].values > 0
     line = axes[0].containers[-1][0]
@@ -252,23 +250,19 @@ def result(label: str, split: str, nll: float, accuracy: float) -> xr.Dataset:
     return xr.Dataset(numbers, attrs=about)
 
 
-def test_networks_on_test_data_are_drawn_as_accuracy_over_nll() -> None:
+def test_networks_are_drawn_as_accuracy_over_nll_on_test_and_as_error_over_training_nll() -> None:
     results = [result("a", "train", 0.5, 0.9), result("b", "test", 1.0, 0.7), result("a", "test", 0.8, 0.8)]
-    assert calibration_test.select(results) == [1, 2]
     assert calibration_test.select(results[:2]) == []  # one network is no comparison
-    page = calibration_test.page(results[1:], [figure.look_of(data) for data in results[1:]])
-    (point, _, (across, up)) = page.axes[0].containers[0]
-    assert (point.get_xdata().item(), point.get_ydata().item()) == pytest.approx((1.0, 0.7))
-    np.testing.assert_allclose(across.get_segments()[0][:, 0], [0.9, 1.1])
-    np.testing.assert_allclose(up.get_segments()[0][:, 1], [0.67, 0.72])
-    assert (page.axes[0].get_xlabel(), page.axes[0].get_ylabel()) == ("NLL on test (nats)", "accuracy on test")
-
-
-def test_networks_measured_on_both_splits_are_drawn_as_error_over_training_nll() -> None:
-    results = [result("a", "train", 0.5, 0.9), result("b", "test", 1.0, 0.7), result("a", "test", 0.8, 0.8)]
-    assert calibration_train.select(results) == [0, 2]
-    page = calibration_train.page([results[0], results[2]], [figure.look_of(data) for data in (results[0], results[2])])
-    (point, _, (across, up)) = page.axes[0].containers[0]
-    assert (point.get_xdata().item(), point.get_ydata().item()) == pytest.approx((0.5, 0.2))
-    np.testing.assert_allclose(across.get_segments()[0][:, 0], [0.4, 0.6])
-    np.testing.assert_allclose(up.get_segments()[0][:, 1], [0.18, 0.23])
+    for module, chosen, place, width, height in (
+        (calibration_test, [1, 2], (1.0, 0.7), [0.9, 1.1], [0.67, 0.72]),
+        (calibration_train, [0, 2], (0.5, 0.2), [0.4, 0.6], [0.18, 0.23]),
+    ):
+        assert module.select(results) == chosen
+        drawn = [results[i] for i in chosen]
+        page = module.page(drawn, [figure.look_of(data) for data in drawn])
+        (point, _, (across, up)) = page.axes[0].containers[0]
+        assert (point.get_xdata().item(), point.get_ydata().item()) == pytest.approx(place)
+        np.testing.assert_allclose(across.get_segments()[0][:, 0], width)
+        np.testing.assert_allclose(up.get_segments()[0][:, 1], height)
+        if module is calibration_test:
+            assert (page.axes[0].get_xlabel(), page.axes[0].get_ylabel()) == ("NLL on test (nats)", "accuracy on test")

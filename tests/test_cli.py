@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -296,38 +294,6 @@ def test_layers_of_a_network_without_images_come_from_its_data(command: Command,
     assert [row["shape"] for row in json.loads(out)] == ["7 x 6"]
 
 
-@pytest.mark.slow
-def test_an_interrupted_surface_keeps_what_it_has_and_resumes_to_the_same_numbers(
-    trained: Path, tmp_path: Path, command: Command
-) -> None:
-    """Ctrl-C in another process: exit code 130, no traceback, finished units kept, no journal left."""
-    words = ["surface", "--resolution", "31", "--samples", "32", "--quiet"]
-    half, whole = tmp_path / "half.h5", tmp_path / "whole.h5"
-    interrupted = [sys.executable, "-m", "landscape", *words, "--out", str(half)]
-    process = subprocess.Popen(interrupted, cwd=trained, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    journal_grew = False
-    while not journal_grew and time.monotonic() < deadline:
-        time.sleep(0.02)
-        journals = list(tmp_path.glob("half.h5.journal-*"))
-        journal_grew = (
-            bool(journals) and half.exists() and journals[0].stat().st_size > 12_000
-        )  # its header and some units
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert one_line(err)
-    assert list(tmp_path.glob("*journal*")) == []
-    (first,) = landscape.open(half)["surface"].children.values()
-    assert 0 < int(first.done.sum()) < 31 * 31
-    for out in (half, whole):
-        assert command(*words, "--out", out)[0] == 0
-    (resumed,), (straight,) = (landscape.open(out)["surface"].children.values() for out in (half, whole))
-    assert int(resumed.done.sum()) == 31 * 31
-    for name in ("loss", "loss_se", "l2", "accuracy"):
-        np.testing.assert_array_equal(resumed[name].values, straight[name].values)
-
-
 def test_help_loads_neither_torch_nor_matplotlib_nor_h5py() -> None:
     script = (
         "import sys\n"
@@ -557,17 +523,6 @@ def test_the_moving_average_of_a_run_is_taken_from_beside_its_final_weights(comm
         assert command("variance", *given, *words, "--out", tmp_path / "r.h5")[0] == 0
         groups.update(landscape.open(tmp_path / "r.h5")["variance"].children)
     assert len(groups) == 1  # the same run key
-
-
-@pytest.mark.slow
-def test_workers_give_the_same_file_as_one_process(command: Command, trained: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one.h5", tmp_path / "two.h5"
-    words = ["surface", "--resolution", "3", "--samples", "32", "--quiet"]
-    spread = [sys.executable, "-m", "landscape", *words, "--out", str(two), "--workers", "2"]
-    subprocess.run(spread, cwd=trained, check=True)
-    assert command(*words, "--out", one)[0] == 0
-    (left,), (right,) = (landscape.open(out)["surface"].children.values() for out in (one, two))
-    np.testing.assert_allclose(left.loss.values, right.loss.values, rtol=1e-6)
 
 
 def test_version_is_that_of_the_distribution(command: Command) -> None:

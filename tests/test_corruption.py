@@ -33,7 +33,7 @@ from landscape.subject.subject import Subject
 CLEAN = np.random.default_rng(0).integers(200, size=(40, 32, 32, 3), dtype=np.uint8)
 CLASSES = np.random.default_rng(1).integers(10, size=40)
 FEW = {"corruptions": "fog,snow", "severities": "1,5"}
-library = pytest.mark.skipif(
+LIBRARY = pytest.mark.skipif(
     "imagecorruptions" not in sys.modules and not __import__("importlib.util").util.find_spec("imagecorruptions"),
     reason="needs imagecorruptions-imaug",
 )
@@ -52,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 def subject_on(root: Path, **options: Any) -> Subject:
     torch.manual_seed(0)
-    small = {"blocks": (1, 1), "width": 8}
+    small = {"blocks": (1, 1), "width": 8} | ({"mc_dropout": 0.3} if "mc_dropout" in options else {})
     return load(model="resnet_demo", model_arg=small, data="cifar10", data_root=root, device="cpu", **options)
 
 
@@ -116,6 +116,7 @@ def test_means_and_their_errors_are_those_of_the_scores_per_image() -> None:
     assert np.isnan([half["type_nll"][1], half["mean_nll"], half["mce"]]).all()
 
 
+@pytest.mark.slow
 def test_errors_relative_to_itself_are_one_and_to_a_csv_as_defined(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     first = landscape.measure("corruption", subject_on(root), out=out, label="base", quiet=True, **FEW)
@@ -130,6 +131,7 @@ def test_errors_relative_to_itself_are_one_and_to_a_csv_as_defined(root: Path, t
     assert np.isnan(against["mcnll"])  # the baseline says no NLL
 
 
+@pytest.mark.slow
 def test_networks_on_the_same_images_are_compared_image_by_image(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     for label in ("one", "two", "three"):
@@ -155,28 +157,22 @@ def test_networks_on_the_same_images_are_compared_image_by_image(root: Path, tmp
     assert labels[-3:] == ["difference in mean accuracy", "difference in mean NLL (nats)", "difference in mean ECE"]
 
 
-def dropout_on(root: Path, members: int) -> Subject:
-    small = {"blocks": (1, 1), "width": 8, "mc_dropout": 0.3}
-    torch.manual_seed(0)
-    where = {"data": "cifar10", "data_root": root, "device": "cpu"}
-    return load(model="resnet_demo", model_arg=small, mc_dropout=members, batch_size=16, **where)
-
-
+@pytest.mark.slow
 def test_every_size_of_an_ensemble_is_a_run_with_so_many_members_without_further_passes(root: Path) -> None:
     table = root / "base.csv"
-    lines = [f"{name},{s},0.{4 + s},{2 + s},0.1\n" for name in ("fog", "snow") for s in (1, 5)]
-    table.write_text("corruption,severity,accuracy,nll,ece\n" + "".join(lines).replace("0.9", "0.3"))
+    table.write_text("corruption,severity,accuracy,nll,ece\nfog,5,0.3,7,0.1\nsnow,5,0.2,6,0.1\n")
+    given = {"baseline": str(table), "severities": "5"}
     passes: dict[int, int] = {}
     for members in (1, 5):
-        subject = dropout_on(root, members)
+        subject = subject_on(root, mc_dropout=members, batch_size=16)
         passes[members] = 0
         handle = subject.model.register_forward_hook(lambda *_, m=members: passes.update({m: passes[m] + 1}))
-        found = measured(subject, baseline=str(table))
+        found = measured(subject, **given)
         handle.remove()
     assert passes[5] == 5 * passes[1] > 0
     assert found["size"].values.tolist() == [1, 2, 3, 5]
     for k, members in enumerate((1, 2, 3, 5)):
-        alone = measured(dropout_on(root, members), baseline=str(table))
+        alone = measured(subject_on(root, mc_dropout=members, batch_size=16), **given) if members != 5 else found
         for name in ("accuracy", "nll", "ece"):
             np.testing.assert_allclose(found[f"size_{name}"][..., k], alone[name], rtol=1e-12)
             np.testing.assert_allclose(found[f"size_{name}_block"][:, :, k], alone[f"{name}_block"], rtol=1e-12)
@@ -185,7 +181,7 @@ def test_every_size_of_an_ensemble_is_a_run_with_so_many_members_without_further
                 np.testing.assert_allclose(found[f"size_{name}{end}"][k], alone[f"{name}{end}"], rtol=1e-12)
     drawn = sizes.page([found], appearance.looks([found]))
     assert [ax.get_ylabel() for ax in drawn.axes] == ["mCNLL", "mCE", "mCECE"]
-    plain = measured(dropout_on(root, 2))
+    plain = measured(subject_on(root, mc_dropout=2, batch_size=16), severities="5")
     drawn = sizes.page([found, plain], appearance.looks([found, plain]))
     assert [ax.get_ylabel() for ax in drawn.axes] == ["mean NLL (nats)", "mean error", "mean ECE"]
     assert "size" not in measured(subject_on(root)).dims
@@ -307,7 +303,8 @@ def test_pictures_of_imagenet_c_are_found_in_both_layouts(tmp_path: Path, nested
     assert digest(subject, **chosen) != before
 
 
-@library
+@pytest.mark.slow  # the package takes three seconds to import
+@LIBRARY
 def test_generated_images_belong_to_seed_and_row_alone() -> None:
     images = torch.from_numpy(CLEAN[:6]).permute(0, 3, 1, 2)
     state = np.random.get_state()[1].copy()  # noqa: NPY002
@@ -326,7 +323,8 @@ def test_generated_images_belong_to_seed_and_row_alone() -> None:
     assert np.array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
-@library
+@pytest.mark.slow
+@LIBRARY
 def test_every_corruption_is_made_at_any_small_size() -> None:
     for size in (16, 32):
         images = torch.from_numpy(CLEAN[:1]).permute(0, 3, 1, 2)[..., :size, :size].contiguous()
@@ -335,7 +333,8 @@ def test_every_corruption_is_made_at_any_small_size() -> None:
                 assert corruptions.corrupted(images, name, severity, 0).shape == images.shape
 
 
-@library
+@pytest.mark.slow
+@LIBRARY
 def test_kept_images_are_used_until_they_are_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,7 +354,8 @@ def test_kept_images_are_used_until_they_are_damaged(
     assert len(list((tmp_path / "corruptions").glob("*.uint8"))) == 3
 
 
-@library
+@pytest.mark.slow
+@LIBRARY
 def test_generated_corruptions_say_so_in_the_protocol(root: Path) -> None:
     found = measured(subject_on(root, samples=4), corruptions="brightness", severities="1", source="generated")
     assert "corruptions generated by imagecorruptions-imaug" in found.attrs["protocol"]

@@ -23,7 +23,8 @@ from landscape.results import group as groups
 from landscape.run import digest, run
 from landscape.subject import loading
 
-pytest.importorskip("distributed")
+if importlib.util.find_spec("distributed") is None:  # to import it takes half a second, in collection too
+    pytest.skip("distributed is not installed", allow_module_level=True)
 from landscape.executors.dask_cluster import DaskCluster
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,12 +7,11 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -68,33 +67,33 @@ os._exit(0)  # as the command does: threads of a closed connection may abort a n
 """
 
 
-def started(command: Sequence[str], rank: int, port: str) -> subprocess.Popen[str]:
+def started(command: Sequence[str], rank: int, port: str) -> forked.Popen:
     """A process as `torchrun --nproc-per-node 2` starts it."""
     group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
     environment = {**os.environ, **group, "OMP_NUM_THREADS": "1", "TORCHELASTIC_USE_AGENT_STORE": "False"}
-    command = [sys.executable, *command]
-    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    return forked.Popen(command, env=environment)
 
 
-def outcomes(*commands: list[str]) -> list[list[tuple[int, str]]]:
+def outcome(command: Sequence[str]) -> list[Any]:
+    """What two processes print as JSON in their last line, by rank."""
+    port = free_port()
+    processes = [started(command, rank, port) for rank in (0, 1)]
+    try:
+        ended = [(*process.communicate(timeout=300), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [code for *_, code in ended] == [0, 0], ended
+    return [json.loads(output.splitlines()[-1]) for output, *_ in ended]
+
+
+def outcomes(*commands: list[str]) -> list[list[Any]]:
     """What two processes make of several command lines: by command, by rank, the exit code and the errors.
 
     Every command has a pair of its own: a process that leaves one group and joins the next may wait forever.
     """
-    return [_outcome(words) for words in commands]
-
-
-def _outcome(words: list[str]) -> list[tuple[int, str]]:
-    port = free_port()
-    processes = [started(["-c", PROCESS, *words], rank, port) for rank in (0, 1)]
-    try:
-        ended = [(*process.communicate(timeout=120), process.returncode) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [code for _, _, code in ended] == [0, 0], ended
-    return [tuple(json.loads(output.splitlines()[-1])) for output, _, _ in ended]
+    return [outcome(["-c", PROCESS, *words]) for words in commands]
 
 
 def free_port() -> str:
@@ -159,13 +158,10 @@ def test_a_killed_group_resumes_and_each_process_refuses_another_run_in_one_line
     source, out = f"{file}:images", tmp_path / "run"
     port, command = free_port(), ["-m", "landscape", *command_line("vit_demo", source, out, **overrides)]
     killed = [started(command, rank, port) for rank in (0, 1)]
-    deadline = time.monotonic() + 120
-    while not (out / "resume.pt").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    forked.wait_until((out / "resume.pt").exists)
     for process in killed:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert (out / "resume.pt").exists()
     first = torch.load(out / "resume.pt", weights_only=True)["history"]
     assert 0 < len(first) < 16
     resumed, refused = outcomes(

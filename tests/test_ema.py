@@ -50,7 +50,7 @@ def test_statistics_are_averaged_and_counters_copied() -> None:
 
 def test_no_decay_gives_the_last_weights_and_does_not_change_the_run(tmp_path: Path) -> None:
     requested = {"epochs": 1, "batch_size": 32}
-    small = {"model_args": {"dim": 8, "depth": 2, "heads": 2}, "fraction": 0.1}
+    small = {"model_args": {"dim": 8, "depth": 2, "heads": 2, "patch": 4}, "fraction": 0.1}
     plain = train("vit_demo", "digits", recipe=recipe("demo", **requested), out=tmp_path / "plain", **small)
     final = train("vit_demo", "digits", recipe=recipe("demo", ema=1e-9, **requested), out=tmp_path / "run", **small)
     averaged = read_checkpoint(final.with_name("final_ema.pt"))
@@ -61,6 +61,7 @@ def test_no_decay_gives_the_last_weights_and_does_not_change_the_run(tmp_path: P
         torch.testing.assert_close(averaged.state_dict[name], tensor, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_averaged_checkpoint_is_complete_and_no_snapshot_of_the_trajectory(tmp_path: Path) -> None:
     small = {"model_args": {"blocks": (1, 1), "width": 4}, "fraction": 0.1}
     requested = recipe("demo", epochs=2, batch_size=32, ema=0.9)

@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -234,21 +235,25 @@ def run(tmp_path: Path) -> Path:
 
 
 FEW = {"data": "digits", "samples": 24, "batch_size": 12}
-SMALL = {"draws": 20, "orders": 2}
 
 
+def measured(subject: Subject, **options: Any) -> Any:
+    return landscape.measure("ensemble", subject, out=None, quiet=True, draws=20, orders=2, **options)
+
+
+@pytest.mark.slow
 def test_members_are_snapshots_of_the_run_without_the_initial_weights(run: Path) -> None:
     subject = landscape.load(run / "final.pt", **FEW)
-    last = landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="last:2", **SMALL)
+    last = measured(subject, snapshots="last:2")
     assert [str(name).rpartition("-")[2] for name in last["name"].values] == ["epoch_003", last["name"].values[1]]
-    spread = landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="spread:2", **SMALL)
+    spread = measured(subject, snapshots="spread:2")
     assert str(spread["name"].values[0]).endswith("epoch_001")
     own = landscape.evaluate(run / "epoch_001.pt", **FEW)
     assert float(spread["member_nll"][0]) == pytest.approx(own["loss"], rel=1e-6)
     with pytest.raises(
         ValueError, match=r"holds 4 snapshots after training began, expected 9; give --snapshots last:4"
     ):
-        landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="last:9", **SMALL)
+        measured(subject, snapshots="last:9")
 
 
 def test_one_average_is_no_ensemble_and_the_message_says_what_to_type(run: Path) -> None:
@@ -258,25 +263,17 @@ def test_one_average_is_no_ensemble_and_the_message_says_what_to_type(run: Path)
         "leave --swa out to take the snapshots as members, give several runs"
     )
     with pytest.raises(ValueError, match=message):
-        landscape.measure("ensemble", subject, out=None, quiet=True, snapshots="last:4", swa=2, **SMALL)
+        measured(subject, snapshots="last:4", swa=2)
 
 
+@pytest.mark.slow
 def test_an_average_has_the_mean_weights_and_fresh_batch_norm_statistics(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for epoch in (1, 2):
         save(other / f"epoch_00{epoch}.pt", seed=10 + epoch, epoch=float(epoch))
     subject = landscape.load(run / "final.pt", **FEW)
-    found = landscape.measure(
-        "ensemble",
-        subject,
-        out=None,
-        quiet=True,
-        snapshots="last:2",
-        swa=2,
-        members=str(other / "epoch_002.pt"),
-        **SMALL,
-    )
+    found = measured(subject, snapshots="last:2", swa=2, members=str(other / "epoch_002.pt"))
     assert [str(name)[:12] for name in found["name"].values] == ["average of 2"] * 2
     states = [torch.load(run / f"{name}.pt", weights_only=True)["state_dict"] for name in ("epoch_003", "final")]
     expected = landscape.load(run / "final.pt", **FEW)
@@ -293,12 +290,13 @@ def test_members_trained_on_other_data_are_refused(run: Path, tmp_path: Path) ->
     other = save(tmp_path / "other.pt", seed=9, epoch=1.0, data={"name": "cifar10"})
     subject = landscape.load(run / "final.pt", **FEW)
     with pytest.raises(ValueError, match=r"was trained on cifar10 and .* on digits, expected members of one data set"):
-        landscape.measure("ensemble", subject, out=None, quiet=True, members=str(other), **SMALL)
+        measured(subject, members=str(other))
 
 
+@pytest.mark.slow
 def test_the_prediction_time_of_all_members_is_stored_and_drawn_if_asked_for() -> None:
     subject = subject_of(networks(3))
-    found = landscape.measure("ensemble", subject, out=None, quiet=True, members="1,2", draws=20, orders=2, timed=4)
+    found = measured(subject, members="1,2", timed=4)
     for way in ("one_pass", "all"):
         mean, low, high = (found.attrs[f"seconds_per_image_{way}{end}"] for end in ("", "_low", "_high"))
         assert 0 < low <= mean <= high

@@ -7,17 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import h5py
+import measured_runs
 import numpy as np
 import pytest
 import torch
-from measured_runs import assert_same, loaded, save, small, stored_result
+from command_line import one_line
+from measured_runs import Threads, assert_same, loaded, save, small, stored_result
 
 import landscape
 from landscape.api import configure
@@ -30,37 +33,33 @@ from landscape.executors.worker_process import LEAVE, Ended, Measure, Ready
 from landscape.plots import headlines
 from landscape.probe import listening
 from landscape.results import group as groups
+from landscape.results import reader
 from landscape.run import digest, run
 from landscape.subject import loading
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-WITHIN = 2.0  # seconds in which a command and its workers end
+# A network that kills a worker with a mini-batch of `kill` samples, or that loads; MAIN is the process of the tests.
 KILLER = """
-import os, pathlib, signal, torch
-def in_worker():
-    return "worker_process" in pathlib.Path("/proc/self/cmdline").read_text()
+import os, signal, torch
 def net(kill=""):
-    if kill == "load" and in_worker():
+    if kill == "load" and os.getpid() != MAIN:
         os.kill(os.getpid(), signal.SIGKILL)
     class Net(torch.nn.Sequential):
         def forward(self, x):
-            if kill and in_worker() and len(x) == int(kill):
+            if kill and os.getpid() != MAIN and len(x) == int(kill):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().forward(x)
     torch.manual_seed(0)
     return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 10))
-"""
+""".replace("MAIN", str(os.getpid()))
 THREADS = """
 import os, pathlib, torch
-class Net(torch.nn.Sequential):
-    def forward(self, x):
-        if "worker_process" in pathlib.Path("/proc/self/cmdline").read_text():
-            pathlib.Path(os.environ["SEEN"]).write_text(str(torch.get_num_threads()))
-        return super().forward(x)
 def net():
-    return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10))
-"""
+    if os.getpid() != MAIN:
+        pathlib.Path(__file__).with_name("seen").write_text(str(torch.get_num_threads()))
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 10))
+""".replace("MAIN", str(os.getpid()))
 
 
 @pytest.fixture
@@ -68,6 +67,18 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     save(tmp_path / "run" / "final.pt", seed=0)
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[SimpleNamespace]:
+    """Two workers that tests share, also after their death, of six threads together; and how many were reported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_processes, "subprocess", forked)  # commands below start them as users do
+        patch.setattr(local_processes, "thread_limit", lambda: 6)
+        counts: list[int] = []
+        listener: Any = SimpleNamespace(units=lambda *_: None, products=lambda *_, **__: None, workers=counts.append)
+        with Processes(2) as executor:
+            yield SimpleNamespace(executor=executor, counts=counts, listening=lambda: listening(listener))
 
 
 def killing(executor: Processes, *at: int) -> Callable[[int, int], None]:
@@ -82,27 +93,34 @@ def killing(executor: Processes, *at: int) -> Callable[[int, int], None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["surface", "hessian"])
-def test_killed_workers_cost_nothing(name: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    probe = small(name, **({"resolution": "9"} if name == "surface" else {"top": 1, "batches": 16}))
+def test_killed_workers_cost_nothing(
+    name: str, folder: Path, tmp_path: Path, workers: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = small(name, **({"resolution": "7"} if name == "surface" else {"top": 1, "batches": 16}))
     options: dict[str, Any] = {"samples": 64, "batch_size": 8 if name == "surface" else 4}
-    path = tmp_path / "results.h5"
+    path, executor = tmp_path / "results.h5", workers.executor
     whole = stored_result(tmp_path / "one.h5", run(probe, loaded(folder, **options), tmp_path / "one.h5"))
-    with Processes(2) as executor:
-        kills = (5, 20, 21, 60) if name == "surface" else (1, 2, 5)
+    workers.counts.clear()
+    before = executor._started
+    with workers.listening():
+        kills = (5, 20, 21) if name == "surface" else (1, 2, 5)
         outcome = run(probe, loaded(folder, **options), path, executor=executor, report=killing(executor, *kills))
-        assert executor._started > 2
+    assert executor._started > max(before, 2)
+    assert workers.counts[-2:] == [1, 2]  # a listener hears how many there are
     assert "are measured by others" in caplog.text
     assert outcome.measured == outcome.units
     assert_same(stored_result(path, outcome), whole)
 
 
 @pytest.mark.slow
-def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(tmp_path: Path) -> None:
+def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(
+    tmp_path: Path, workers: SimpleNamespace
+) -> None:
     (tmp_path / "net.py").write_text(KILLER)
     arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "5"}, "data": "digits", "samples": 37}
     subject, path, probe = loading.load(**arguments, batch_size=8), tmp_path / "r.h5", small("trace")
-    with Processes(2) as executor, pytest.raises(PoisonUnits) as caught:
-        run(probe, subject, path, executor=executor)
+    with pytest.raises(PoisonUnits) as caught:
+        run(probe, subject, path, executor=workers.executor)
     assert "killed a worker several times" in str(caught.value)
     assert "unit 4" in str(caught.value)
     done = groups.read_group(path, str(groups.stored_group(path, probe.name, digest(probe, subject))))["done"]
@@ -122,7 +140,6 @@ def replace_code(folder: Path) -> None:
     (folder / "data.py").write_text((folder / "data.py").read_text() + "\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replaced", "said"),
     [
@@ -132,8 +149,14 @@ def replace_code(folder: Path) -> None:
     ],
 )
 def test_a_file_replaced_while_workers_start_enters_nowhere(
-    replaced: Callable[[Path], None], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replaced: Callable[[Path], None],
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    workers: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A process tells of one; what it compares is the same in a thread."""
     arrays = {"x": np.zeros((32, 3, 16, 16), np.float32), "y": np.arange(32) % 10}
     np.savez(folder / "data.npz", **arrays)
     code = "import torch\ndef data(): return torch.zeros(32, 3, 16, 16), torch.arange(32) % 10\n"
@@ -141,40 +164,38 @@ def test_a_file_replaced_while_workers_start_enters_nowhere(
     data = f"{folder}/data.py:data" if replaced is replace_code else str(folder / "data.npz")
     subject, probe, path = loaded(folder, data=data), small("variance"), tmp_path / "results.h5"
     key = digest(probe, subject)
-    monkeypatch.setattr(local_processes, "work_of", lambda *given: (work_of(*given), replaced(folder))[0])
-    with Processes(1) as executor, pytest.raises(ValueError, match=said):
+    where = local_processes if replaced is replace_checkpoint else measured_runs
+    executor = workers.executor if replaced is replace_checkpoint else Threads()
+    monkeypatch.setattr(where, "work_of", lambda *given: (work_of(*given), replaced(folder))[0])
+    with pytest.raises(ValueError, match=said):
         run(probe, subject, path, executor=executor)
     group = groups.stored_group(path, probe.name, key)
     assert group is None or not groups.read_group(path, group)["done"].any()
 
 
-@pytest.mark.slow
 def test_another_version_of_a_library_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.executors.work.versions", lambda: {"torch": "1.0"})
-    with Processes(1) as executor, pytest.raises(ValueError, match=r"has torch .*, expected 1\.0; install the same"):
-        run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=executor)
+    monkeypatch.setattr(measured_runs, "work_of", lambda *given: replace(work_of(*given), versions={"torch": "1.0"}))
+    with pytest.raises(ValueError, match=r"has torch .*, expected 1\.0; install the same"):
+        run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=Threads())
 
 
 @pytest.mark.slow
-def test_workers_that_die_while_they_load_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_die_while_they_load_end_the_run(
+    tmp_path: Path, workers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local_processes, "FAILED_STARTS", 2)
     (tmp_path / "net.py").write_text(KILLER)
     arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "load"}, "data": "digits", "samples": 16}
     subject = loading.load(**arguments, batch_size=16)
-    with Processes(1) as executor, pytest.raises(RuntimeError, match="2 workers in a row died while they loaded"):
-        run(small("trace"), subject, tmp_path / "results.h5", executor=executor)
+    with pytest.raises(RuntimeError, match="2 workers in a row died while they loaded"):
+        run(small("trace"), subject, tmp_path / "results.h5", executor=workers.executor)
 
 
 @pytest.mark.slow
-def test_workers_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_processes, "thread_limit", lambda: 6)
-    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+def test_workers_share_the_threads(tmp_path: Path, workers: SimpleNamespace) -> None:
     (tmp_path / "net.py").write_text(THREADS)
     subject = loading.load(model=f"{tmp_path}/net.py:net", data="digits", samples=8, batch_size=8)
-    with Processes(2) as executor:
-        subject.model.double()  # other weights than a worker has: it ends after it has loaded
-        with pytest.raises(ValueError, match="other weights"):
-            run(small("trace"), subject, None, executor=executor)
+    run(small("trace"), subject, None, executor=workers.executor)
     assert (tmp_path / "seen").read_text() == "3"
 
 
@@ -187,47 +208,49 @@ def test_with_cuda_every_worker_has_its_own_device(folder: Path, monkeypatch: py
     assert on_devices(work, SimpleNamespace(device=torch.device("cpu")), 2) == [work, work]  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_a_listener_hears_how_many_workers_there_are(folder: Path, tmp_path: Path) -> None:
-    counts: list[int] = []
-    listener: Any = SimpleNamespace(units=lambda *_: None, products=lambda *_, **__: None, workers=counts.append)
-    with Processes(2) as executor, listening(listener):
-        run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=executor)
-    assert counts == [1, 2]
-
-
 # --- the command ---
+
+# With a file `hold` beside it, a process measures some units, says so, and waits for that file to go.
+HOLDING = """
+import os, pathlib, time, torch
+HELD = pathlib.Path(__file__).with_name("hold")
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        while HELD.exists():
+            os.environ["PASSES"] = str(passes := int(os.environ.get("PASSES", "0")) + 1)
+            if passes < 20:
+                break
+            HELD.with_name(f"holds-{os.getpid()}").touch()
+            time.sleep(0.02)
+        return super().forward(x)
+def net():
+    torch.manual_seed(0)
+    return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10))
+"""
+SURFACE = ["surface", "--data", "digits", "--samples", "32", "--quiet"]
+HELD = [*SURFACE, "--model", "net.py:net", "--resolution", "9"]
 
 
 @pytest.fixture
-def surface(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A command that measures a long surface with two workers, from the folder of its checkpoint."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-P", "-m", "landscape", "surface", "final.pt", "--data", "digits", *words]
-        command += ["--samples", "256", "--workers", "2", "--log", "log.jsonl"]
-        process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+def held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[forked.Popen, set[int]]]:
+    """A command that measures a surface with two workers, which have begun and do not end; and its workers."""
+    monkeypatch.chdir(folder)
+    (folder / "net.py").write_text(HOLDING)
+    (folder / "hold").touch()
+    process = forked.Popen(["-m", "landscape", *HELD, "--out", "r.h5", "--workers", "2", "--log", "log.jsonl"])
+    forked.wait_until(lambda: len(list(folder.glob("holds-*"))) == 2 or process.poll() is not None)
+    workers = {int(path.name.removeprefix("holds-")) for path in folder.glob("holds-*")}
+    assert len(workers) == 2, process.communicate()
+    assert workers == workers_of(process.pid)
+    yield process, workers
+    (folder / "hold").unlink(missing_ok=True)
+    process.kill()
 
 
 def logged(folder: Path, event: str) -> list[dict[str, Any]]:
     file = folder / "log.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return [line for line in lines if line["event"] == event]
-
-
-def wait_for_units(folder: Path, count: int) -> None:
-    until = time.monotonic() + 180
-    while not any(line["finished"] >= count for line in logged(folder, "progress")):
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def workers_of(pid: int) -> set[int]:
@@ -251,47 +274,51 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_command_leaves_no_worker(folder: Path, surface: Callable[..., subprocess.Popen[str]]) -> None:
-    process = surface("--resolution", "99")
-    wait_for_units(folder, 2)
-    workers = workers_of(process.pid)
-    assert len(workers) == 2
+def test_a_killed_command_leaves_no_worker(held: tuple[forked.Popen, set[int]]) -> None:
+    process, workers = held
     process.kill()
-    until = time.monotonic() + WITHIN
-    while any(map(alive, workers)):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    forked.wait_until(lambda: not any(map(alive, workers)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_command_at_once_and_keeps_what_is_finished(
-    folder: Path, surface: Callable[..., subprocess.Popen[str]], number: signal.Signals, code: int
+    held: tuple[forked.Popen, set[int]], folder: Path, number: signal.Signals, code: int
 ) -> None:
-    process = surface("--resolution", "99")
-    wait_for_units(folder, 2)
-    workers, start = workers_of(process.pid), time.monotonic()
+    """Although its workers would never end by themselves; the same command then goes on to the same numbers."""
+    process, workers = held
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert time.monotonic() - start < WITHIN * 2  # a loaded machine
+    _, err = process.communicate(timeout=300)
     assert process.returncode == code
+    assert one_line(err)
     assert "everything finished is kept" in err
     assert logged(folder, "end")[-1]["error"] == ("terminated" if number == signal.SIGTERM else "interrupted")
     assert not any(map(alive, workers))
-    with h5py.File(folder / "results.h5") as file:
+    assert list(folder.glob("*journal*")) == []
+    with h5py.File(folder / "r.h5") as file:
         (group,) = file["surface"].values()
-        assert np.sum(group["done"][:]) >= logged(folder, "progress")[-1]["finished"]
+        finished = np.sum(group["done"][:])
+        assert logged(folder, "progress")[-1]["finished"] <= finished < 81
+    (folder / "hold").unlink()
+    for out in ("r.h5", "whole.h5"):
+        assert exit_code([*HELD, "--out", out]) == 0
+    ((_, resumed),), ((_, straight),) = (list(reader.groups(folder / out)) for out in ("r.h5", "whole.h5"))
+    assert resumed.done.all()
+    for name in ("loss", "loss_se", "l2", "accuracy"):
+        np.testing.assert_array_equal(resumed[name].values, straight[name].values)
 
 
 @pytest.mark.slow
-def test_modules_of_the_working_directory_are_not_imported(
-    folder: Path, surface: Callable[..., subprocess.Popen[str]]
+def test_workers_give_the_file_of_one_process_and_import_no_module_of_the_working_directory(
+    folder: Path, tmp_path: Path
 ) -> None:
+    words = [*SURFACE, str(folder / "final.pt"), "--resolution", "3", "--out"]
+    assert exit_code([*words, str(tmp_path / "one.h5")]) == 0
     for name in ("signal", "json", "h5py"):
         (folder / f"{name}.py").write_text(f"open('{folder}/executed', 'w').close()\nraise ImportError('mine')\n")
-    process = surface("--resolution", "3")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    command = [sys.executable, "-P", "-m", "landscape", *words, "two.h5", "--workers", "2", "--log", "log.jsonl"]
+    done = subprocess.run(command, cwd=folder, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert not (folder / "executed").exists()
     (end,) = logged(folder, "end")
     assert end["error"] is None
@@ -299,6 +326,8 @@ def test_modules_of_the_working_directory_are_not_imported(
     assert (result["units"], result["measured"]) == (9, 9)
     assert logged(folder, "workers")[-1]["workers"] == 2
     assert {line["event"] for line in logged(folder, "message")} == {"message"}
+    ((_, one),), ((_, two),) = (list(reader.groups(out)) for out in (tmp_path / "one.h5", folder / "two.h5"))
+    np.testing.assert_allclose(two.loss.values, one.loss.values, rtol=1e-6)
 
 
 def test_the_log_of_a_failed_command_ends_with_its_error(command: Callable[..., Any], tmp_path: Path) -> None:
@@ -396,18 +425,21 @@ def test_a_command_goes_on_where_a_mini_batch_exceeds_memory_from_its_first_pass
 
 
 @pytest.mark.slow
-def test_a_unit_that_was_left_to_a_worker_that_died_is_measured_after_all(folder: Path) -> None:
+def test_a_unit_that_was_left_to_a_worker_that_died_is_measured_after_all(
+    folder: Path, workers: SimpleNamespace
+) -> None:
     probe, subject = small("surface"), loaded(folder)
     units = list(enumerate(probe.plan(subject).units()))[:2]
-    with Processes(1) as executor:
-        executor._start_missing(1)
-        (worker,) = executor._workers
-        worker.pipe.send(work_of(probe, subject))
-        assert isinstance(worker.pipe.recv(), Ready)
-        worker.pipe.send(Measure(units))
-        worker.pipe.send_bytes(LEAVE + b"1")
-        while not isinstance(worker.pipe.recv(), Ended):
-            pass
-        worker.pipe.send(Measure(units[1:]))
-        number, _ = worker.pipe.recv()
+    workers.executor._start_missing(2)
+    worker = workers.executor._workers[0]
+    worker.pipe.send(work_of(probe, subject))
+    assert isinstance(worker.pipe.recv(), Ready)
+    worker.pipe.send(Measure(units))
+    worker.pipe.send_bytes(LEAVE + b"1")
+    while not isinstance(worker.pipe.recv(), Ended):
+        pass
+    worker.pipe.send(Measure(units[1:]))
+    number, _ = worker.pipe.recv()
     assert number == 1
+    assert isinstance(worker.pipe.recv(), Ended)
+    worker.work = None  # what it has loaded is known here alone

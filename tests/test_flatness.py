@@ -170,6 +170,7 @@ def published_auto_pgd(subject: Subject, i: int, *, radius: float, steps: int, l
     return best - start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tanh_net, convolution_net])
 def test_the_worst_case_is_at_least_that_of_the_published_steps(make: Callable[[], Subject]) -> None:
     subject = make()
@@ -179,6 +180,7 @@ def test_the_worst_case_is_at_least_that_of_the_published_steps(make: Callable[[
         assert 0.999 < value(subject, name) / theirs < (1.1 if name == "adaptive-worst-l2" else 1.01)
 
 
+@pytest.mark.slow
 def test_the_average_case_of_a_quadratic_is_half_the_trace() -> None:
     subject, _ = bowl()
     squares = (SMOOTH.diagonal() * WEIGHT.flatten() ** 2).sum().item()
@@ -276,6 +278,7 @@ def test_without_a_rise_of_the_error_there_is_no_sigma() -> None:
     assert math.isnan(value(subject, "pac-bayes-sigma", draws=4))  # half of the classes are wrong, with any weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tanh_net, attention_net])
 def test_measures_of_the_hessian_are_those_of_the_dense_one(make: Callable[..., Subject]) -> None:
     subject = make(sizes=(6, 3))
@@ -378,9 +381,10 @@ def enlarge(model: Any) -> None:
     model[4].bias.mul_(3.0)
 
 
-FEW = {"draws": 20, "vectors": 12, "steps": 8}
+FEW = {"draws": 10, "vectors": 6, "steps": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalized", [False, True])
 def test_invariances_are_those_that_the_table_states(normalized: bool) -> None:
     def of(subject: Subject) -> dict[str, tuple[float, float]]:
@@ -461,6 +465,7 @@ def test_weight_decay_is_no_part_of_it() -> None:
     assert measured(tanh_net(), "trace,sam") == measured(tanh_net(weight_decay=0.5), "trace,sam")
 
 
+@pytest.mark.slow
 def test_results_over_seeds_have_a_verdict_per_measure(tmp_path: Path) -> None:
     """With random classes, the gradient and the curvature grow with the last layer."""
     for seed in range(3):
@@ -480,6 +485,7 @@ def test_results_over_seeds_have_a_verdict_per_measure(tmp_path: Path) -> None:
     assert verdict == "small is flatter by sam (flatness), fisher-rao (flatness)"
 
 
+@pytest.mark.slow
 def test_a_larger_sigma_is_flatter(tmp_path: Path) -> None:
     """The same predictions from weights that are eight times as large, of which noise is a smaller share."""
 

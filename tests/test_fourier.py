@@ -18,7 +18,7 @@ from landscape.layers.fourier import (
     diagonal_of_varying,
     frequencies,
     half_spectrum,
-)
+)  # fmt: skip
 from landscape.options import OptionError
 from landscape.probes.fourier import Fourier
 
@@ -140,6 +140,8 @@ def test_park2022_frequencies_call_the_last_bin_pi_and_change_no_value() -> None
     np.testing.assert_allclose(true["frequency"], [[0, 0.25, 0.5, 0.75]])
     np.testing.assert_allclose(published["frequency"], [[0, 1 / 3, 2 / 3, 1]])
     np.testing.assert_array_equal(published["delta_log_amplitude"], true["delta_log_amplitude"])
+    with pytest.raises(OptionError, match="--frequencies"):
+        Fourier(frequencies="nyquist")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 11])
@@ -165,11 +167,6 @@ def test_one_image_has_no_standard_error_and_one_position_no_high_frequency() ->
     np.testing.assert_allclose(found["delta_log_amplitude"], 0.0)
 
 
-def test_an_unknown_convention_is_a_usage_error() -> None:
-    with pytest.raises(OptionError, match="--frequencies"):
-        Fourier(frequencies="nyquist")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("shape", [(8, 8), (7, 7), (6, 10), (9, 4), (5, 8)])
 def test_the_spectrum_of_all_frequencies_is_that_of_numpy(shape: tuple[int, int]) -> None:
     maps = _noise(7, 3, *shape)
@@ -185,15 +182,10 @@ def test_the_spectrum_of_all_frequencies_is_that_of_numpy(shape: tuple[int, int]
         assert found["column_frequency"][row, width // 2] == 0.0
 
 
-def test_the_diagonal_of_the_spectrum_is_the_diagonal() -> None:
-    found = run_probe(Fourier(layers=("maps",)), passage(_noise(7, 3, 8, 8)))
-    middle = np.arange(4) + 4
-    np.testing.assert_allclose(found["spectrum"][0, middle, middle], found["delta_log_amplitude"][0], atol=1e-12)
-
-
-def test_diagonal_only_equals_the_diagonal_of_the_spectrum() -> None:
-    subject = passage(_noise(7, 3, 8, 8))
+def test_the_diagonal_of_the_spectrum_is_the_diagonal_and_may_be_measured_alone() -> None:
+    subject, middle = passage(_noise(7, 3, 8, 8)), np.arange(4) + 4
     full, alone = (run_probe(Fourier(layers=("maps",), spectrum=s), subject) for s in ("full", "diagonal"))  # type: ignore[arg-type]
+    np.testing.assert_allclose(full["spectrum"][0, middle, middle], full["delta_log_amplitude"][0], atol=1e-12)
     np.testing.assert_allclose(full["delta_log_amplitude"], alone["delta_log_amplitude"], atol=1e-12)
     assert "spectrum" not in alone
     with pytest.raises(OptionError, match="--spectrum"):

@@ -15,39 +15,55 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "30"))
 SLOW = 20.0  # seconds for one file, on a busy machine
 INTERESTING = [0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 
-# Damage is a list of (kind, position as a share of the file, bytes).
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["overwrite", "insert", "delete", "cut", "repeat"]),
-        st.floats(0, 1),
-        st.one_of(
-            st.binary(min_size=1, max_size=12),
-            st.sampled_from(INTERESTING).map(lambda number: struct.pack("<Q", number)),
-            st.sampled_from(
-                [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
-            ),
-            st.sampled_from(  # opcodes that hash, copy, double, name and call
-                [b")" + b"2\x86" * 60, b"s", b"\x90", b"2\x86", b"R", b"b", b"\x81", b"h\x00h\x00\x86q\x00", b"]K\x01a"]
-                + [b"c" + name + b"\n" for name in (b"builtins\nset", b"collections\nCounter", b"builtins\nbytearray")]
+
+def changes_of_a_file() -> Any:
+    """Draw damage: a list of (kind, position as a share of the file, bytes)."""
+    from hypothesis import strategies as st
+
+    return st.lists(
+        st.tuples(
+            st.sampled_from(["overwrite", "insert", "delete", "cut", "repeat"]),
+            st.floats(0, 1),
+            st.one_of(
+                st.binary(min_size=1, max_size=12),
+                st.sampled_from(INTERESTING).map(lambda number: struct.pack("<Q", number)),
+                st.sampled_from(
+                    [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
+                ),
+                st.sampled_from(  # opcodes that hash, copy, double, name and call
+                    [
+                        b")" + b"2\x86" * 60,
+                        b"s",
+                        b"\x90",
+                        b"2\x86",
+                        b"R",
+                        b"b",
+                        b"\x81",
+                        b"h\x00h\x00\x86q\x00",
+                        b"]K\x01a",
+                    ]
+                    + [
+                        b"c" + name + b"\n"
+                        for name in (b"builtins\nset", b"collections\nCounter", b"builtins\nbytearray")
+                    ]
+                ),
             ),
         ),
-    ),
-    min_size=1,
-    max_size=6,
-)
+        min_size=1,
+        max_size=6,
+    )
 
 
 def damaged(whole: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
@@ -164,6 +180,9 @@ def fuzz(kind: str, folder: Path, seconds: float) -> int:
         Exception: a reader raised something else than a one-line ValueError or OSError, or took too long; the file is
             left in the folder.
     """
+    from hypothesis import HealthCheck, given, seed, settings
+    from hypothesis import strategies as st
+
     wholes, read, name = READERS[kind](folder)
     (folder / "in").mkdir()
     path, tried, number, end = folder / "in" / name, 0, 0, time.monotonic() + seconds
@@ -184,9 +203,10 @@ def fuzz(kind: str, folder: Path, seconds: float) -> int:
         assert said.isprintable(), repr(said)
         assert time.process_time() - start < SLOW
 
+    damage = given(changes_of_a_file(), st.integers(0, 3))
     while time.monotonic() < end:
         quiet = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        seed(number)(quiet(given(CHANGES, st.integers(0, 3))(attempt)))()
+        seed(number)(quiet(damage(attempt)))()
         number += 1
     return tried
 

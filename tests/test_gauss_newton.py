@@ -9,6 +9,7 @@ from analytic import (
     NETWORKS,
     convolution_net,
     dense_hessian,
+    dense_of,
     quadratic,
     run_probe,
     same_state,
@@ -17,36 +18,14 @@ from analytic import (
     symmetric,
     tanh_net,
 )
-from torch import Tensor, nn
-from torch.func import functional_call, jacrev
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
 
 from landscape.curvature.gauss_newton import gauss_newton_product
 from landscape.curvature.hvp_backends import curvature
 from landscape.curvature.operator import Operator
-from landscape.curvature.vectors import flat, random_unit, unflat
+from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.subject.subject import Subject
-
-
-def _dense(subject: Subject, operator: str, i: int = 0) -> Tensor:
-    """From the Jacobian of the logits and the closed form of cross-entropy: p - y and diag(p) - p p', (n, n)."""
-    parameters = {name: p.detach() for name, p in subject.parameters.items()}
-    inputs, targets = subject.batch(i)
-
-    def logits(weights: Tensor) -> Tensor:
-        pieces = dict(zip(parameters, unflat(weights, list(parameters.values())), strict=True))
-        return functional_call(subject.model, pieces, (inputs,))  # type: ignore[no-any-return]
-
-    with sdpa_kernel(SDPBackend.MATH):
-        jacobian = jacrev(logits)(flat(parameters.values()))  # (N, classes, n)
-        p = torch.softmax(logits(flat(parameters.values())), dim=1)
-    if operator == "fisher":
-        slopes = torch.einsum("sc,scn->sn", p - nn.functional.one_hot(targets, p.shape[1]), jacobian)
-        return slopes.T @ slopes / len(targets)
-    middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    return torch.einsum("scn,scd,sdm->nm", jacobian, middle, jacobian) / len(targets)
 
 
 @pytest.mark.parametrize("operator", ["ggn", "fisher"])
@@ -58,14 +37,14 @@ def test_products_are_those_of_the_dense_matrix_of_each_mini_batch(network: str,
     for i in range(2):
         product = curved.product(i)
         for _ in range(2):
-            torch.testing.assert_close(product(vector), _dense(subject, operator, i) @ vector, rtol=1e-9, atol=1e-13)
+            torch.testing.assert_close(product(vector), dense_of(subject, operator, i) @ vector, rtol=1e-9, atol=1e-13)
         assert product.value == pytest.approx(subject.loss(i).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("operator", ["ggn", "fisher"])
 def test_eigenvalues_are_those_of_the_dense_matrix_shifted_by_weight_decay(operator: Operator) -> None:
     subject = tanh_net(weight_decay=0.5)
-    expected = torch.linalg.eigvalsh(_dense(subject, operator)).flip(0)[:3] + 0.5
+    expected = torch.linalg.eigvalsh(dense_of(subject, operator)).flip(0)[:3] + 0.5
     found = run_probe(Hessian(top=3, tol=1e-10, operator=operator), subject)
     np.testing.assert_allclose(found["eigenvalue"][0], expected, rtol=1e-9)
     assert found["nep"] == 0.0
@@ -80,7 +59,7 @@ def test_where_the_logits_are_linear_in_the_weights_gauss_newton_is_the_hessian(
 
 def test_gauss_newton_and_fisher_differ_from_the_hessian_and_from_each_other() -> None:
     subject = tanh_net()
-    matrices = [dense_hessian(subject), _dense(subject, "ggn"), _dense(subject, "fisher")]
+    matrices = [dense_hessian(subject), dense_of(subject, "ggn"), dense_of(subject, "fisher")]
     distances = [(a - b).norm() / a.norm() for a, b in zip(matrices, matrices[1:] + matrices[:1], strict=True)]
     assert min(distances) > 0.1  # else the tests above could not tell them apart
 

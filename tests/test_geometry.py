@@ -14,14 +14,7 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.layers.feature_dimension import (
-    CENSORED,
-    Estimate,
-    effective_rank,
-    nearest,
-    participation_ratio,
-    two_nn,
-)
+from landscape.layers.feature_dimension import CENSORED, Estimate, effective_rank, nearest, participation_ratio, two_nn
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.neural_collapse import collapse
 from landscape.layers.selection import layers_of

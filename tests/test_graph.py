@@ -69,12 +69,8 @@ def test_calls_have_their_number_parent_inputs_and_outputs(flow: Flow) -> None:
     root, first, outer, relu, identity, second = flow.calls
     assert (root.parent, root.start, root.stop, root.reads) == (-1, 0, 5, (0,))
     assert root.writes == (flow.operations[4].writes[0], 0)  # out of a dict of tuples
-    assert [flow.calls[call.parent].module for call in (first, outer, relu, identity, second)] == [
-        "",
-        "",
-        *["outer"] * 2,
-        "",
-    ]
+    parents = [flow.calls[call.parent].module for call in (first, outer, relu, identity, second)]
+    assert parents == ["", "", "outer", "outer", ""]
     assert (identity.start, identity.stop) == (2, 2)
     assert identity.reads == identity.writes == relu.writes
     assert first.writes == outer.reads == second.reads

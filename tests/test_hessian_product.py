@@ -1,11 +1,9 @@
-"""Hessian products against dense Hessians, and against other libraries."""
+"""Hessian products against dense Hessians, and what has no second derivative."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from analytic import (
     dense_hessian,
     quadratic,
     same_state,
-    softmax_regression,
     state,
     symmetric,
     tanh_net,
@@ -24,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.curvature.hessian_product import HessianProduct, hessian_product
-from landscape.curvature.lanczos import lanczos
-from landscape.curvature.vectors import random_unit, unflat
+from landscape.curvature.vectors import random_unit
 from landscape.subject.subject import Subject
 
 
@@ -46,38 +42,6 @@ def test_products_are_those_of_the_dense_hessian_of_each_mini_batch(network: str
             torch.testing.assert_close(product(v), matrix @ v, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_products_are_the_slope_of_the_gradient(network: str) -> None:
-    subject = NETWORKS[network]()
-    (v,) = _vectors(1, subject.size)
-    parameters, step = list(subject.parameters.values()), 1e-5
-    product = _product(subject)(v)
-
-    def gradient(distance: float) -> Tensor:
-        with torch.no_grad():
-            for p, d in zip(parameters, unflat(v, parameters), strict=True):
-                p.add_(d, alpha=distance)
-        return _product(subject).gradient
-
-    slope = (gradient(step) - gradient(-2 * step)) / (2 * step)
-    torch.testing.assert_close(product, slope, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_products_are_symmetric(network: str) -> None:
-    subject = NETWORKS[network]()
-    product = _product(subject)
-    u, v = _vectors(2, subject.size)
-    assert torch.dot(u, product(v)).item() == pytest.approx(torch.dot(v, product(u)).item(), rel=1e-10)
-
-
-def test_a_linear_layer_has_the_hessian_of_softmax_regression() -> None:
-    subject, matrix = softmax_regression()
-    product = _product(subject)
-    found = torch.stack([product(v) for v in torch.eye(subject.size, dtype=torch.float64)])
-    torch.testing.assert_close(found, matrix, rtol=0, atol=1e-14)
-
-
 def test_value_and_gradient_come_with_the_product() -> None:
     matrix = symmetric([3.0, -1.0, 2.0])
     subject = quadratic(matrix, weight=torch.tensor([[1.0, 2.0, 3.0]]), slope=torch.tensor([0.5, 0.0, -1.0]))
@@ -85,13 +49,6 @@ def test_value_and_gradient_come_with_the_product() -> None:
     product = _product(subject)
     assert product.value == pytest.approx((w @ matrix @ w / 2 + slope @ w).item())
     torch.testing.assert_close(product.gradient, matrix @ w + slope)
-
-
-def test_weight_decay_shifts_by_exactly_its_own_size() -> None:
-    subject = tanh_net()
-    plain, shifted = _product(subject), _product(subject, shift=0.25)
-    for v in _vectors(3, subject.size):
-        assert torch.equal(shifted(v), plain(v) + 0.25 * v)
 
 
 def test_the_union_of_two_mini_batches_has_the_weighted_sum_of_their_hessians() -> None:
@@ -139,25 +96,6 @@ def test_the_model_and_the_process_are_left_unchanged(
     assert torch.backends.mha.get_fastpath_enabled() == attention
 
 
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        slope: Tensor = 3 * ctx.saved_tensors[0] ** 2
-        return slope * gradient
-
-
-def test_a_once_differentiable_function_is_rejected_and_not_taken_for_flat() -> None:
-    weight = nn.Parameter(torch.ones(3))
-    with pytest.raises(ValueError, match="cannot be differentiated twice"):
-        hessian_product(lambda: Cube.apply(weight).square().sum(), [weight])  # type: ignore[no-untyped-call]
-
-
 def test_an_operation_without_a_second_derivative_is_named() -> None:
     q = nn.Parameter(torch.randn(1, 1, 4, 8))
 
@@ -178,26 +116,3 @@ def test_fused_attention_and_the_fused_encoder_layer_are_differentiated_too() ->
     u, v = _vectors(2, product.gradient.numel())
     assert torch.dot(u, product(v)).item() == pytest.approx(torch.dot(v, product(u)).item(), rel=1e-9)
     assert product(v).norm() > 1e-3
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
-def test_agrees_with_curvlinops() -> None:
-    curvlinops = pytest.importorskip("curvlinops")
-    subject = convolution_net()
-    inputs, targets = subject.batch(0)
-    parameters = dict(subject.parameters)
-    arguments = (subject.model, nn.CrossEntropyLoss(), list(parameters.values()), [(inputs, targets)])
-    (v,) = _vectors(1, subject.size)
-    torch.testing.assert_close(curvlinops.HessianLinearOperator(*arguments) @ v, _product(subject)(v))
-
-
-def test_agrees_with_pyhessian_where_the_spectrum_is_well_separated() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # create_graph with backward, invalid escapes
-        pyhessian = pytest.importorskip("pyhessian")
-        subject = tanh_net(sizes=(24,))
-        engine = pyhessian.hessian(subject.model, nn.CrossEntropyLoss(), data=subject.batch(0), cuda=False)
-        reference, _ = engine.eigenvalues(maxIter=300, tol=1e-9, top_n=2)
-    subject.model.zero_grad()
-    found = lanczos(_product(subject), _vectors(1, subject.size)[0], 2, tol=1e-8)
-    assert found.values.tolist() == pytest.approx(reference, rel=1e-5)

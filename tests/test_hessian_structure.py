@@ -7,9 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analytic import attention_net, dense_hessian, quadratic, run_probe, softmax_regression, symmetric, tanh_net
+from analytic import (
+    attention_net,
+    dense_hessian,
+    dense_of,
+    quadratic,
+    run_probe,
+    softmax_regression,
+    symmetric,
+    tanh_net,
+)
 from matplotlib.figure import Figure
-from torch.func import functional_call, jacrev
 
 from landscape.curvature.block_diagonal import Partition
 from landscape.options import OptionError
@@ -20,22 +28,9 @@ from landscape.run import run
 from landscape.subject.subject import Subject
 
 
-def dense_gauss_newton(subject: Subject, i: int) -> torch.Tensor:
-    """J' M J / samples with M = diag(p) - p p' of every sample."""
-    inputs, _ = subject.batches[i]
-    parameters = {name: p.detach() for name, p in subject.parameters.items()}
-    logits = functional_call(subject.model, parameters, inputs)
-    jacobian = jacrev(lambda p: functional_call(subject.model, p, inputs))(parameters)
-    rows = torch.cat([part.flatten(2) for part in jacobian.values()], dim=2)  # (sample, class, n)
-    p = torch.softmax(logits, dim=1).detach()
-    middle = torch.diag_embed(p) - p[:, :, None] * p[:, None]
-    matrix: torch.Tensor = torch.einsum("scn,scd,sdm->nm", rows, middle, rows) / len(inputs)
-    return matrix
-
-
 def expected(subject: Subject, i: int, *, vectors: int = 4000) -> dict[str, float]:
     """The ratios of dense matrices over many vectors."""
-    h, g = dense_hessian(subject, i).numpy(), dense_gauss_newton(subject, i).numpy()
+    h, g = dense_hessian(subject, i).numpy(), dense_of(subject, "ggn", i).numpy()
     partition = Partition.of(subject.parameters, "module")
     owner = np.concatenate([np.full(size, block) for block, size in enumerate(partition.sizes)])
     block = np.where(owner[:, None] == owner, h, 0.0)
@@ -80,6 +75,7 @@ def test_a_linear_model_is_all_gauss_newton_and_a_single_tensor_all_in_its_block
     assert found["block_cosine"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [tanh_net, attention_net])
 def test_the_diagonal_lies_within_its_errors_of_the_dense_one(network: object) -> None:
     subject = network(sizes=(6, 3))  # type: ignore[operator]
@@ -101,6 +97,7 @@ def test_the_diagonal_lies_within_its_errors_of_the_dense_one(network: object) -
         at += size
 
 
+@pytest.mark.slow
 def test_the_sum_of_squares_of_the_diagonal_has_no_bias() -> None:
     matrix = symmetric(np.linspace(-2, 6, 30).tolist(), seed=3)
     wanted = float((torch.diagonal(matrix) ** 2).sum())
@@ -134,6 +131,7 @@ def test_rounds_of_vectors_are_of_the_trace_alone(options: dict[str, str]) -> No
         Trace(tol=0.1, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_bar_for_every_block_and_ratio(tmp_path: Path) -> None:
     run(Trace(vectors=8, blocks="tensor"), tanh_net(), tmp_path / "results.h5", label="net")
     assert [path.stem for path in drawing.draw(tmp_path / "results.h5", tmp_path)] == ["trace", "trace_blocks"]

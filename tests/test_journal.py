@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from landscape.results.journal import MAGIC, Busy, Journal, Record, records_of
 
@@ -88,24 +86,16 @@ def test_a_head_torn_at_any_byte_starts_an_empty_journal(tmp_path: Path) -> None
         assert path.read_bytes() == MAGIC
 
 
-@settings(max_examples=60, deadline=None)
-@given(tail=st.binary(max_size=200))
-def test_random_bytes_behind_the_records_are_cut(tmp_path_factory: pytest.TempPathFactory, tail: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "random-tail"
-    path.unlink(missing_ok=True)
-    write(path, 2)
-    with path.open("ab") as stream:
-        stream.write(tail)
-    assert_are_first_records(read(path), 2)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(content=st.binary(max_size=200))
-def test_random_bytes_are_an_empty_journal(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "random"
-    path.write_bytes(content)
-    assert read(path) == []
+@pytest.mark.parametrize("records", [2, 0])
+def test_random_bytes_behind_the_records_are_cut_and_alone_are_an_empty_journal(records: int, tmp_path: Path) -> None:
+    path, whole = tmp_path / "journal", b""
+    if records:
+        write(path, records)
+        whole = path.read_bytes()
+    random = np.random.default_rng(records)
+    for length in [*range(20), *random.integers(20, 200, 40)]:
+        path.write_bytes(whole + random.bytes(length))
+        assert_are_first_records(read(path), records)
 
 
 @pytest.mark.parametrize("zeros", [1, 8, 16, 4096])

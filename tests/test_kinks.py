@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import attention_net, run_probe, same_state, state
+from analytic import Cancelling, attention_net, cancelling, in_double, run_probe, same_state, state
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
@@ -35,56 +34,25 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),  # of rows of a Jacobian
 ]
 
-ORDERS = torch.tensor(list(itertools.permutations((1.0, 1e-9, -1.0))))  # rounding leaves 0 of most of these sums
-
-
-class Cancelling(nn.Module):
-    """Units whose inputs are 1e-9 from a number, towards zero; single precision rounds them to the number itself."""
-
-    def __init__(self, bend: Callable[[Tensor], Tensor], *, near: float = 0.0) -> None:
-        super().__init__()
-        self.units, self.bend, self.near = nn.Linear(3, 6, bias=False), bend, near
-        self.out = nn.Linear(6, 3)
-        with torch.no_grad():
-            self.units.weight.copy_(-ORDERS if near > 0 else ORDERS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.out(self.bend(self.units(x) + self.near))
-        return y
-
 
 def in_place(x: Tensor) -> Tensor:
     F.relu_(x)  # the returned tensor is ignored
     return x
 
 
-def cancelling(bend: Callable[[Tensor], Tensor] = F.relu) -> Subject:
-    torch.manual_seed(0)
-    model = Cancelling(bend).eval()
-    inputs = torch.ones(4, 3)
-    inputs[3] = torch.tensor([-1.0, 0.5, 2.0])  # another pattern than the first samples
-    return Subject(model, [(inputs, torch.tensor([0, 1, 2, 0])), (inputs, torch.tensor([2, 2, 1, 0]))])
-
-
-def in_double(subject: Subject) -> Subject:
-    batches = [(x.double(), y) for x, y in subject.batches]
-    return Subject(copy.deepcopy(subject.model).double(), batches)
-
-
-HVPS: list[Hvp] = ["kept", "traced", "traced-channels-last", "compiled"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("hvp", HVPS)
-def test_products_of_every_backend_are_those_of_double_precision(hvp: Hvp) -> None:
+def test_products_of_every_backend_are_those_of_double_precision() -> None:
+    """Of compiled code too, see `test_compiled_products.py`."""
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
     exact = curvature(double, double.parameters, "kept").product(1)(vector.double())
-    fixed = curvature(subject, subject.parameters, hvp, kinks="double").product(1)(vector)
-    free = curvature(subject, subject.parameters, hvp, kinks="single").product(1)(vector)
-    torch.testing.assert_close(fixed.double(), exact, rtol=1e-5, atol=1e-6)
-    assert (free - exact).norm() > 0.05 * exact.norm()
+    backends: list[Hvp] = ["kept", "traced", "traced-channels-last"]
+    for hvp in backends:
+        fixed = curvature(subject, subject.parameters, hvp, kinks="double").product(1)(vector)
+        free = curvature(subject, subject.parameters, hvp, kinks="single").product(1)(vector)
+        torch.testing.assert_close(fixed.double(), exact, rtol=1e-5, atol=1e-6)
+        assert (free - exact).norm() > 0.05 * exact.norm()
 
 
 def test_batched_products_are_those_of_double_precision() -> None:
@@ -252,6 +220,7 @@ WHOLE: dict[str, Probe] = {
 NUMBERS = {"trace": "batch_trace", "density": "largest", "dataset": "eigenvalue", "dataset by layer": "eigenvalue"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_other_numbers_of_the_curvature_are_those_of_double_precision_too(name: str) -> None:
     subject, probe = cancelling(), WHOLE[name]
@@ -260,19 +229,18 @@ def test_other_numbers_of_the_curvature_are_those_of_double_precision_too(name: 
     scale = np.nanmax(np.abs(exact))
     np.testing.assert_allclose(fixed, exact, rtol=0, atol=1e-5 * scale)
     assert np.nanmax(np.abs(free - exact)) > 1e-2 * scale
+    if name != "dataset by layer":  # whose products are by double backward
+        traced = run_probe(replace(probe, hvp="traced"), subject)[NUMBERS[name]]  # type: ignore[type-var]
+        np.testing.assert_allclose(traced, fixed, rtol=0, atol=1e-6 * scale)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["trace", "density", "dataset"])
-@pytest.mark.parametrize("hvp", ["traced", "compiled"])
-def test_every_backend_gives_them_the_same_numbers(name: str, hvp: Hvp) -> None:
-    subject, probe = cancelling(), WHOLE[name]
-    kept, other = (run_probe(replace(probe, hvp=h), subject)[NUMBERS[name]] for h in ("kept", hvp))  # type: ignore[type-var]
-    np.testing.assert_allclose(other, kept, rtol=0, atol=1e-6 * np.nanmax(np.abs(kept)))
-
-
-@pytest.mark.parametrize("probe", [Density(vectors=2, steps=4), Hessian(top=1, scope="dataset")])
-def test_patterns_of_all_mini_batches_are_computed_once(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("probe", "more"),  # of all mini-batches the first one also says how large they are, and is timed
+    [(Density(vectors=2, steps=4), 2), (Hessian(top=1, scope="dataset"), 2), (Hessian(top=1, per_layer=True), 0)],
+)
+def test_patterns_of_all_mini_batches_are_computed_once(
+    probe: Probe, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
 
     def counted(*arguments: object) -> list[Tensor]:
@@ -283,7 +251,7 @@ def test_patterns_of_all_mini_batches_are_computed_once(probe: Probe, monkeypatc
     curvature(subject, subject.parameters, "kept", kinks="double")  # a check, once
     monkeypatch.setattr(module, "activation_pattern", counted)
     run_probe(probe, subject)
-    assert len(seen) == len(subject.batches) + 2  # the first one also says how large they are, and is timed
+    assert len(seen) == len(subject.batches) + more
 
 
 def test_patterns_that_do_not_fit_into_memory_are_not_fixed(
@@ -374,21 +342,6 @@ def test_infinite_inputs_have_no_kink() -> None:
     model = nn.Sequential(nn.ReLU6())
     with FixedPattern(activation_pattern(model, x)):
         assert torch.equal(model(x), torch.tensor([0.0, 0.0, 1.0, 6.0]))
-
-
-def test_layers_of_a_mini_batch_share_its_pass_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = 0
-
-    def counted(*arguments: object) -> list[Tensor]:
-        nonlocal passes
-        passes += 1
-        return activation_pattern(*arguments)  # type: ignore[arg-type]
-
-    subject = cancelling()
-    curvature(subject, subject.parameters, "kept", kinks="double")  # a check, once
-    monkeypatch.setattr(module, "activation_pattern", counted)
-    run_probe(Hessian(top=1, per_layer=True), subject)
-    assert passes == len(subject.batches)
 
 
 def test_a_weight_that_a_hook_computes_does_not_stop_the_pattern_of_double_precision() -> None:

@@ -44,13 +44,8 @@ def test_a_file_expands_to_its_entries_in_order(tmp_path: Path) -> None:
     )
     patterns = ("head", str(file))
     assert expand(patterns) == ("head", "^maps$", "pool(ed)?$:subsample", "tokens:msa:4x8+3")
-    for name in (
-        "variance",
-        "fourier",
-        "attention",
-        "similarity",
-        "probe-linear",
-    ):  # the run key does not name the file
+    # the run key does not name the file
+    for name in ("variance", "fourier", "attention", "similarity", "probe-linear"):
         kind = probe_class(name)
         assert kind(layers=patterns) == kind(layers=expand(patterns)) != kind(layers=patterns[:1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_a_residual_network_for_small_images_has_a_stem_and_a_layer_per_block(na
     assert _rows(discover(build(), _images(side, side))) == [("conv1", "stem", 0, False, (side, side)), *expected]
 
 
-@pytest.mark.parametrize("maker", ["ours", "torchvision"])
+@pytest.mark.parametrize("maker", ["ours", pytest.param("torchvision", marks=pytest.mark.slow)])
 def test_a_stem_with_pooling_has_a_layer_before_and_one_after_it(maker: str) -> None:
     model = _demo("resnet18", 96, width=8) if maker == "ours" else torchvision_models().resnet18().eval()
     layers = discover(model, _images(96, 96))
@@ -122,6 +123,7 @@ def test_patches_cut_by_reshaping_keep_their_grid() -> None:
     assert _rows(layers) == [("embed", "stem", 0, False, (8, 2)), ("projection", "msa", 1, False, (8, 2))]
 
 
+@pytest.mark.slow
 def test_torchvision_vit() -> None:
     vit = torchvision_models().VisionTransformer(
         image_size=32, patch_size=8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5
@@ -133,6 +135,7 @@ def test_torchvision_vit() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_torchvision_swin_merges_patches_between_stages_and_keeps_channels_last() -> None:
     swin = torchvision_models().SwinTransformer(
         patch_size=[4, 4], embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=[4, 4], num_classes=5
@@ -149,6 +152,7 @@ def test_torchvision_swin_merges_patches_between_stages_and_keeps_channels_last(
     assert {layer.layout for layer in layers} == {"channels last"}
 
 
+@pytest.mark.slow
 def test_torchvision_convnext() -> None:
     convnext = torchvision_models().convnext
     settings = [convnext.CNBlockConfig(8, 16, 1), convnext.CNBlockConfig(16, None, 1)]
@@ -225,31 +229,24 @@ def _stream_of_encoder(model: Encoder, images: Tensor, *, norm_first: bool) -> I
         x = last
 
 
-@pytest.mark.parametrize("name", ["vit_demo", "resnet_demo", "preresnet_demo", "alternet_demo", "preresnet50"])
+STREAMS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    **{name: partial(lambda name: (_demo(name), _images()), name) for name in (
+        "vit_demo", "resnet_demo", "preresnet_demo", "alternet_demo")},
+    "preresnet50": lambda: (_demo("preresnet50", width=8), _images()),
+    "before and after the pooling of a stem": lambda: (_demo("resnet18", 96, width=8), _images(96, 96)),
+    "fused encoder": lambda: (Encoder().eval(), _images(16, 8)),
+    "fused encoder, norm last": lambda: (Encoder(norm_first=False).eval(), _images(16, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
 def test_taps_deliver_the_residual_stream(name: str) -> None:
-    model, images = _demo(name), _images()
+    model, images = STREAMS[name]()
     with torch.inference_mode():
-        expected = list(
-            _stream_of_vit(model, images) if isinstance(model, ViT) else _stream_of_residual(model, images)  # type: ignore[arg-type]
-        )
-    for found, value in zip(_features(model, discover(model, images), images), expected, strict=True):
-        torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
-
-
-def test_taps_deliver_the_tensors_before_and_after_the_pooling_of_a_stem() -> None:
-    model, images = _demo("resnet18", 96, width=8), _images(96, 96)
-    assert isinstance(model, ResNet)
-    with torch.inference_mode():
-        expected = list(_stream_of_residual(model, images))
-    for found, value in zip(_features(model, discover(model, images), images), expected, strict=True):
-        torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_taps_deliver_the_stream_of_torch_encoder_layers_despite_their_fused_path(norm_first: bool) -> None:
-    model, images = Encoder(norm_first=norm_first).eval(), _images(16, 8)
-    with torch.inference_mode():
-        expected = list(_stream_of_encoder(model, images, norm_first=norm_first))
+        if isinstance(model, Encoder):
+            expected = list(_stream_of_encoder(model, images, norm_first="last" not in name))
+        else:
+            expected = list((_stream_of_vit if isinstance(model, ViT) else _stream_of_residual)(model, images))  # type: ignore[arg-type]
     for found, value in zip(_features(model, discover(model, images), images), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
 

@@ -282,15 +282,6 @@ def test_a_barrier_is_known_only_when_all_between_the_ends_is_measured(tmp_path:
     assert np.isnan(run_probe(replace(probe, range="0:0.5"), subject)["barrier"][0])  # an end is not on the line
 
 
-def test_units_may_be_measured_in_any_order(tmp_path: Path) -> None:
-    subject = convolution_net()
-    probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=3)
-    whole = run_probe(probe, subject)
-    for unit in reversed(list(probe.plan(subject).units())):
-        for name, value in probe.measure(convolution_net(), unit).items():
-            np.testing.assert_array_equal(value, whole[name][unit.index])
-
-
 def test_a_weight_that_is_not_trained_moves_too(tmp_path: Path) -> None:
     subject = attention_net()
     there = _moved(subject, 1)
@@ -361,6 +352,7 @@ def _bowl(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs[:, 0] - targets).square()
 
 
+@pytest.mark.slow
 def test_a_trained_curve_follows_a_bent_valley(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two points of a circle of minima, 120 degrees apart, against the best control point by quadrature."""
     batches = [(torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, dtype=torch.float64))] * 20

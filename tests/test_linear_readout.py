@@ -25,7 +25,7 @@ from landscape.subject.spec import Split
 from landscape.subject.subject import Subject
 from landscape.training.train import train
 
-SMALL = {"dim": 8, "depth": 2, "heads": 2}
+SMALL = {"dim": 8, "depth": 2, "heads": 2, "patch": 4}
 
 
 class Encoder(nn.Module):
@@ -57,6 +57,7 @@ def _subject(batch_size: int = 16) -> Subject:
     return Subject(Encoder().double().eval(), Batches(part("test", "all"), batch_size), part=part)
 
 
+@pytest.mark.slow
 def test_the_classes_are_those_of_a_linear_probe_of_the_last_layer() -> None:
     subject = _subject()
     kept = state(subject.model)
@@ -76,6 +77,7 @@ def test_the_classes_are_those_of_a_linear_probe_of_the_last_layer() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 7])
 def test_noise_is_read_by_the_classifier_that_was_fitted_to_clean_samples(size: int) -> None:
     subject, probe = _subject(size), Noise(bands="0.8", eps="3", classifier="linear", train_samples="80")
@@ -98,6 +100,7 @@ def test_noise_is_read_by_the_classifier_that_was_fitted_to_clean_samples(size: 
     assert f", linear classifier of {found['facts']['classifier'].split()[3]} (mean)" in found["facts"]["protocol"]
 
 
+@pytest.mark.slow
 def test_it_is_another_measurement_and_plain_noise_keeps_its_run_key() -> None:
     subject = _subject()
     own = Noise(bands="0.8").identity(subject)

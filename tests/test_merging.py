@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import counting
+import forked
 import h5py
 import numpy as np
 import pytest
@@ -180,10 +181,11 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_crash_of_hdf5_while_files_are_merged_becomes_an_error(tmp_path: Path) -> None:
     path = part(tmp_path / "a.h5", key(), slice(0, 5))
-    ended = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, check=False)
-    assert ended.stdout.splitlines() == [
+    done = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
         "True",  # another process did the work
         "ValueError nothing fits",
         "RuntimeError the process that read the 1 files died (SIGABRT); nothing was written, run again",
@@ -192,11 +194,11 @@ def test_a_crash_of_hdf5_while_files_are_merged_becomes_an_error(tmp_path: Path)
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 from pathlib import Path
 import counting
 from landscape.results import merging
-left = int(sys.argv[1])
+left = MOMENT
 def dies(name):
     real = getattr(os, name)
     def call(*args, **kwargs):
@@ -208,7 +210,7 @@ def dies(name):
     setattr(os, name, call)
 for name in ("open", "fsync", "fchmod", "replace", "unlink", "ftruncate", "pwrite"):
     dies(name)
-merging.merge_files([Path(p) for p in sys.argv[3:]], Path(sys.argv[2]), reduce_of=counting.reduce_of)
+merging.merge_files([Path(p) for p in SOURCES], Path(OUT), reduce_of=counting.reduce_of)
 """
 
 
@@ -220,20 +222,19 @@ def test_a_merge_killed_before_any_of_its_writes_leaves_every_file_intact(tmp_pa
     part(b, key(), slice(5, 12))
     part(whole, key(), slice(0, 12))
     out = a if into_itself else tmp_path / "all.h5"
-    environment = {**os.environ, "PYTHONPATH": str(Path(counting.__file__).parent)}
+    program = KILLED.replace("SOURCES", repr([str(a), str(b)])).replace("OUT", repr(str(out)))
     kills = 0
     for moment in range(1, 20):
         if not into_itself:
             out.unlink(missing_ok=True)
         kept = {path: path.read_bytes() for path in (a, b)}
-        command = [sys.executable, "-c", KILLED, str(moment), str(out), str(a), str(b)]
-        ended = subprocess.run(command, capture_output=True, env=environment, check=False)
+        code = forked.Popen(["-c", forked.BESIDE + program.replace("MOMENT", str(moment))]).wait()
         assert b.read_bytes() == kept[b]
         if out.exists() and out.read_bytes() != kept[a]:
             counting.assert_same_results(out, whole)
-        if ended.returncode == 0:
+        if code == 0:
             break
-        assert ended.returncode == -signal.SIGKILL
+        assert code == -signal.SIGKILL
         kills += 1
     assert kills >= 5
     merge_files([a, b], out, reduce_of=counting.reduce_of)

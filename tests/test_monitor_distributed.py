@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from test_distributed import free_port, started
+from test_distributed import outcome
 
 from landscape.results import reader
 
@@ -77,15 +76,7 @@ os._exit(0)
 
 
 def test_replicas_train_as_without_a_monitor_and_shards_are_refused(tmp_path: Path) -> None:
-    port = free_port()
-    processes = [started(["-c", PROCESS, str(tmp_path)], rank, port) for rank in (0, 1)]
-    try:
-        ended = [(*process.communicate(timeout=120), process.returncode) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [code for *_, code in ended] == [0, 0], ended
-    first, second = (json.loads(output.splitlines()[-1]) for output, *_ in ended)
+    first, second = outcome(["-c", PROCESS, str(tmp_path)])
     assert first["same"]
     assert second["same"]
     assert first["weights"] == second["weights"]  # so that gradients were shared

@@ -15,7 +15,7 @@ from landscape.training import train as training
 
 pytestmark = pytest.mark.slow
 TRAIN = ["train", "vit_demo", "--data", "digits", "--epochs", "3", "--fraction", "0.1", "--batch-size", "32"]
-TINY = ["--model-arg", "dim=12", "--model-arg", "depth=1"]
+TINY = ["--model-arg", "dim=12", "--model-arg", "depth=1", "--model-arg", "patch=4"]
 MONITOR = ["--monitor", "--monitor-every", "2", "--monitor-overhead", "1e9"]
 
 

@@ -198,6 +198,7 @@ def test_data_without_images_are_an_error() -> None:
         Noise().plan(Subject(nn.Linear(4, 3).double(), batches_of((4,), (5,), 3)))
 
 
+@pytest.mark.slow
 def test_pictures_hold_the_masks_and_the_noise_that_the_network_was_given(tmp_path: Path) -> None:
     subject, probe = _subject(), Noise(bands="0.2,0.7", eps="0.1", pictures=5)
     plain = run_probe(replace(probe, pictures=0), subject)

@@ -36,9 +36,6 @@ from landscape.subject.subject import Subject
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
 
 
-HVPS: tuple[Hvp, Hvp] = ("kept", "compiled")
-
-
 def at_costs(monkeypatch: pytest.MonkeyPatch, **seconds: tuple[float, float]) -> list[str]:
     """Set the seconds (per preparation, per product) of every backend; returns those that get measured."""
     measured: list[str] = []
@@ -152,21 +149,7 @@ def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("network", "layout"), [(tanh_net, "contiguous_format"), (convolution_net, "channels_last")])
-def test_a_compiled_graph_gives_the_products_of_double_backward(network: Callable[[], Subject], layout: str) -> None:
-    subject = network()
-    vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    plain, compiled = (curvature(subject, subject.parameters, hvp) for hvp in HVPS)
-    for scale in (1.0, 1.5):  # batch norm statistics written since the trace count too
-        for buffer in filter(torch.is_floating_point, subject.model.buffers()):
-            buffer.mul_(scale)
-        torch.testing.assert_close(compiled.product(1)(vector), plain.product(1)(vector), rtol=1e-10, atol=1e-13)
-    assert compiled._traced is not None
-    assert compiled._traced.layout is getattr(torch, layout)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
+@pytest.mark.parametrize("network", [convolution_net, attention_net])
 def test_batched_products_are_those_of_each_mini_batch(
     network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +169,7 @@ def test_batched_products_are_those_of_each_mini_batch(
     assert not batched.fits_batched([0])
 
 
+@pytest.mark.slow
 def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shares = {"traced": (0.0, 0.0), "compiled": (9.0, 9.0)}
     monkeypatch.setattr(hvp_forecast, "SHARES", shares)
@@ -244,10 +228,12 @@ class Hungry(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operator", ["hessian", "ggn", "fisher"])
 @pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+    ("operator", "error"),
+    [
+        *((operator, torch.OutOfMemoryError("CUDA out of memory")) for operator in ("hessian", "ggn", "fisher")),
+        ("hessian", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+    ],
 )
 def test_a_mini_batch_that_does_not_fit_is_split_into_micro_batches(
     operator: Operator, error: Exception, caplog: pytest.LogCaptureFixture
@@ -270,6 +256,7 @@ def test_a_mini_batch_that_does_not_fit_is_split_into_micro_batches(
         second(vector)
 
 
+@pytest.mark.slow
 def test_mini_batches_that_run_out_of_memory_at_the_same_time_are_split_once() -> None:
     together, micro_batching = threading.Barrier(4, timeout=20), MicroBatching()
 
@@ -352,11 +339,11 @@ def test_the_benchmark_times_the_first_mini_batch() -> None:
     assert 0 < once < 1
 
 
-@pytest.mark.slow
 def test_weight_decay_is_in_every_kind_of_product() -> None:
+    """In those by compiled code too, see `test_compiled_products.py`."""
     plain, decayed = tanh_net(), tanh_net(weight_decay=0.25)
     vector = random_unit(plain.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    for kind in CODES[:3]:
+    for kind in ("kept", "traced"):
         without, with_it = (
             curvature(subject, subject.parameters, kind).product(1)(vector)  # type: ignore[arg-type]
             for subject in (plain, decayed)
@@ -364,41 +351,9 @@ def test_weight_decay_is_in_every_kind_of_product() -> None:
         torch.testing.assert_close(with_it, without + 0.25 * vector, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["traced", "traced-channels-last", "compiled", "together"])
-def test_products_use_weights_written_after_the_trace(kind: Hvp, tmp_path: Path) -> None:
-    subject = convolution_net()
-
-    def largest(hvp: Hvp) -> list[float]:
-        probe = Hessian(top=2, hvp=hvp)
-        group = run(probe, subject, tmp_path / "results.h5", overwrite=True).group
-        return list(dict(reader.groups(tmp_path / "results.h5"))[group].largest.values)
-
-    before = largest(kind)
-    with torch.no_grad():
-        for p in subject.model.parameters():
-            p.mul_(1.5)
-    assert largest(kind) == pytest.approx(largest("kept"), rel=1e-6)
-    for module_ in subject.model.modules():  # as load_state_dict(assign=True) does
-        for name, p in list(module_.named_parameters(recurse=False)):
-            setattr(module_, name, nn.Parameter(p.detach() / 1.5))
-    assert largest(kind) == pytest.approx(before, rel=1e-6)
-
-
 def test_a_layer_without_a_second_derivative_is_named_after_layers_that_work_in_place() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Hardswish(inplace=True), nn.Hardsigmoid(inplace=True))
     assert non_differentiable_layer(model, lambda: model(torch.randn(2, 3))) == "2 (Hardsigmoid)"
-
-
-@pytest.mark.slow
-def test_products_that_cannot_be_compiled_say_why() -> None:
-    subject = tanh_net()
-    settings = {"cpp.cxx": (None, "no-such-compiler")}
-    with (
-        torch._inductor.config.patch(settings),
-        pytest.raises(ValueError, match=r"cannot be compiled \(.*no-such-compiler.*\); choose another --hvp"),
-    ):
-        curvature(subject, subject.parameters, "compiled")
 
 
 @pytest.mark.slow

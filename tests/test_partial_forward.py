@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -30,20 +30,28 @@ def _subject(model: nn.Module, size: int = 16) -> Subject:
     return Subject(model.double().eval(), batches_of((3, size, size), (3, 2), 3))
 
 
-def _networks() -> Mapping[str, nn.Module]:
-    torch.manual_seed(0)
+def _in_place() -> nn.Module:
     theirs = torchvision_models()
-    small: dict[str, Any] = {"classes": 3, "image_size": 16}
-    return {
-        "vit": models.build("vit_demo", **small),
-        "resnet": models.build("resnet_demo", **small),
-        "bottleneck": models.build("preresnet50", **small, blocks=(2, 2), width=8),
-        "alternet": models.build("alternet_demo", **small),
-        "in place": theirs.ResNet(theirs.resnet.BasicBlock, [1, 1, 1, 1], num_classes=3),
-        "squeeze": Squeeze(),
-        "encoder": Encoder(grid=(4, 4)),
-        "encoder, norm last": Encoder(grid=(4, 4), norm_first=False),
-    }
+    network: nn.Module = theirs.ResNet(theirs.resnet.BasicBlock, [1, 1, 1, 1], num_classes=3)
+    return network
+
+
+SMALL: dict[str, Any] = {"classes": 3, "image_size": 16}
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
+    "vit": lambda: models.build("vit_demo", **SMALL),
+    "resnet": lambda: models.build("resnet_demo", **SMALL),
+    "bottleneck": lambda: models.build("preresnet50", **SMALL, blocks=(2, 2), width=8),
+    "alternet": lambda: models.build("alternet_demo", **SMALL),
+    "in place": _in_place,
+    "squeeze": Squeeze,
+    "encoder": lambda: Encoder(grid=(4, 4)),
+    "encoder, norm last": lambda: Encoder(grid=(4, 4), norm_first=False),
+}
+
+
+def _network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETWORKS[name]()
 
 
 def _starts(subject: Subject, groups: Sequence[Group]) -> list[ResumePoint]:
@@ -52,14 +60,14 @@ def _starts(subject: Subject, groups: Sequence[Group]) -> list[ResumePoint]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(_networks()))
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_unit_is_resumed_with_the_bits_of_complete_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, probe = _subject(_networks()[name]), Lesion()
+    subject, probe = _subject(_network(name)), Lesion()
     units = list(probe.plan(subject).units())
     short = list(probe.sweep(subject, units))
     assert ResumePoint() not in lesion.resume_points(subject, probe._groups(subject))
     monkeypatch.setattr(lesion, "resume_points", _starts)
-    long = _subject(_networks()[name])
+    long = _subject(_network(name))
     assert list(probe.sweep(long, units)) == short
 
 
@@ -71,7 +79,7 @@ def _flops(model: nn.Module, images: Tensor) -> int:
 
 @pytest.mark.parametrize("name", ["vit", "resnet", "bottleneck", "alternet"])
 def test_a_study_of_all_units_takes_at_most_a_pass_for_each_and_late_units_a_fraction(name: str) -> None:
-    subject, probe = _subject(_networks()[name]), Lesion()
+    subject, probe = _subject(_network(name)), Lesion()
     inputs = subject.batch(0)[0]
     units = [unit for unit in probe.plan(subject).units() if unit.index[0] == 0]
     lesion.resume_points(subject, probe._groups(subject))
@@ -89,7 +97,7 @@ def test_a_study_of_all_units_takes_at_most_a_pass_for_each_and_late_units_a_fra
 
 
 def test_a_later_resume_point_is_reached_from_an_earlier_one() -> None:
-    model, images = _networks()["vit"].double().eval(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    model, images = _network("vit").double().eval(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
     flow = record(model, images)
     early, late = (resume_point(flow, [Tap(f"blocks.{i}.mlp", "output")], ()) for i in (1, 4))
     assert early.operations < late.operations
@@ -184,8 +192,9 @@ def test_no_pass_resumes_after_a_module_that_keeps_a_number_although_it_runs_aga
     assert _points(subject, Sensitivity()) == [ResumePoint()] * 4
 
 
+@pytest.mark.slow
 def test_verification_takes_a_pass_and_the_rest_of_one_per_unit_and_happens_once() -> None:
-    subject, probe = _subject(_networks()["vit"]), Sensitivity()
+    subject, probe = _subject(_network("vit")), Sensitivity()
     one, units = _flops(subject.model, subject.example()[0]), probe._units(subject)
     with FlopCounterMode(display=False) as counter:
         assert ResumePoint() not in _points(subject, probe)[1:]
@@ -195,8 +204,9 @@ def test_verification_takes_a_pass_and_the_rest_of_one_per_unit_and_happens_once
     assert again.get_total_flops() == 0
 
 
+@pytest.mark.slow
 def test_what_is_verified_at_a_time_is_limited_without_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = _points(_subject(_networks()["vit"]), Sensitivity())
+    points = _points(_subject(_network("vit")), Sensitivity())
     made: list[weakref.ref[Tensor]] = []
     most = []  # bytes that all caches together hold
 
@@ -212,7 +222,7 @@ def test_what_is_verified_at_a_time_is_limited_without_other_answers(monkeypatch
         monkeypatch.setattr(resume_verification, "MOST_KEPT", limit)
         made.clear()
         most.append(0)
-        assert _points(_subject(_networks()["vit"]), Sensitivity()) == points
+        assert _points(_subject(_network("vit")), Sensitivity()) == points
     assert most[2] < most[1] < 1_000_000 + most[2] < most[0] / 1.5
 
 
@@ -221,7 +231,7 @@ def _points(subject: Subject, probe: Sensitivity) -> list[ResumePoint]:
 
 
 def test_the_model_is_restored_also_after_an_exception() -> None:
-    model = _networks()["vit"].double().eval()
+    model = _network("vit").double().eval()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     before, whole = state(model), model(images)
     model.blocks[0].forward = model.blocks[0].forward  # type: ignore[union-attr, method-assign, operator, index]
@@ -238,7 +248,7 @@ def test_the_model_is_restored_also_after_an_exception() -> None:
 
 
 def test_a_model_that_makes_other_calls_is_an_error() -> None:
-    model = _networks()["vit"].double().eval()
+    model = _network("vit").double().eval()
     images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     point = ResumePoint(1, frozenset({Tap("head", "output", 3)}), frozenset())
     with pytest.raises(LookupError, match="does not make the module calls that were recorded"):

@@ -72,19 +72,6 @@ def test_a_point_of_the_plane_is_the_loss_at_those_weights() -> None:
     assert found == pytest.approx(_loss_with(subject, _shifted(subject, *moves)), rel=1e-13)
 
 
-def test_the_plane_through_two_checkpoints_has_them_at_its_unit_points(tmp_path: Path) -> None:
-    subject = attention_net()
-    states = [_shifted(subject, _random_move(subject, seed)) for seed in (1, 2)]
-    for name, weights in zip("ab", states, strict=True):
-        torch.save(weights, tmp_path / f"{name}.pt")
-    plane = _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
-    with PlaneEvaluator(subject, plane) as evaluator:
-        found = [evaluator.at(*point)["loss"] for point in plane.path.T]
-    expected = [_loss_with(subject, weights) for weights in (dict(state(subject.model)), *states)]
-    assert found == pytest.approx(expected, rel=1e-13)
-    assert all(low < 0 and high > 1 for low, high in plane.spans)
-
-
 def test_three_checkpoints_on_a_line_span_no_plane(tmp_path: Path) -> None:
     subject = attention_net()
     move = _random_move(subject, 1)
@@ -226,19 +213,6 @@ def test_weights_and_buffers_are_restored_bit_for_bit(recalibrate: int) -> None:
     assert [m.training for m in subject.model.modules()] == modes
     assert all(p.grad is None and not p.is_inference() for p in subject.model.parameters())
     torch.autograd.grad(subject.loss(0), list(subject.parameters.values()))  # autograd still works on them
-
-
-def test_weights_are_restored_after_an_exception_in_the_forward_pass() -> None:
-    subject = convolution_net()
-    kept = state(subject.model)
-    broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
-    with (
-        pytest.raises(RuntimeError),
-        PlaneEvaluator(broken, _plane(subject, "random"), RunningStatistics(recalibrate=3)) as evaluator,
-    ):
-        evaluator.at(0.5, 0.5)
-    assert same_state(subject.model, kept)
-    assert not any(m.training for m in subject.model.modules())
 
 
 def test_l2_is_that_of_the_moved_weights_by_either_definition() -> None:

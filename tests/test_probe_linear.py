@@ -164,6 +164,7 @@ def test_with_one_set_for_both_splits_fitted_samples_are_not_scored() -> None:
         PROBE.plan(whole)
 
 
+@pytest.mark.slow
 def test_a_loaded_subject_finds_its_train_split(tmp_path: Path) -> None:
     subject = landscape.load(model="resnet_demo", data="digits", samples=40)
     data = landscape.measure("probe-linear", subject, out=tmp_path / "r.h5", train_samples=200, layers="layer2")

@@ -38,18 +38,11 @@ def test_every_recipe_is_valid_and_has_its_name() -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ("vit_demo", "demo"),
-        ("alternet_demo", "demo"),
-        ("vit_ti", "cifar-vit"),
-        ("localvit_ti", "cifar-vit"),
-        ("swin_ti", "cifar-vit"),
-        ("pit_xs", "cifar-vit"),
-        ("mixer_s", "cifar-vit"),
-        ("resnet50", "cifar-cnn"),
-        ("wideresnet50", "cifar-cnn"),
-        ("alternet50", "cifar-cnn"),
+        ("vit_demo", "demo"), ("alternet_demo", "demo"), ("vit_ti", "cifar-vit"), ("localvit_ti", "cifar-vit"),
+        ("swin_ti", "cifar-vit"), ("pit_xs", "cifar-vit"), ("mixer_s", "cifar-vit"), ("resnet50", "cifar-cnn"),
+        ("wideresnet50", "cifar-cnn"), ("alternet50", "cifar-cnn"),
     ],
-)
+)  # fmt: skip
 def test_default_recipe(model: str, expected: str) -> None:
     assert default_recipe(model) == expected
 
@@ -68,32 +61,13 @@ def test_default_warmup_is_at_most_a_fifth_of_the_run(epochs: int, warmup: float
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("lr", 0.0),
-        ("lr", -1.0),
-        ("lr", math.nan),
-        ("lr", math.inf),
-        ("epochs", -1),
-        ("warmup", 306.0),
-        ("batch_size", 0),
-        ("weight_decay", -0.1),
-        ("momentum", 1.0),
-        ("clip", -1.0),
-        ("label_smoothing", 1.0),
-        ("label_smoothing", -0.1),
-        ("mixup", -0.5),
-        ("cutmix", math.nan),
-        ("switch", 1.5),
-        ("randaugment", 11),
-        ("drop_path", 1.0),
-        ("optimizer", "adam"),
-        ("precision", "fp16"),
-        ("memory_format", "channels_first"),
-        ("accumulate", 0),
-        ("ema", 1.0),
-        ("sam", -0.05),
-        ("sam", math.inf),
+        ("lr", 0.0), ("lr", -1.0), ("lr", math.nan), ("lr", math.inf), ("epochs", -1), ("warmup", 306.0),
+        ("batch_size", 0), ("weight_decay", -0.1), ("momentum", 1.0), ("clip", -1.0), ("label_smoothing", 1.0),
+        ("label_smoothing", -0.1), ("mixup", -0.5), ("cutmix", math.nan), ("switch", 1.5), ("randaugment", 11),
+        ("drop_path", 1.0), ("optimizer", "adam"), ("precision", "fp16"), ("memory_format", "channels_first"),
+        ("accumulate", 0), ("ema", 1.0), ("sam", -0.05), ("sam", math.inf),
     ],
-)
+)  # fmt: skip
 def test_values_out_of_range_are_refused_by_option_name(field: str, value: float | str) -> None:
     with pytest.raises(OptionError, match=f"--{field.replace('_', '-')} must be .*, got {value}"):
         recipe("cifar-vit", **{field: value})

@@ -124,18 +124,19 @@ def test_curvature_of_recurrent_members_is_that_of_their_loss() -> None:
     torch.testing.assert_close(found, dense)
 
 
-def test_packed_sequences_whose_order_is_unknown_are_refused() -> None:
-    model = stack("gru")
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ((), "packed sequences of unknown order"),
+        (
+            ([DropoutCall(RATE, RATE, False, "encoder.rnn")],),
+            "dropout between the recurrent layers of encoder.rnn acts on packed sequences of unknown order",
+        ),
+    ],
+)
+def test_packed_sequences_whose_order_is_unknown_are_refused_and_the_module_is_named(known: Any, said: str) -> None:
     packed = pack_padded_sequence(sequences(), LENGTHS, batch_first=True, enforce_sorted=False)
-    with pytest.raises(ValueError, match="packed sequences of unknown order"), FrozenMasks(3, torch.arange(SAMPLES)):
-        model(packed)
-
-
-def test_the_message_on_packed_sequences_of_unknown_order_names_the_module() -> None:
-    known = [DropoutCall(RATE, RATE, False, "encoder.rnn")]
-    packed = pack_padded_sequence(sequences(), LENGTHS, batch_first=True, enforce_sorted=False)
-    said = "dropout between the recurrent layers of encoder.rnn acts on packed sequences of unknown order"
-    with pytest.raises(ValueError, match=said), FrozenMasks(3, torch.arange(SAMPLES), known):
+    with pytest.raises(ValueError, match=said), FrozenMasks(3, torch.arange(SAMPLES), *known):
         stack("gru")(packed)
 
 

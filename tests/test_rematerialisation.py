@@ -62,20 +62,15 @@ def _kept(traced: TracedHessian, subject: Subject, pattern: list[Tensor]) -> int
 def test_recomputing_keeps_less_and_changes_no_product(
     make: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = make()
+    subject, default = make(), rematerialisation.LARGE
     (plain, pattern), (saving, _) = (_traced(subject, threshold, monkeypatch) for threshold in (2**60, 0))
     vector = random_unit(subject.size, 5, device=torch.device("cpu"), dtype=torch.float64)
     expected, found = (t.at(*subject.batch(0), pattern=pattern)(vector) for t in (plain, saving))  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
     assert _kept(saving, subject, pattern) < 0.95 * _kept(plain, subject, pattern)
-
-
-def test_small_mini_batches_keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recomputing costs time for each product; below the threshold the graph is the one without it."""
-    subject = _relu_net()
-    default = rematerialisation.LARGE
-    assert _traced(subject, default, monkeypatch)[0].code == _traced(subject, 2**60, monkeypatch)[0].code
-    assert _traced(subject, default, monkeypatch)[0].code != _traced(subject, 0, monkeypatch)[0].code
+    assert plain.code != saving.code
+    if make is _relu_net:  # recomputing costs time for each product: small mini-batches keep everything
+        assert _traced(subject, default, monkeypatch)[0].code == plain.code
 
 
 def test_equal_operations_are_merged_unless_something_writes_to_them() -> None:
@@ -131,15 +126,26 @@ def test_live_bytes_are_counted_until_the_memory_is_freed() -> None:
     assert _peak(work) == 24000
 
 
-# On 32 x 32 images at 128 per mini-batch the ratios are 0.84, 0.88 and 1.22.
+CONVOLUTIONS: dict[str, object] = {"blocks": (1, 1), "width": 8}
+
+
+# Here the ratios are 0.85, 0.89 and 1.09, without recomputing 1.12, 1.13 and 1.32; of the whole networks on 32 x 32
+# images at 128 per mini-batch they are 0.84, 0.88 and 1.22.
 @pytest.mark.slow
-@pytest.mark.parametrize(("network", "most"), [("resnet_demo", 0.9), ("preresnet_demo", 1.0), ("vit_demo", 1.25)])
+@pytest.mark.parametrize(
+    ("network", "options", "most"),
+    [
+        ("resnet_demo", CONVOLUTIONS, 0.9),
+        ("preresnet_demo", CONVOLUTIONS, 1.0),
+        ("vit_demo", {"dim": 32, "depth": 1, "heads": 2}, 1.25),
+    ],
+)
 def test_peak_memory_is_near_that_of_double_backward(
-    network: str, most: float, monkeypatch: pytest.MonkeyPatch
+    network: str, options: dict[str, object], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rematerialisation, "LARGE", 0)
     torch.manual_seed(0)
-    model = models.build(network, classes=10, image_size=16).eval()
+    model = models.build(network, classes=10, image_size=16, **options).eval()
     inputs, targets = torch.randn(16, 3, 16, 16), torch.randint(10, (16,))
     subject = Subject(model, [(inputs, targets)])
     vector = random_unit(subject.size, 5, device=torch.device("cpu"), dtype=torch.float32)

@@ -17,12 +17,18 @@ from landscape.results.repair import SUPERBLOCK, repair
 DIGESTS = "abcde"
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Path:
-    path = tmp_path / "results.h5"
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("study") / "results.h5"
     for digest in DIGESTS:
         counting.measure_pending(path, counting.run_key(shape=(20, 5), digest=digest * 10, label=f"net {digest}"))
-    return path
+    return path.read_bytes()
+
+
+@pytest.fixture
+def study(tmp_path: Path, measured: bytes) -> Path:
+    (tmp_path / "results.h5").write_bytes(measured)
+    return tmp_path / "results.h5"
 
 
 def names(path: Path) -> list[str]:
@@ -73,7 +79,6 @@ def test_a_damaged_result_is_named_and_the_others_are_recovered(study: Path, tmp
     assert "counting/net_c-cccccccccc" not in names(tmp_path / "new.h5")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_of_zeros_anywhere_cost_what_they_hit(study: Path, tmp_path: Path, seed: int) -> None:
     content = bytearray(study.read_bytes())

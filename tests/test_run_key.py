@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import pytest
 import torch
-from measured_runs import ARGUMENTS, loaded, one_thread, save, small, with_snapshots
+from measured_runs import ARGUMENTS, loaded, save, small
 
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.plots.report.table import checkpoints
@@ -19,79 +18,80 @@ from landscape.results import reader
 from landscape.results.run_key import Outcome, safe_label
 from landscape.run import digest, run
 from landscape.subject import loading
+from landscape.subject.identity import weights_sha256
+from landscape.subject.subject import Subject
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+EVERY = frozenset(name for name in PROBES if name != "corruption" or importlib.util.find_spec("imagecorruptions"))
+BATCHWISE = {
+    "hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty",
+    "align", "barriers",
+}  # fmt: skip
+DECAYED = {"hessian", "trace", "step", "density", "surface", "convexity", "noise-scale"}
+
+
+def digests(subject: Subject) -> dict[str, str]:
+    """The digest of every probe, by name."""
+    weights = weights_sha256(subject)
+    return {name: digest(small(name), subject, weights) for name in EVERY}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_snapshots(tmp_path_factory.mktemp("resnet-digits"))
+def reference(snapshots: Path) -> dict[str, str]:
+    return digests(loaded(snapshots))
 
 
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> dict[str, str]:
-    makes_images = importlib.util.find_spec("imagecorruptions") is not None  # without it that probe's tests are skipped
-    return {name: digest(small(name), loaded(folder)) for name in PROBES if name != "corruption" or makes_images}
-
-
-@pytest.mark.parametrize("name", PROBES)
-def test_the_digest_does_not_depend_on_files_label_or_unused_options(
-    name: str, folder: Path, tmp_path: Path, reference: dict[str, str]
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for file in folder.iterdir():  # the same contents in other files
+def elsewhere(folder: Path, empty: Path) -> Subject:
+    """The same contents in other files."""
+    for file in folder.iterdir():
         content = torch.load(file, weights_only=True)
-        torch.save({**content, "metrics": {"accuracy": 0.5}}, elsewhere / file.name)
-    assert digest(small(name), loaded(elsewhere, device="cpu", data_root=tmp_path)) == reference[name]
-    assert (
-        digest(small(name), loading.load(folder / "final.pt", label="other", samples=32, batch_size=8))
-        == (reference[name])
-    )
-    changed = digest(small(name), loaded(folder, batch_size=16))
-    assert (changed != reference[name]) == (
-        name
-        in (
-            "hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty",
-            "align", "barriers",
-        )
-    )  # fmt: skip
-    changed = digest(small(name), loaded(folder, weight_decay=0.1))
-    assert (changed != reference[name]) == (
-        name in ("hessian", "trace", "step", "density", "surface", "convexity", "noise-scale")
-    )
+        torch.save({**content, "metrics": {"accuracy": 0.5}}, empty / file.name)
+    return loaded(empty, device="cpu", data_root=empty)
 
 
-@pytest.mark.parametrize("name", PROBES)
-def test_the_digest_follows_weights_and_data(name: str, folder: Path, reference: dict[str, str]) -> None:
-    def changed(**options: Any) -> bool:
-        return digest(small(name), loaded(folder, **options)) != reference[name]
-
-    assert changed(samples=31)
-    assert changed(split="train")
-    assert changed(augment=True)
-    other = loaded(folder)
+def another_weight(folder: Path, empty: Path) -> Subject:
+    subject = loaded(folder)
     with torch.no_grad():
-        next(iter(other.parameters.values()))[0] += 1e-6
-    assert digest(small(name), other) != reference[name]
-    other = loaded(folder)
-    assert other.images is not None
-    other.images.targets[-1] = (other.images.targets[-1] + 1) % 10
-    assert digest(small(name), other) != reference[name]
+        next(iter(subject.parameters.values()))[0] += 1e-6
+    return subject
 
 
-def test_the_run_key_of_augmented_data_contains_seed_and_batch_size(folder: Path) -> None:
+def another_target(folder: Path, empty: Path) -> Subject:
+    subject = loaded(folder)
+    assert subject.images is not None
+    subject.images.targets[-1] = (subject.images.targets[-1] + 1) % 10
+    return subject
+
+
+def named(folder: Path, empty: Path) -> Subject:
+    return loading.load(folder / "final.pt", label="other", samples=32, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "probes"),
+    [
+        (elsewhere, set()), (named, set()), ({"batch_size": 16}, BATCHWISE), ({"weight_decay": 0.1}, DECAYED),
+        (another_weight, EVERY), (another_target, EVERY), ({"samples": 31}, EVERY), ({"split": "train"}, EVERY),
+        ({"augment": True}, EVERY),
+    ],
+)  # fmt: skip
+def test_the_digest_follows_weights_data_and_the_options_that_a_probe_uses(
+    changed: Any, probes: set[str], snapshots: Path, tmp_path: Path, reference: dict[str, str]
+) -> None:
+    subject = loaded(snapshots, **changed) if isinstance(changed, dict) else changed(snapshots, tmp_path)
+    found = digests(subject)
+    assert {name for name in EVERY if found[name] != reference[name]} == probes & EVERY
+
+
+def test_the_run_key_of_augmented_data_contains_seed_and_batch_size(snapshots: Path) -> None:
     options = [{}, {"seed": 1}, {"batch_size": 16}]
-    digests = {digest(small("fourier"), loaded(folder, augment=True, **option)) for option in options}
+    digests = {digest(small("fourier"), loaded(snapshots, augment=True, **option)) for option in options}
     assert len(digests) == 3
-    assert len({digest(small("fourier"), loaded(folder, **option)) for option in options}) == 1
+    assert len({digest(small("fourier"), loaded(snapshots, **option)) for option in options}) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
@@ -112,45 +112,45 @@ def test_the_run_key_of_augmented_data_contains_seed_and_batch_size(folder: Path
     ],
 )
 def test_the_digest_follows_the_parameters(
-    name: str, parameters: dict[str, Any], folder: Path, reference: dict[str, str]
+    name: str, parameters: dict[str, Any], snapshots: Path, reference: dict[str, str]
 ) -> None:
-    assert digest(small(name, **parameters), loaded(folder)) != reference[name]
+    assert digest(small(name, **parameters), loaded(snapshots)) != reference[name]
 
 
-def test_equal_parameters_in_two_spellings_have_one_run_key(folder: Path, reference: dict[str, str]) -> None:
-    assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(folder)) == reference["surface"]
-    assert digest(small("noise", eps="0.70", bands=(0.2, 0.3, 0.7)), loaded(folder)) == reference["noise"]
+def test_equal_parameters_in_two_spellings_have_one_run_key(snapshots: Path, reference: dict[str, str]) -> None:
+    assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(snapshots)) == reference["surface"]
+    assert digest(small("noise", eps="0.70", bands=(0.2, 0.3, 0.7)), loaded(snapshots)) == reference["noise"]
 
 
-def test_the_code_of_a_model_file_enters_the_run_key(folder: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_model_file_enters_the_run_key(snapshots: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     code = "from landscape.models import build\n"
     code += f"def make(): return build('resnet_demo', classes=10, image_size=16, **{ARGUMENTS})\n"
     digests = []
     for text in (code, code, f"{code}# another\n"):
         file.write_text(text)
-        digests.append(digest(small("fourier"), loaded(folder, model=f"{file}:make")))
+        digests.append(digest(small("fourier"), loaded(snapshots, model=f"{file}:make")))
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_another_label_finds_the_same_group(folder: Path, tmp_path: Path) -> None:
+def test_another_label_finds_the_same_group(snapshots: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
-    first = run(small("variance"), loaded(folder), path, label="first")
-    second = run(small("variance"), loaded(folder), path, label="second")
+    first = run(small("variance"), loaded(snapshots), path, label="first")
+    second = run(small("variance"), loaded(snapshots), path, label="second")
     assert second == Outcome(first.group, 4, 0)
     assert first.group.startswith("variance/first-")
 
 
 def test_a_label_is_kept_as_given_and_a_new_one_renames_a_stored_result(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    snapshots: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "results.h5"
     caplog.set_level("INFO", "landscape")
-    group = run(small("variance"), loaded(folder), path, label="SGD, lr=1e-2").group
+    group = run(small("variance"), loaded(snapshots), path, label="SGD, lr=1e-2").group
     assert group.startswith("variance/SGD__lr_1e-2-")
     labels = []
     for label in ("", "Adam (ours) $x$", "", "a\0b\x1b[2J\nc"):
-        assert run(small("variance"), loaded(folder), path, label=label) == Outcome(group, 4, 0)
+        assert run(small("variance"), loaded(snapshots), path, label=label) == Outcome(group, 4, 0)
         ((_, data),) = reader.find(path, "variance")
         labels.append(data.attrs["label"])
     assert labels == ["SGD, lr=1e-2", "Adam (ours) $x$", "Adam (ours) $x$", "a b [2J c"]
@@ -158,7 +158,7 @@ def test_a_label_is_kept_as_given_and_a_new_one_renames_a_stored_result(
 
 
 def test_a_label_that_another_checkpoint_has_is_said(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    snapshots: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "results.h5"
     caplog.set_level("INFO", "landscape")
@@ -172,9 +172,9 @@ def test_a_label_that_another_checkpoint_has_is_said(
     assert all(name.startswith("mine (") for name in names)
 
 
-def test_a_retrained_checkpoint_gets_a_group_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_a_retrained_checkpoint_gets_a_group_of_its_own(snapshots: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
-    first = run(small("variance"), loaded(folder), path)
+    first = run(small("variance"), loaded(snapshots), path)
     save(tmp_path / "final.pt", seed=9)
     second = run(small("variance"), loaded(tmp_path), path)
     assert second.measured == 4
@@ -189,12 +189,12 @@ def test_labels_are_safe_in_a_group_name(label: str, name: str) -> None:
     assert safe_label(label) == name
 
 
-def test_a_group_says_what_made_it(folder: Path, tmp_path: Path) -> None:
+def test_a_group_says_what_made_it(snapshots: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
-    outcome = run(small("hessian"), loaded(folder, weight_decay=0.5), path)
+    outcome = run(small("hessian"), loaded(snapshots, weight_decay=0.5), path)
     with h5py.File(path) as file:
         about = dict(file[outcome.group].attrs)
-    assert about["checkpoint_sha256"] == file_sha256(folder / "final.pt")
+    assert about["checkpoint_sha256"] == file_sha256(snapshots / "final.pt")
     assert about["epoch"] == 2.0
     assert (about["probe"], about["model"], about["data"]) == ("hessian", "resnet_demo", "digits")
     assert about["protocol"] == "digits test, 32 samples, batch size 8, no augmentation, weight decay 0.5, seed 0"

@@ -136,10 +136,7 @@ def test_lesions_bypass_layers_that_keep_the_shape_of_their_input() -> None:
     assert units[2].rule == "linear layer bypassed by identity (1, 2, 3)"
     parts = list(model.features)
     pooled = nn.AvgPool2d(2)
-    without = [
-        nn.Sequential(*parts[:3], *parts[6:]),
-        nn.Sequential(*parts[:7], pooled, *parts[9:]),
-    ]
+    without = [nn.Sequential(*parts[:3], *parts[6:]), nn.Sequential(*parts[:7], pooled, *parts[9:])]
     with torch.inference_mode():
         for unit, features in zip(units, without, strict=False):
             with removed(model, unit):
@@ -219,6 +216,7 @@ def test_a_network_without_layers_is_an_error() -> None:
         discover(nn.Flatten(), torch.randn(2, 3, 4, 4))
 
 
+@pytest.mark.slow
 def test_the_command_prints_how_layers_were_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "mine.py"
     source.write_text(

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from analytic import same_state, state
-from measured_runs import Threads, assert_same, save, stop_after
+from measured_runs import assert_same, save, stop_after
 from torch import nn
 
 import landscape
 from landscape import models
 from landscape.api import configure_shared_pass, features
 from landscape.executors.executor import Executor
-from landscape.executors.local_processes import Processes
 from landscape.layers import forward_hooks
 from landscape.layers.forward_hooks import SMALL_MEAN, MapPart, map_parts, run_with_hooks
 from landscape.options import OptionError
@@ -41,13 +40,6 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = models.build("vit_demo", **arguments).state_dict()
     path = tmp_path_factory.mktemp("vit") / "final.pt"
     return save(path, seed=0, model="vit_demo", model_args=arguments, state_dict=weights)
-
-
-@pytest.fixture(scope="module")
-def executors() -> Iterator[Mapping[str, Executor]]:
-    threads = Threads()
-    with threads.pool, Processes(2) as processes:
-        yield {"threads": threads, "processes": processes}
 
 
 def probes(**options: Any) -> list[SharedPassProbe]:

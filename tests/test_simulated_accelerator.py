@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from simulated_cuda import simulated_cuda
 from torch import Tensor, nn
-
-import landscape
-
-# Where CUDA is chosen, set up or measured. Elsewhere code must follow the device of the tensors that it is given.
-NAMED = {
-    "checkpoints/user_code.py", "curvature/stored_hessian.py", "curvature/hvp_backends.py",
-    "curvature/micro_batches.py", "curvature/pattern_cache.py", "curvature/pyhessian_engine.py",
-    "curvature/spectrum.py", "data/memory.py", "executors/local_processes.py",
-    "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py",
-    "subject/process_group.py", "training/train.py", "training/updates.py", "weight_space/forward_mode.py",
-}  # fmt: skip
 
 WRONG: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a sum of both": lambda here, there: here + there,
@@ -102,14 +89,3 @@ def test_a_graph_runs_at_its_first_replay_and_must_not_wait() -> None:
         assert torch.equal(y, torch.full((3,), 1.0, device="cuda").exp())
         with pytest.raises(RuntimeError, match="synchronizing"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             x.sum().item()
-
-
-def test_cuda_is_named_only_where_it_is_chosen() -> None:
-    package = Path(landscape.__file__).parent
-    naming = set()
-    for path in package.rglob("*.py"):
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        named = any(isinstance(node, ast.Constant) and node.value == "cuda" for node in nodes)
-        if named or any(isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda" for node in nodes):
-            naming.add(path.relative_to(package).as_posix())
-    assert naming <= NAMED

@@ -99,6 +99,7 @@ FOREIGN: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
 def test_windowed_networks_have_grids_where_the_windows_are_joined(name: str) -> None:
     torch.manual_seed(0)

@@ -10,14 +10,11 @@ import pytest
 import torch
 import xarray as xr
 from analytic import (
-    attention_net,
     convolution_net,
     dense_hessian,
     quadratic,
     run_probe,
-    same_state,
     softmax_regression,
-    state,
     symmetric,
     tanh_net,
 )
@@ -145,7 +142,7 @@ def test_curvlinops_agrees_within_the_errors() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [tanh_net, convolution_net, attention_net])
+@pytest.mark.parametrize("network", [tanh_net, convolution_net])
 def test_enough_products_give_the_traces_of_dense_hessians(network: Callable[..., Subject]) -> None:
     subject = network(sizes=(6, 3))
     found = run_probe(Trace(vectors=subject.size), subject)
@@ -205,17 +202,6 @@ def test_a_non_finite_mini_batch_is_stored_as_such_and_reported() -> None:
     assert headlines.numbers(data) == {"mini-batches not finite": 1}
 
 
-def test_a_unit_gives_the_same_numbers_alone_and_leaves_the_model_as_found() -> None:
-    subject, probe = convolution_net(), Trace(vectors=8)
-    kept = state(subject.model)
-    together = run_probe(probe, subject)
-    for unit in reversed(list(probe.plan(subject).units())):
-        alone = probe.measure(subject, unit)
-        assert all(np.array_equal(together[name][unit.index], alone[name]) for name in alone)
-    assert same_state(subject.model, kept)
-    assert all(p.grad is None for p in subject.parameters.values())
-
-
 @pytest.mark.parametrize("options", [{"method": "hutch"}, {"vectors": 3}, {"vectors": float("nan")}, {"hvp": "fast"}])
 def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="--" + next(iter(options))):
@@ -260,14 +246,14 @@ def three_batches() -> Subject:
 @pytest.mark.parametrize(("method", "tol"), [("hutchinson", 0.1), ("hutch++", 0.01), ("xtrace", 0.005)])
 def test_the_achieved_error_has_the_size_of_the_target(method: Method, tol: float) -> None:
     subject, truth = three_batches(), 2 * sum(OUTLIERS)
-    probes = [Trace(method=method, vectors=16, tol=tol, max_vectors=4096, seed=seed) for seed in range(100)]
+    probes = [Trace(method=method, vectors=16, tol=tol, max_vectors=4096, seed=seed) for seed in range(50)]
     found = [run_probe(probe, subject) for probe in probes]
     errors = np.array([one["trace"] / truth - 1 for one in found])
     estimated = np.array([one["trace_se"] / abs(one["trace"]) for one in found])
     assert (estimated <= tol).all()
     assert np.mean([one["within_tol"] for one in found]) == 1.0
     assert 0.7 * tol < np.sqrt((errors**2).mean()) < 1.25 * tol
-    assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(100) + 0.2 * tol  # stopping by an estimate biases a little
+    assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(50) + 0.2 * tol  # stopping by an estimate biases a little
 
 
 def test_more_vectors_are_added_until_the_target_is_met_and_no_more_than_twice_as_many() -> None:
@@ -371,11 +357,8 @@ def test_the_norm_from_xtrace_has_a_far_smaller_error_than_the_mean_of_squared_p
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("network", [tanh_net, attention_net])
-def test_the_frobenius_norms_of_mini_batches_are_those_of_dense_hessians(
-    network: Callable[..., Subject], method: Method
-) -> None:
-    subject = network(sizes=(6, 3))
+def test_the_frobenius_norms_of_mini_batches_are_those_of_dense_hessians(method: Method) -> None:
+    subject = tanh_net(sizes=(6, 3))
     dense = np.array([dense_hessian(subject, i).square().sum().item() for i in range(2)])
     found = run_probe(Trace(vectors=40, method=method), subject)
     assert (np.abs(found["batch_square"] - dense) <= 4 * found["batch_square_se"] + 1e-9 * dense).all()

@@ -7,7 +7,7 @@ import errno
 import math
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +31,7 @@ from landscape.training import run_folder
 from landscape.training.train import EpochResult, train
 from landscape.training.training_set import balanced_rows, splits
 
-SMALL = {"dim": 8, "depth": 2, "heads": 2}
+SMALL = {"dim": 8, "depth": 2, "heads": 2, "patch": 4}
 SOURCE = """
 import torch
 
@@ -99,7 +99,9 @@ def test_the_run_folder_and_the_epochs_of_its_snapshots(source: str, tmp_path: P
 
 
 def test_a_snapshot_rebuilds_the_network_its_metrics_were_measured_on(source: str, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
     train("vit_demo", source, recipe=short(2, drop_path=0.3), out=tmp_path / "run", model_args=SMALL, seed=5)
+    assert torch.equal(torch.get_rng_state(), state)  # the caller's
     _, testing = splits(source, root=None)
     for path in (tmp_path / "run").glob("*.pt"):
         found = read_checkpoint(path)
@@ -132,53 +134,62 @@ def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path:
         ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"ema": 0.9, "accumulate": 2, "batch_size": 4, "sam": 0.1}),
     ],
 )
-@pytest.mark.parametrize("stop", [1, 2, 4])
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    source: str, tmp_path: Path, model: str, arguments: dict[str, object], changes: dict[str, float], stop: int
+def test_a_run_stopped_and_resumed_equals_an_uninterrupted_one(
+    source: str, tmp_path: Path, model: str, arguments: dict[str, object], changes: dict[str, float]
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     given = {"recipe": short(4, warmup=1.5, **changes), "model_args": arguments, "snapshots": 1}
     train(model, source, out=whole, **given)
-    with pytest.raises(KeyboardInterrupt):
-        train(model, source, out=stopped, report=stop_after(stop), **given)
-    assert "resume.pt" in names(stopped)
-    before = {path: path.stat().st_mtime_ns for path in stopped.glob("*.pt") if path.name != "resume.pt"}
     seen: list[int] = []
-    train(model, source, out=stopped, report=lambda progress: seen.append(progress.epoch), **given)
-    assert seen == list(range(stop + 1, 5))
+    written: dict[Path, int] = {}
+
+    def stopping(progress: EpochResult) -> None:
+        seen.append(progress.epoch)
+        if progress.epoch in (1, 2, 4):
+            raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            train(model, source, out=stopped, report=stopping, **given)
+        assert "resume.pt" in names(stopped)
+        written |= {path: path.stat().st_mtime_ns for path in stopped.glob("*.pt") if path not in written}
+    del written[stopped / "resume.pt"]
+    train(model, source, out=stopped, report=stopping, **given)
+    assert seen == [1, 2, 3, 4]
     assert names(stopped) == names(whole)
-    assert {path: path.stat().st_mtime_ns for path in before} == before  # written once
+    assert {path: path.stat().st_mtime_ns for path in written} == written  # written once
     assert {path.name: weights(path) for path in stopped.glob("*.pt")} == {
         path.name: weights(path) for path in whole.glob("*.pt")
     }
     assert rows(stopped) == rows(whole)
 
 
-@pytest.mark.parametrize("victim", ["write_snapshot", "write_metrics", "write_state", "tidy"])
+@pytest.mark.slow
 def test_an_interruption_at_any_write_loses_nothing(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
     given = {"recipe": short(2), "model_args": SMALL, "snapshots": 1}
     train("vit_demo", source, out=whole, **given)
-    write = getattr(run_folder, victim)
-    for survived in range(5):
-        calls = iter(range(100))
+    for victim in ("write_snapshot", "write_metrics", "write_state", "tidy"):
+        killed, write = tmp_path / victim, getattr(run_folder, victim)
+        for survived in range(5):
+            calls = iter(range(100))
 
-        def once_too_often(*args: object, last: int = survived, count: object = calls, **named: object) -> None:
-            if next(count) == last:
-                raise KeyboardInterrupt
-            write(*args, **named)
+            def once_too_often(
+                *args: object, last: int = survived, count: Any = calls, write: Any = write, **named: object
+            ) -> None:
+                if next(count) == last:
+                    raise KeyboardInterrupt
+                write(*args, **named)
 
-        monkeypatch.setattr(run_folder, victim, once_too_often)
-        try:
-            train("vit_demo", source, out=killed, **given)
-        except KeyboardInterrupt:
-            continue
-    monkeypatch.undo()
-    assert weights(train("vit_demo", source, out=killed, **given)) == weights(whole / "final.pt")
-    assert names(killed) == names(whole)
-    assert rows(killed) == rows(whole)
+            monkeypatch.setattr(run_folder, victim, once_too_often)
+            with suppress(KeyboardInterrupt):
+                train("vit_demo", source, out=killed, **given)
+        monkeypatch.undo()
+        assert weights(train("vit_demo", source, out=killed, **given)) == weights(whole / "final.pt")
+        assert names(killed) == names(whole)
+        assert rows(killed) == rows(whole)
 
 
 def test_a_finished_run_is_returned_as_it_is(source: str, tmp_path: Path) -> None:
@@ -225,12 +236,6 @@ def test_a_loss_that_stops_being_finite_ends_in_one_line(source: str, tmp_path: 
     assert names(out) == {"init.pt"}
 
 
-def test_data_that_are_not_finite_leave_nothing_behind(source: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the loss became nan at epoch 1, step 1; there is no snapshot yet"):
-        train("vit_demo", source.replace(":images", ":broken"), recipe=short(), out=tmp_path / "run", model_args=SMALL)
-    assert not (tmp_path / "run").exists()
-
-
 def test_train_loss_is_the_cross_entropy_with_soft_targets(source: str, tmp_path: Path) -> None:
     """One epoch of one batch: -sum_c t_c (z_c - logsumexp z), recomputed from `init.pt` and the same augmentation."""
     mixing = short(1, batch_size=22, warmup=0.0, mixup=1.0, cutmix=0.8, label_smoothing=0.1, flip=False, crop=0)
@@ -261,14 +266,8 @@ def test_clipping_bounds_the_first_step(source: str, tmp_path: Path) -> None:
 
 
 def test_bytes_are_normalised_and_the_checkpoint_stores_the_crop_in_pixels(source: str, tmp_path: Path) -> None:
-    final = train(
-        "vit_demo",
-        source.replace(":images", ":bytes"),
-        recipe=short(1, randaugment=9, crop=8),
-        out=tmp_path / "run",
-        model_args=SMALL,
-    )
-    found = read_checkpoint(final)
+    data, made = source.replace(":images", ":bytes"), short(1, randaugment=9, crop=8)
+    found = read_checkpoint(train("vit_demo", data, recipe=made, out=tmp_path / "run", model_args=SMALL))
     assert found.recipe["crop"] == 2  # 8 at 32 pixels
     assert len(found.data["mean"]) == 3
 
@@ -285,20 +284,14 @@ def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Pa
         torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("model", "arguments", "expected"),
-    [("vit_demo", SMALL, "contiguous"), ("resnet_demo", {"blocks": (1, 1), "width": 4}, "channels_last")],
-)
-def test_the_memory_format_that_was_used_is_stored(
-    source: str, tmp_path: Path, model: str, arguments: dict[str, object], expected: str
+def test_the_memory_format_is_that_of_the_kind_of_model_or_of_the_run_that_is_resumed_and_stored(
+    source: str, tmp_path: Path
 ) -> None:
-    final = train(model, source, recipe=short(0), out=tmp_path / "run", model_args=arguments)
-    assert read_checkpoint(final).recipe["memory_format"] == expected
-
-
-def test_a_resumed_run_keeps_its_memory_format(source: str, tmp_path: Path) -> None:
-    """Where none is given: a new run of this model would be channels last."""
     given = {"model_args": {"blocks": (1, 1), "width": 4}}
+    for model, arguments, expected in (("vit_demo", {"model_args": SMALL}, "contiguous"),
+                                       ("resnet_demo", given, "channels_last")):  # fmt: skip
+        final = train(model, source, recipe=short(0), out=tmp_path / model, **arguments)
+        assert read_checkpoint(final).recipe["memory_format"] == expected
     contiguous, out = short(2, memory_format="contiguous"), tmp_path / "run"
     whole = train("resnet_demo", source, recipe=contiguous, out=tmp_path / "whole", **given)
     with pytest.raises(KeyboardInterrupt):
@@ -311,24 +304,19 @@ def test_a_resumed_run_keeps_its_memory_format(source: str, tmp_path: Path) -> N
         train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=out, **given)
 
 
-@pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 2), (4, 4), (16, 1)])
-def test_accumulated_gradients_are_those_of_the_larger_batch(
-    source: str, tmp_path: Path, batch_size: int, accumulate: int
-) -> None:
+def test_accumulated_gradients_are_those_of_the_larger_batch(source: str, tmp_path: Path) -> None:
     """22 samples: an update of 16 and one of 6, which makes at most three parts of two. No batch norm, no dropout."""
     given = {"model_args": SMALL, "seed": 2}
     mixing = {"mixup": 1.0, "cutmix": 0.8, "label_smoothing": 0.1, "optimizer": "sgd", "lr": 0.1}
     whole = train("vit_demo", source, recipe=short(2, **{**mixing, "batch_size": 16}), out=tmp_path / "whole", **given)
-    accumulated = short(2, **{**mixing, "batch_size": batch_size, "accumulate": accumulate})
-    parts = train("vit_demo", source, recipe=accumulated, out=tmp_path / "parts", **given)
-    one, other = (read_checkpoint(path).state_dict for path in (whole, parts))
-    begun = read_checkpoint(whole.with_name("init.pt")).state_dict
-    for name in one:
-        torch.testing.assert_close(other[name], one[name], rtol=1e-5, atol=1e-6)
+    one, begun = (read_checkpoint(path).state_dict for path in (whole, whole.with_name("init.pt")))
     assert max((one[name] - begun[name]).abs().max().item() for name in one) > 1e-2
-    assert [row["train_loss"][:6] for row in rows(whole.parent)] == [
-        row["train_loss"][:6] for row in rows(parts.parent)
-    ]
+    for batch_size, accumulate in ((8, 2), (4, 4), (16, 1)):
+        accumulated = short(2, **{**mixing, "batch_size": batch_size, "accumulate": accumulate})
+        parts = train("vit_demo", source, recipe=accumulated, out=tmp_path / f"in {accumulate}", **given)
+        torch.testing.assert_close(read_checkpoint(parts).state_dict, one, rtol=1e-5, atol=1e-6)
+        losses = ([row["train_loss"][:6] for row in rows(run.parent)] for run in (whole, parts))
+        assert next(losses) == next(losses)
 
 
 def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path: Path) -> None:
@@ -343,6 +331,7 @@ def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path:
     assert weights(train("vit_demo", source, **given))  # the lock ended with the run
 
 
+@pytest.mark.slow
 def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source: str, tmp_path: Path) -> None:
     given = {"recipe": short(3, ema=0.5), "model_args": {"blocks": (1, 1), "width": 4}, "snapshots": 1}
     full, half = tmp_path / "full", tmp_path / "half"
@@ -427,12 +416,6 @@ def test_bf16_keeps_fp32_weights(source: str, tmp_path: Path) -> None:
     assert weights(half) != weights(full)
 
 
-def test_training_leaves_the_global_rng_state_alone(source: str, tmp_path: Path) -> None:
-    state = torch.get_rng_state()
-    train("vit_demo", source, recipe=short(1, drop_path=0.5), out=tmp_path / "run", model_args=SMALL)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_a_fraction_keeps_the_same_share_of_every_class() -> None:
     targets = torch.tensor([0] * 40 + [2] * 20 + [1] * 10)
     kept = balanced_rows(targets, 35)
@@ -460,23 +443,21 @@ def test_a_damaged_resume_state_is_named(source: str, tmp_path: Path) -> None:
         ({"model_args": {**SMALL, "patch": 3}}, ValueError, "patch=3 does not divide .* give one of 1, 2, 4, 8"),
         ({"device": "tpu"}, OptionError, "--device must be .*, got tpu"),
         ({"model_args": {"classes": 5}}, ValueError, "classes=5: the data decide"),
-        (
-            {"model_args": {"image_size": "big"}},
-            ValueError,
-            "image_size must be a number of pixels such as 224, got big",
-        ),
+        ({"model_args": {"image_size": "big"}}, ValueError, "image_size must be a number of pixels .*, got big"),
         ({"model_args": {"image_size": 16}}, ValueError, "have 8 pixels"),
         ({"model_args": {"deph": 5}}, ValueError, "deph"),
         ({"recipe": short(2, randaugment=9)}, ValueError, "cifar-noaug"),
+        ({"data": "vectors"}, ValueError, r"gives inputs \(22, 5\).*square images"),
+        ({"data": "broken"}, ValueError, "the loss became nan at epoch 1, step 1; there is no snapshot yet"),
         ({"recipe": Recipe(epochs=2)}, OptionError, "--warmup must be between 0 and the 2 epochs of the run, got 5.0"),
     ],
 )
-def test_invalid_values_are_refused_before_anything_is_written(
+def test_invalid_values_and_data_are_refused_before_anything_is_written(
     source: str, tmp_path: Path, changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    given = {"model": "vit_demo", "data": source, "recipe": short(1), "out": tmp_path / "run", **changes}
+    given = {"model": "vit_demo", "recipe": short(1), "out": tmp_path / "run", **changes}
     with pytest.raises(error, match=message):
-        train(**given)
+        train(**given | {"data": source.replace("images", str(changes.get("data", "images")))})
     assert not (tmp_path / "run").exists()
 
 
@@ -491,11 +472,6 @@ def test_processes_without_samples_are_refused(source: str, tmp_path: Path, monk
     with pytest.raises(ValueError, match="leaves 3 samples to 2 processes, expected at least two each"):
         train("vit_demo", source, recipe=short(1), out=tmp_path / "run", model_args=SMALL, fraction=3 / 22)
     assert not (tmp_path / "run").exists()
-
-
-def test_inputs_that_are_no_images_are_refused(source: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gives inputs \(22, 5\).*square images"):
-        train("vit_demo", source.replace(":images", ":vectors"), recipe=short(1), out=tmp_path / "run")
 
 
 def test_device_names() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import counting
+import forked
 import h5py
 import numpy as np
 import pytest
@@ -223,17 +222,14 @@ def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(path: Path) 
     acknowledged: list[str] = []
     kills = 0
     while True:
-        command = [sys.executable, counting.__file__, str(path), key.digest]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
+        with forked.Popen(["-c", counting.program(path, key)]) as child:
+            child.wait_for("ready\n")
             time.sleep(moments.uniform(0, 0.012))  # of the third of a second that a quiet machine needs for all
             if kills < 15:  # then one process may go on to the end
-                process.kill()
-            lines = process.stdout.read().splitlines()
-        killed = process.returncode != 0
-        kills += killed
-        acknowledged += [line for line in lines if line != "end"]
+                child.kill()
+            killed = child.wait() != 0
+            kills += killed
+            acknowledged += [line for line in child.printed().splitlines() if line not in ("ready", "end")]
         if not killed:
             break
     assert kills >= 15
@@ -263,12 +259,10 @@ def test_the_same_run_key_twice_is_busy(path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_with_different_run_keys_both_end_complete(path: Path) -> None:
     keys = [counting.run_key(digest=digit * 10) for digit in "ab"]
-    commands = [[sys.executable, counting.__file__, str(path), key.digest] for key in keys]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
+    processes = [forked.Popen(["-c", counting.program(path, key)]) for key in keys]
     for process in processes:
-        _, errors = process.communicate(timeout=50)
-        assert errors == b""
-        assert process.returncode == 0
+        _, errors = process.communicate(timeout=300)
+        assert (process.returncode, errors) == (0, "")
     for key in keys:
         assert_complete(path, key)
     assert leftovers(path) == []
@@ -327,16 +321,9 @@ def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
 def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
     key = counting.run_key()
     measured(path, small(digest="a" * 10))
-    command = [
-        sys.executable,
-        counting.__file__,
-        str(path),
-        key.digest,
-        "0.2",
-    ]  # time for the reader between merges
     seen = []
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None:
+    with forked.Popen(["-c", counting.program(path, key, rest=0.2)]) as child:  # time for the reader between merges
+        while child.poll() is None:
             with xr.open_datatree(path, engine="h5netcdf") as tree:
                 if "toy-0123456789" in tree["counting"].children:
                     data = tree["counting/toy-0123456789"].to_dataset().load()
@@ -380,10 +367,7 @@ def truncated(path: Path) -> None:
 
 
 REFUSED = {
-    "text": (
-        lambda path: path.write_text("x,y,loss\n0,0,1\n"),
-        r"not an HDF5 file; give .*another --out",
-    ),
+    "text": (lambda path: path.write_text("x,y,loss\n0,0,1\n"), r"not an HDF5 file; give .*another --out"),
     "empty": (lambda path: path.write_bytes(b""), r"not an HDF5 file"),
     "no format": (hdf5, r"not a results file of landscape \(no attribute format\)"),
     "format in words": (lambda path: hdf5(path, format="1"), r"no attribute format"),
@@ -454,28 +438,29 @@ def test_a_missing_file_is_no_error_for_a_writer_and_one_for_a_reader(path: Path
 # --- full disks ---
 
 LIMITED = """
-import resource, sys
+import resource
 from pathlib import Path
 import counting
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
 try:
-    counting.measure_pending(Path(sys.argv[1]), counting.run_key(), merge_every=10_000)
+    counting.measure_pending(Path(PATH), counting.run_key(), merge_every=10_000)
 except OSError as error:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     print(error)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("room", "kept"), [(0, False), (19, False), (2_000, False), (30_000, False), (60_000, True)])
 def test_a_full_disk_leaves_the_file_and_the_journal_and_a_rerun_completes(path: Path, room: int, kept: bool) -> None:
     earlier = small(digest="a" * 10)
     measured(path, earlier)
-    environment = {**os.environ, "PYTHONPATH": str(Path(counting.__file__).parent)}
-    command = [sys.executable, "-c", LIMITED, str(path), str(room)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert ended.stderr == ""
-    assert ended.returncode == 0
-    assert ended.stdout.startswith("cannot write ")
-    assert ended.stdout.count("\n") == 1
+    code = forked.BESIDE + LIMITED.replace("ROOM", str(room)).replace("PATH", repr(str(path)))
+    with forked.Popen(["-c", code]) as child:
+        said, errors = child.communicate(timeout=300)
+    assert (child.returncode, errors) == (0, "")
+    assert said.startswith("cannot write ")
+    assert said.count("\n") == 1
     assert_complete(path, earlier)
     key = counting.run_key()
     assert all(name.startswith(f"{path.name}.journal-") for name in leftovers(path))

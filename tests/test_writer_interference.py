@@ -66,10 +66,7 @@ def test_a_journal_that_cannot_be_read_is_kept_and_said(
         return
     assert leftovers(path) == [kept.name]
     assert kept.read_bytes() == content
-    said = {
-        "turned bit": "about 1 of 6 records cannot be read",
-        "another result": "belong to counting fedcba9876",
-    }
+    said = {"turned bit": "about 1 of 6 records cannot be read", "another result": "belong to counting fedcba9876"}
     assert said.get(kind, "no journal of this version") in caplog.text
     assert f"the whole file is kept as {kept.name}" in caplog.text
 

@@ -87,7 +87,8 @@ class Processes:
         count = min(len(works), len(units))
         failed_starts = 0
         try:
-            while not schedule.complete:
+            # A worker that is about to say that it has ended is waited for: the next run finds it ready.
+            while not schedule.complete or any(w.busy and schedule.spent(w) for w in self._workers):
                 self._start_missing(count)
                 self._employ(works, schedule, units)
                 for worker, message in self._messages():

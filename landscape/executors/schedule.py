@@ -93,6 +93,11 @@ class Schedule:
         self._done.add(unit)
         return True
 
+    def spent(self, worker: Hashable) -> bool:
+        """Whether a worker has finished every unit of its chunk, and only has yet to say that it has ended."""
+        chunk = self._chunks.get(worker)
+        return chunk is not None and not chunk.units
+
     def idle(self, worker: Hashable) -> None:
         """A worker has ended its chunk."""
         self._return(self._chunks.pop(worker, None))

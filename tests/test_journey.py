@@ -1,0 +1,125 @@
+"""One journey of every probe: measured whole; stopped, resumed, measured in processes and in threads, and merged."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import counting
+import numpy as np
+import pytest
+from measured_runs import FASTER, attending, loaded, small, stop_after, stored_result
+
+from landscape.checkpoints.checkpoint import state_dict_sha256
+from landscape.cli.main import exit_code
+from landscape.executors.executor import Executor
+from landscape.plots import headlines
+from landscape.probe import WHOLE, Probe, Shard
+from landscape.probes import PROBES
+from landscape.results import group as groups
+from landscape.results import reader
+from landscape.results.command_line import command_for
+from landscape.results.merging import merge_files
+from landscape.results.run_key import Arrays, Outcome
+from landscape.run import digest, reduce_of, run
+from landscape.subject.subject import Subject
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HALF_A_SECOND = {
+    "align", "calibration", "convexity", "density", "ensemble", "flatness", "noise-scale", "sensitivity", "step",
+    "tokens", "trace",
+}  # fmt: skip
+ALONE = 8  # units of a probe that are measured once more, each by itself
+
+
+def few_samples(probe: Probe, checkpoints: Path) -> Subject:
+    return loaded(checkpoints, samples=12, batch_size=4, ordered=probe.ordered)
+
+
+@dataclass(frozen=True)
+class Journey:
+    """A probe, the checkpoints that it is tried on, and its whole result."""
+
+    probe: Probe
+    checkpoints: Path
+    path: Path
+    outcome: Outcome
+
+    def subject(self) -> Subject:
+        """The network, loaded anew."""
+        return few_samples(self.probe, self.checkpoints)
+
+    def stored(self) -> Arrays:
+        return stored_result(self.path, self.outcome)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in HALF_A_SECOND)) for name in PROBES],
+)
+def journey(request: pytest.FixtureRequest, snapshots: Path, tmp_path_factory: pytest.TempPathFactory) -> Journey:
+    probe = small(request.param, **FASTER.get(request.param, {}))
+    folder = attending(snapshots) if probe.name.startswith("attention") else snapshots
+    path = tmp_path_factory.mktemp(probe.name) / "whole.h5"
+    return Journey(probe, folder, path, run(probe, few_samples(probe, folder), path))
+
+
+def test_stored_equals_measured(journey: Journey) -> None:
+    stored, fresh = journey.stored(), journey.subject()
+    plan = journey.probe.plan(fresh)
+    assert stored["done"].all()
+    units = list(plan.units())[:: -max(1, math.prod(plan.shape) // ALONE)]  # any order
+    for unit in units:
+        for quantity, value in journey.probe.measure(fresh, unit).items():
+            np.testing.assert_array_equal(stored[quantity][unit.index], value, err_msg=f"{quantity} {unit.index}")
+    for label, (_, values) in plan.labels.items():
+        np.testing.assert_array_equal(stored[label], values)
+
+
+@pytest.mark.slow
+def test_a_result_has_a_headline_and_a_command_that_finds_it(
+    journey: Journey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((_, data),) = reader.groups(journey.path)
+    assert headlines.numbers(data).keys() - {"lacks"}
+    assert exit_code(shlex.split(command_for(data.attrs, journey.path))[1:]) == 0
+    assert "already measured" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_stopped_resumed_spread_and_merged_equals_uninterrupted(
+    journey: Journey, executors: Mapping[str, Executor], tmp_path: Path
+) -> None:
+    """One unit in line, stopped; half in line and in threads, the other half in processes: merged, the whole result."""
+    probe, one, whole = journey.probe, journey.subject(), journey.outcome
+    here, threads, processes, out = (tmp_path / f"{name}.h5" for name in ("here", "threads", "processes", "all"))
+    weights = state_dict_sha256(one.model.state_dict())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(probe, one, here, report=stop_after(1))
+    assert caught.traceback  # and still the model is as it was
+    assert state_dict_sha256(one.model.state_dict()) == weights
+    group = groups.stored_group(here, probe.name, digest(probe, one))
+    assert group == whole.group
+    assert groups.read_group(here, group)["done"].sum() == 1
+    assert groups.attribute(here, group, "finished") == ""
+
+    odd, even = (Shard(number, 2) for number in (1, 2))
+    count, half = whole.units, (whole.units + 1) // 2
+    resumed = run(probe, one, here, shard=odd)
+    assert (resumed.units, resumed.measured) == (half, half - 1)
+    spread = run(probe, one, threads, shard=odd, executor=executors["threads"])
+    assert (spread.group, spread.units, spread.measured) == (group, half, half)
+    rest = run(probe, one, processes, shard=even if count > 1 else WHOLE, executor=executors["processes"])
+    assert rest.measured == max(count - half, 1)
+    assert [file.name for file in tmp_path.iterdir() if "journal" in file.name or "lock" in file.name] == []
+
+    merged = merge_files([processes, here], out, reduce_of=reduce_of)
+    assert [(found.group, found.done, found.units) for found in merged] == [(group, count, count)]
+    counting.assert_same_results(out, journey.path)
+    merge_files([threads, journey.path], out, reduce_of=reduce_of)  # compares what both hold to the last bit
+    counting.assert_same_results(out, journey.path)
+    assert run(probe, one, out).measured == 0
