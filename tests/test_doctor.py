@@ -169,9 +169,12 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         made("flatness", {"value": ("measure", [np.nan, 1.0])}),
         "evaluate net.pt",
     ),
-    "few mini-batches": (spectra.few_batches, hessian(4), hessian(10), "--samples 320"),
-    "saturated bootstrap": (
-        spectra.saturated_bootstrap, hessian(arrays={"nep": 0.0, "nep_low": 0.0, "nep_high": 0.0}), hessian(), "bound"),
+    "few mini-batches": (
+        spectra.few_values,
+        hessian(3, arrays={"nep_se": ((), 0.1, {"n": 3.0, "over": "batch"})}),
+        hessian(4, arrays={"nep_se": ((), 0.1, {"n": 4.0, "over": "batch"})}),
+        "--samples 128",
+    ),
     "few vectors": (
         spectra.few_vectors,
         made("trace", {"trace": 1.0, "trace_se": 0.9, "batch_trace": ("batch", [1.0])}, parameters={"vectors": 12}),

@@ -21,7 +21,7 @@ from landscape.results.run_key import RunKey, from_header, to_header
 from landscape.results.series import SeriesWriter
 from landscape.results.writer import Writer
 from landscape.run import reduce_of, run
-from tests.measured_runs import fitting, small, with_snapshots
+from tests.measured_runs import attending, loaded, small, with_snapshots
 
 CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the counts that are known
     ("step", {}, {"mean_update_norm_se": 4, "mean_batch_sharpness_se": 4, "pooled_batch_sharpness_se": 4}),
@@ -68,7 +68,9 @@ def test_the_number_of_independent_values_is_stored_beside_every_error(
     name: str, options: dict[str, Any], known: dict[str, int], folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "results.h5"
-    outcome = run(small(name, **options), fitting("attention" if name == "tokens" else name, folder), path)
+    outcome = run(
+        small(name, **options), loaded(attending(folder) if name in ("attention", "tokens") else folder), path
+    )
     with h5py.File(path) as file:
         stored = file[outcome.group]
         found = {quantity: dict(values.attrs) for quantity, values in stored.items()}

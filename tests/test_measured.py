@@ -11,11 +11,12 @@ import synthetic
 import xarray as xr
 
 from landscape.cli.main import exit_code
+from landscape.curvature.stored_spectrum import summaries
 from landscape.plots import headlines
 from landscape.plots.headline_number import Measured
 from landscape.plots.measured import OTHER, measured
 from landscape.results import reader
-from landscape.results.statistics import QUANTILE
+from landscape.statistics.intervals import interval
 
 
 def named(data: xr.Dataset) -> dict[str, Measured]:
@@ -39,9 +40,10 @@ def test_a_stored_error_is_the_error_and_stored_ends_are_the_interval() -> None:
         attrs={"probe": "calibration"},
     )
     data["nll"].attrs["units"] = "nats"
+    data["ece_se"].attrs["n"] = data["nll_se"].attrs["n"] = 20
     found = named(data)
-    assert found["nll"] == Measured("nll", 0.5, 0.1, 0.2, 0.9, "nats", "lower is better")
-    assert (found["ece"].low, found["ece"].high) == pytest.approx((0.1 - QUANTILE * 0.02, 0.1 + QUANTILE * 0.02))
+    assert found["nll"] == Measured("nll", 0.5, 0.1, 0.2, 0.9, "nats", "lower is better", 20)
+    assert (found["ece"].low, found["ece"].high) == pytest.approx(interval(0.1, 0.02, 20))
 
 
 def test_the_error_of_an_intact_accuracy_is_that_of_zeros_and_ones() -> None:
@@ -56,25 +58,23 @@ def test_the_error_of_an_intact_accuracy_is_that_of_zeros_and_ones() -> None:
     assert (found["largest drop"].value, found["largest drop"].error) == (0.3, 0.02)
 
 
-def test_the_largest_eigenvalue_is_a_mean_over_mini_batches() -> None:
-    values = np.array([3.0, 5.0, 10.0])
-    data = xr.Dataset(
-        {
-            "nep": 0.1,
-            "ape": 2.0,
-            "ape_low": 1.0,
-            "ape_high": 3.0,
-            "largest": ("batch", values),
-            "eigenvalue": (("batch", "rank"), values[:, None]),
-            "done": ("batch", [1] * 3),
-        },
-        attrs={"probe": "hessian"},
-    )
+def test_nep_ape_and_the_largest_eigenvalue_have_errors_over_mini_batches() -> None:
+    values = np.array([3.0, 5.0, 10.0, 4.0])
+    arrays = {"eigenvalue": values[:, None], "largest": values, "smallest": values, "residual": np.zeros((4, 1)),
+              "done": np.ones(4)}  # fmt: skip
+    stored = summaries(arrays, per_layer=False)
+    error = values.std(ddof=1) / np.sqrt(4)
+    assert (stored["ape"], stored["ape_se"]) == pytest.approx((values.mean(), error))  # one eigenvalue per mini-batch
+    assert 0 < stored["ape_low"] < values.mean() < stored["ape_high"]
+    assert (stored["nep"], stored["nep_low"]) == (0.0, 0.0)
+    assert 0.5 < stored["nep_high"] < 1.0  # no negative value in four mini-batches is no proof
+    data = xr.Dataset({name: value for name, value in stored.items()}, attrs={"probe": "hessian"})
+    for name in ("nep", "ape", "mean_largest"):
+        data[f"{name}_se"].attrs["n"] = 4
     found = named(data)
-    assert found["largest eigenvalue"].error == pytest.approx(values.std(ddof=1) / np.sqrt(3))
-    assert found["ape"].error == pytest.approx(values.std(ddof=1) / np.sqrt(3))  # one eigenvalue per mini-batch
-    assert (found["ape"].low, found["ape"].high) == (1.0, 3.0)
-    assert found["ape"].reading == "lower is flatter"
+    assert found["largest eigenvalue"].error == pytest.approx(error)
+    assert (found["ape"].low, found["ape"].high) == pytest.approx((stored["ape_low"], stored["ape_high"]))
+    assert (found["ape"].n, found["ape"].reading) == (4, "lower is flatter")
 
 
 def test_what_is_not_known_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from scipy import stats
 
 from landscape.results.calibration import SampleScores, paired_difference
 from landscape.results.paired import by_error, mcnemar, paired_t, unpaired
-from landscape.results.seed_groups import hedges_g, holm, mean_interval, welch
+from landscape.results.seed_groups import hedges_g, holm, mean_interval, two_groups
 
 RNG = np.random.default_rng(0)
 
@@ -61,20 +61,28 @@ def test_the_bootstrap_of_a_mean_agrees_with_that_of_scipy() -> None:
 
 
 def test_a_mean_over_seeds_has_the_interval_of_student() -> None:
-    values = RNG.normal(size=3)
+    values = RNG.normal(size=4)
     ends = stats.ttest_1samp(values, 0.0).confidence_interval()
     assert mean_interval(values) == pytest.approx((values.mean(), ends.low, ends.high))
-    assert np.isnan(mean_interval(values[:1])[1])
+    assert np.isnan(mean_interval(values[:3])[1])  # points only
 
 
-def test_groups_are_compared_by_the_t_test_of_welch() -> None:
+def test_a_mean_of_shares_over_seeds_stays_a_share() -> None:
+    values = np.array([0.0, 0.1, 0.9, 0.2])
+    mean, low, high = mean_interval(values, "share")
+    assert 0 <= low < mean < high <= 1
+    assert mean_interval(np.zeros(4), "share")[:2] == (0.0, 0.0)
+    assert mean_interval(np.zeros(4), "share")[2] > 0.5
+
+
+def test_groups_are_compared_by_the_t_test_of_two_groups() -> None:
     values, other = RNG.normal(size=3), RNG.normal(1.0, 3.0, size=5)
-    found, known = welch(values, other), stats.ttest_ind(values, other, equal_var=False)
+    found, known = two_groups(values, other), stats.ttest_ind(values, other, equal_var=False)
     ends = known.confidence_interval()
     assert (found.low, found.high, found.p) == pytest.approx((ends.low, ends.high, known.pvalue))
-    assert np.isnan(welch(values[:1], other).p)
-    assert welch(np.ones(3), np.ones(3)).p == 1.0
-    assert np.isnan(welch(np.ones(3), np.zeros(3)).p)
+    assert np.isnan(two_groups(values[:1], other).p)
+    assert two_groups(np.ones(3), np.ones(3)).p == 1.0
+    assert np.isnan(two_groups(np.ones(3), np.zeros(3)).p)
 
 
 @pytest.mark.parametrize(("shift", "sizes"), [(0.0, (3, 3)), (1.5, (3, 5)), (-4.0, (2, 8)), (60.0, (3, 3))])
@@ -97,14 +105,13 @@ def test_intervals_hold_the_truth_in_95_of_100_groups() -> None:
     rng, draws = np.random.default_rng(1), 600
     held = np.zeros(3)
     for _ in range(draws):
-        values, other = rng.normal(1.0, 1.0, size=3), rng.normal(0.0, 1.0, size=3)
-        mean, difference = mean_interval(values), welch(values, other)
+        values, other = rng.normal(1.0, 1.0, size=4), rng.normal(0.0, 1.0, size=4)
+        mean, difference = mean_interval(values), two_groups(values, other)
         effect = hedges_g(values, other)
         held += [mean[1] < 1 < mean[2], difference.low < 1 < difference.high, effect.low < 1 < effect.high]
     share = held / draws
     assert share[0] == pytest.approx(0.95, abs=0.027)  # three standard errors of a share of 600
-    assert 0.94 < share[1] < 0.99  # Welch errs on the safe side in small groups of one spread
-    assert share[2] == pytest.approx(0.95, abs=0.027)
+    assert share[1:] == pytest.approx(0.95, abs=0.027)
 
 
 def test_holm_by_hand() -> None:

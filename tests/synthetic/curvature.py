@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from analytic import tanh_net
 
+from landscape.curvature.stored_spectrum import summary_quantities
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.flatness import Flatness
 from landscape.probes.step import Step
@@ -25,7 +26,7 @@ def hessian(network: Network) -> tuple[Plan, Measure]:
             **quantities(("node",), "nodes", "weights"),
             **quantities((), *ends, "loss", "matvecs"),
         },
-        summaries=quantities((), "nep", "nep_low", "nep_high", "ape", "ape_low", "ape_high"),
+        summaries=summary_quantities("hessian", ()),
     )
 
     def measure(unit: Unit) -> Values:

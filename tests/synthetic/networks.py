@@ -59,4 +59,11 @@ def labels(network: Network, axis: str) -> dict[str, tuple[Quantity, np.ndarray]
 
 
 def quantities(dims: tuple[str, ...], *names: str) -> dict[str, Quantity]:
-    return {name: Quantity(name.replace("_", " "), dims=dims) for name in names}
+    def bounds(name: str) -> str:
+        return "share" if name in ("nep", "accuracy") else "positive" if name in ("ape", "loss", "variance") else ""
+
+    return {
+        name: Quantity(name.replace("_", " "), dims=dims, over="samples" if name.endswith("_se") else "",
+                       bounds=bounds(name))
+        for name in names
+    }  # fmt: skip
