@@ -17,6 +17,7 @@ FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "land
 # its own, never one on its own floor. `plots` stands apart: it draws what is stored and nothing below reaches it.
 ORDER = (
     ("probe", "options"),
+    ("statistics",),
     ("results",),
     ("exchange", "doctor"),
     ("checkpoints",),
@@ -35,9 +36,14 @@ ORDER = (
     ("__main__", "__init__"),
 )
 FLOOR = {part: floor for floor, parts in enumerate(ORDER) for part in parts}
-ONLY = {"options": set(), "probe": {"options"}, "plots": {"probe", "options", "results"}}  # stricter than their floor
+ONLY = {
+    "options": set(),
+    "probe": {"options"},
+    "statistics": set(),
+    "plots": {"probe", "options", "statistics", "results"},
+}  # stricter than their floor
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines
-WITHOUT_TORCH = ("probe", "options", "results", "exchange", "doctor", "plots")
+WITHOUT_TORCH = ("probe", "options", "statistics", "results", "exchange", "doctor", "plots")
 LIGHT = [
     "landscape",
     "landscape.probe",

@@ -220,12 +220,6 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "depth unknown": (
         panels.depth_unknown, made("variance", spread([1.0, 1.1], 0.1)), made("variance", spread([1.0, 3.0], 0.1)),
         "samples"),
-    "perfect score": (
-        panels.perfect_score,
-        made("calibration", {"accuracy": 1.0, "accuracy_low": 1.0, "accuracy_high": 1.0}),
-        made("calibration", {"accuracy": 0.99, "accuracy_low": 0.98, "accuracy_high": 1.0}),
-        "--samples",
-    ),
     "same members": (
         panels.same_members,
         made("ensemble", {"disagreement": (("member", "other"), np.zeros((2, 2)))}),

@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from measured_runs import attending, loaded, small, with_snapshots
 
 from landscape.layers.neural_collapse import collapse
 from landscape.probe import Plan, Quantity
@@ -21,7 +22,6 @@ from landscape.results.run_key import RunKey, from_header, to_header
 from landscape.results.series import SeriesWriter
 from landscape.results.writer import Writer
 from landscape.run import reduce_of, run
-from tests.measured_runs import attending, loaded, small, with_snapshots
 
 CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the counts that are known
     ("step", {}, {"mean_update_norm_se": 4, "mean_batch_sharpness_se": 4, "pooled_batch_sharpness_se": 4}),
