@@ -93,7 +93,8 @@ def test_weights_are_shares_padded_at_the_end(network: Callable[..., Subject]) -
 
 @pytest.mark.parametrize("values", [[2.0] * 6, [3.0, 3.0, 3.0, -1.0, -1.0, 0.0], [0.0] * 4, [5.0]])
 def test_repeated_eigenvalues_and_single_weights_are_nodes_with_their_share(values: list[float]) -> None:
-    found = run_probe(Density(vectors=200, steps=4), quadratic(symmetric(values)))
+    vectors = 200 if len(set(values)) > 1 else 2
+    found = run_probe(Density(vectors=vectors, steps=4), quadratic(symmetric(values)))
     nodes, weights = known(found)
     for value in set(values):
         share = weights[np.abs(nodes - value) < 1e-6].sum() / weights.sum()
@@ -126,6 +127,7 @@ def test_the_mean_eigenvalue_is_the_trace_over_the_number_of_weights() -> None:
     assert (found["smallest"], found["largest"]) == (np.nanmin(found["nodes"]), np.nanmax(found["nodes"]))
 
 
+@pytest.mark.slow
 def test_the_mean_square_is_the_squared_frobenius_norm_over_the_number_of_weights() -> None:
     subject = tanh_net(sizes=(6, 3))
     dense = sum(share * dense_hessian(subject, i) for i, share in enumerate((2 / 3, 1 / 3)))
