@@ -14,6 +14,7 @@ from typing import Self
 ENVIRONMENT = {
     "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "spawn",
 }  # fmt: skip
+WITHIN = 300.0  # seconds in which a scheduler has started, on a machine as busy as may be
 
 
 class Cluster:
@@ -24,11 +25,11 @@ class Cluster:
         self._environment = {**os.environ, **ENVIRONMENT, **environment}
         self.processes: list[subprocess.Popen[bytes]] = []  # the scheduler, then the nannies of the workers
         self._start("scheduler", "--port", "0", "--scheduler-file", str(self.file), *options)
-        until = time.monotonic() + 60
+        until = time.monotonic() + WITHIN
         while not self.file.exists() or not self.file.read_text().endswith("}"):
             if time.monotonic() > until:
                 self.stop()
-                raise TimeoutError(f"no scheduler within 60 s; see {folder / 'log.txt'}")
+                raise TimeoutError(f"no scheduler within {WITHIN:.0f} s; see {folder / 'log.txt'}")
             time.sleep(0.1)
 
     def worker(self) -> subprocess.Popen[bytes]:

@@ -70,6 +70,7 @@ def guard(given, out, errors, status, inherited):
         for file in (out, errors, status):
             os.close(file)
         become(given, inherited)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(started, signal.SIGKILL))
     place.close()
     os.write(status, b"%d " % started)
     for file in (out, errors, *inherited):
@@ -77,6 +78,7 @@ def guard(given, out, errors, status, inherited):
     os.write(status, b"%d " % os.waitstatus_to_exitcode(os.waitpid(started, 0)[1]))
     os._exit(0)
 
+guards = []
 while True:
     message, files, _, _ = socket.recv_fds(place, 1_000_000, 64)
     if not message:
@@ -84,15 +86,14 @@ while True:
     given = json.loads(message)
     for name in given["imports"]:
         importlib.import_module(name)
-    if not os.fork():
+    if not (one := os.fork()):
         guard(given, *files[:3], files[3:])
+    guards.append(one)
     for file in files:
         os.close(file)
-try:
-    while True:
-        os.wait()
-except ChildProcessError:
-    pass
+for one in guards:  # those that have ended too: nobody has waited for them, so that no other process has their number
+    os.kill(one, signal.SIGTERM)
+    os.waitpid(one, 0)
 """
 
 

@@ -6,20 +6,20 @@ import argparse
 import collections
 import functools
 import importlib
-import io
 import os
 import pickle
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
+from hostile import Call
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -127,7 +127,6 @@ except OSError as error:
 """
 
 
-@pytest.mark.slow
 def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -137,12 +136,13 @@ def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "a.pt").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = saved(tmp_path / "final.pt", {"weights": torch.ones(3)})
     before = path.read_bytes()
-    ended = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True)
-    assert ended.stdout.startswith(f"cannot write {path}: ")
-    assert ended.stdout.count("\n") == 1
+    out, errors = forked.Popen(["-c", FULL, str(path)]).communicate()
+    assert out.startswith(f"cannot write {path}: "), errors
+    assert out.count("\n") == 1
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -303,16 +303,6 @@ def test_another_shape_names_the_weight_and_both_shapes(tmp_path: Path, weights:
 # --- files that would run code ---
 
 
-class Reduced:
-    """What pickle turns into a call."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.call = function, arguments
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.call
-
-
 class Stateful:
     """A call by way of an object's state."""
 
@@ -320,22 +310,22 @@ class Stateful:
         self.command = command
 
     def __reduce__(self) -> Any:
-        return collections.OrderedDict, (), None, None, iter([("x", Reduced(os.system, self.command))])
+        return collections.OrderedDict, (), None, None, iter([("x", Call(os.system, self.command))])
 
 
 ATTACKS: dict[str, Callable[[str], object]] = {
-    "os.system": lambda command: Reduced(os.system, command),
-    "subprocess": lambda command: Reduced(subprocess.getoutput, command),
-    "eval": lambda command: Reduced(eval, f"__import__('os').system({command!r})"),
-    "exec": lambda command: Reduced(exec, f"import os; os.system({command!r})"),
-    "partial": lambda command: Reduced(functools.partial(os.system, command)),
-    "getattr": lambda command: Reduced(getattr, Reduced(importlib.import_module, "os"), "system"),
-    "nested": lambda command: {"state_dict": {"weight": torch.ones(2), "bias": Reduced(os.system, command)}},
-    "beside": lambda command: {"state_dict": {"weight": torch.ones(2)}, "args": [Reduced(os.system, command)]},
+    "os.system": lambda command: Call(os.system, command),
+    "subprocess": lambda command: Call(subprocess.getoutput, command),
+    "eval": lambda command: Call(eval, f"__import__('os').system({command!r})"),
+    "exec": lambda command: Call(exec, f"import os; os.system({command!r})"),
+    "partial": lambda command: Call(functools.partial(os.system, command)),
+    "getattr": lambda command: Call(getattr, Call(importlib.import_module, "os"), "system"),
+    "nested": lambda command: {"state_dict": {"weight": torch.ones(2), "bias": Call(os.system, command)}},
+    "beside": lambda command: {"state_dict": {"weight": torch.ones(2)}, "args": [Call(os.system, command)]},
     "state": Stateful,
-    "defaultdict": lambda command: Reduced(collections.defaultdict, Reduced(os.system, command)),
-    "numpy": lambda command: np.array([Reduced(os.system, command)], dtype=object),
-    "torch.hub": lambda command: Reduced(torch.hub.load, command, "model"),
+    "defaultdict": lambda command: Call(collections.defaultdict, Call(os.system, command)),
+    "numpy": lambda command: np.array([Call(os.system, command)], dtype=object),
+    "torch.hub": lambda command: Call(torch.hub.load, command, "model"),
 }
 
 
@@ -357,14 +347,6 @@ def test_a_file_that_would_run_code_is_refused_by_name_and_not_run(
     assert not ran.exists()
 
 
-def test_a_bare_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
-    ran, path = tmp_path / "ran", tmp_path / "evil.pth"
-    path.write_bytes(pickle.dumps(Reduced(os.system, f"touch {ran}")))
-    with pytest.raises(ValueError, match=r"evil.pth"):
-        read_checkpoint(path)
-    assert not ran.exists()
-
-
 def test_a_pickled_module_is_read_only_on_trust(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     path = saved(tmp_path / "whole.pt", network())
     with pytest.raises(ValueError, match=r"would run code to load \(.*torch.nn.modules.*--trust-pickle"):
@@ -375,22 +357,6 @@ def test_a_pickled_module_is_read_only_on_trust(tmp_path: Path, weights: dict[st
 # --- files that are no checkpoints ---
 
 
-def nested_pickle(path: Path) -> None:
-    """100,000 lists in each other."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
-        archive.writestr("archive/version", "3\n")
-    path.write_bytes(content.getvalue())
-
-
-def bomb(path: Path) -> None:
-    """A pickle of 20 MB in a file of 20 kB, its tensors missing."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02" + b"0" * 20_000_000)
-        archive.writestr("archive/version", "3\n")
-
-
 NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (
         lambda path: path.write_text("epoch,loss\n1,0.5\n"),
@@ -399,8 +365,6 @@ NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), r"is not a readable checkpoint"),
     "zeros": (lambda path: path.write_bytes(bytes(5000)), r"is not a readable checkpoint"),
     "zip": (lambda path: zipfile.ZipFile(path, "w").close(), r"is not a readable checkpoint"),
-    "deep": (nested_pickle, r"is not a readable checkpoint|holds a list"),
-    "bomb": (bomb, r"is not a readable checkpoint"),
     "list": (lambda path: torch.save([1, 2], path), r"holds a list, expected a dict of tensors"),
     "tensor": (lambda path: torch.save(torch.ones(3), path), r"holds a Tensor, expected a dict of tensors"),
     "no weights": (lambda path: torch.save({"lr": 0.1, "b": 2}, path), r"holds no weights: .* got the keys lr, b"),
@@ -431,24 +395,6 @@ def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(kind: str, tmp_path
         read_checkpoint(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".legacy"])
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused_in_one_line(
-    suffix: str, share: float, tmp_path: Path, weights: dict[str, Tensor]
-) -> None:
-    path = tmp_path / f"file{suffix}"
-    if suffix == ".safetensors":
-        save_file(weights, path)
-    else:
-        torch.save(weights, path, _use_new_zipfile_serialization=suffix == ".pt")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    # a name cut in two is one that is not allowed
-    with pytest.raises(ValueError, match=r"is not a readable (checkpoint|safetensors file)|would run code") as caught:
-        read_checkpoint(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:

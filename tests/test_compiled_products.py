@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -213,12 +214,16 @@ def test_another_process_loads_code_that_calls_an_operator_of_this_package(folde
 LIBRARY = """
 #include <stddef.h>
 #include <unistd.h>
-int released = 0;
+int started = 0, released = 0;
 int AOTInductorModelContainerCreateWithDevice(void **c, size_t n, const char *d, const char *f) { return 0; }
 int AOTInductorModelContainerDelete(void *c) { return 0; }
 int AOTInductorModelContainerGetNumOutputs(void *c, size_t *n) { *n = 0; return 0; }
 int AOTInductorModelContainerRun(void *c, void **i, size_t n, void **o, size_t m, void *s, void *p)
-{ for (int k = 0; k < 60000 && !__atomic_load_n(&released, __ATOMIC_SEQ_CST); k++) usleep(1000); return !released; }
+{
+    __atomic_store_n(&started, 1, __ATOMIC_SEQ_CST);
+    for (int k = 0; k < 60000 && !__atomic_load_n(&released, __ATOMIC_SEQ_CST); k++) usleep(1000);
+    return !released;
+}
 """
 
 
@@ -230,8 +235,11 @@ def test_other_threads_run_during_a_call_of_compiled_code(tmp_path: Path) -> Non
     subprocess.run(["cc", "-shared", "-fPIC", "-o", file, file.with_suffix(".c")], check=True)
     call = callable_graph(file, 1)
     with ThreadPoolExecutor(1) as pool:
+        started, released = (ctypes.c_int.in_dll(ctypes.CDLL(str(file)), name) for name in ("started", "released"))
         waiting = pool.submit(call, torch.ones(1))
-        ctypes.c_int.in_dll(ctypes.CDLL(str(file)), "released").value = 1
+        while not started.value:
+            time.sleep(0.001)
+        released.value = 1
         assert waiting.result() == []  # an error of the library otherwise, after a minute
 
 

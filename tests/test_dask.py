@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -9,16 +10,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import forked
 import pytest
 from measured_runs import assert_same, loaded, save, small, stored_result
 from test_executors import KILLER
 
+from landscape.cli.main import exit_code
 from landscape.executors.executor import PoisonUnits
+from landscape.executors.schedule import Schedule
+from landscape.probe import listening
 from landscape.results import group as groups
 from landscape.run import digest, run
 from landscape.subject import loading
@@ -33,28 +38,46 @@ from dask_commands import ENVIRONMENT, Cluster, children  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-CONNECT = """
-import sys
-from landscape.executors import dask_cluster
-dask_cluster.CONNECT_SECONDS = 2.0
-for address in sys.argv[1:]:
-    try:
-        dask_cluster.DaskCluster(address).__enter__()
-    except OSError as error:
-        print(error)
+# The commands of dask, forked; what starts workers begins a new one when one dies, as a nanny does.
+DASK = """
+import os, sys
+import dask
+dask.config.refresh()  # from its own environment
+while sys.argv[1] == "worker" and (worker := os.fork()):
+    if os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) >= 0:
+        sys.exit()
+from dask.__main__ import main
+main()
 """
+
+
+class Forked(Cluster):
+    """A cluster whose interpreters start in no time."""
+
+    def _start(self, *words: str) -> Any:
+        words = (*words, "--host", "127.0.0.1", *(("--no-nanny",) if words[0] == "worker" else ("--no-dashboard",)))
+        command = ["-c", DASK, *words]
+        process = forked.Popen(
+            command, env=self._environment, cwd=self.folder, imports=["distributed", "dask.__main__"]
+        )
+        self.processes.append(process)
+        return process
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    failures = {
-        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"
-    }  # deaths before dask gives a task up; 3 by default
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), **failures)
-    cluster.worker()
-    cluster.worker()
-    yield cluster
-    cluster.stop()
+    """Two workers; dask gives a task up after two deaths, by default four."""
+    failures = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
+    with Forked(tmp_path_factory.mktemp("cluster"), **failures) as cluster:
+        cluster.worker()
+        cluster.worker()
+        yield cluster
+
+
+def refused(scheduler: str, message: str) -> None:
+    with pytest.raises(OSError, match=message), DaskCluster(scheduler):
+        pass
+    gc.collect()  # dask's client, which waits forever if it is collected while the loop of the next one starts
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +119,7 @@ def test_a_worker_that_has_another_file_enters_nothing(cluster: Cluster, tmp_pat
 
 
 def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(cluster: Cluster, tmp_path: Path) -> None:
-    code = KILLER.replace(
-        '"worker_process" in pathlib.Path("/proc/self/cmdline").read_text()', f"os.getpid() != {os.getpid()}"
-    )
-    (tmp_path / "net.py").write_text(code)
+    (tmp_path / "net.py").write_text(KILLER)
     arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "5"}, "data": "digits", "samples": 21}
     subject, path, probe = loading.load(**arguments, batch_size=8), tmp_path / "r.h5", small("trace")
     with DaskCluster(str(cluster.file)) as executor, pytest.raises(PoisonUnits, match=r"unit 2 \(batch=2\)"):
@@ -108,32 +128,14 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(cluste
     assert done.ravel().tolist() == [1, 1, 0]
 
 
-def test_workers_may_join_late_and_leave(folder: Path, tmp_path: Path) -> None:
-    probe = small("surface", resolution="5")
-    whole = stored_result(tmp_path / "one.h5", run(probe, loaded(folder), tmp_path / "one.h5"))
-    cluster = Cluster(tmp_path)
-    try:
-        first: list[subprocess.Popen[bytes]] = []
-        timer = threading.Timer(1.0, lambda: first.append(cluster.worker()))
-        timer.start()
-        left: list[int] = []
-
-        def report(done: int, total: int) -> None:
-            if done == 2 and not left:
-                cluster.worker()
-                first[0].terminate()  # it hands its tasks on
-                left.append(done)
-
-        with DaskCluster(str(cluster.file)) as executor:
-            outcome = run(probe, loaded(folder), tmp_path / "r.h5", executor=executor, report=report)
-        assert left
-        assert_same(stored_result(tmp_path / "r.h5", outcome), whole)
-    finally:
-        cluster.stop()
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_with_tls_only_those_who_have_the_key_are_served(folder: Path, tmp_path: Path) -> None:
+def test_with_tls_only_those_who_have_the_key_are_served_by_workers_that_join_late_and_leave(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dask
+
+    from landscape.executors import dask_cluster
+
     text = (ROOT / "docs" / "workers.md").read_text()
     (command,) = re.findall(r"^openssl req .*$", text, re.MULTILINE)
     subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
@@ -141,21 +143,57 @@ def test_with_tls_only_those_who_have_the_key_are_served(folder: Path, tmp_path:
     names = re.findall(r"^export (DASK_DISTRIBUTED__COMM__\w+)=(\S+)$", text, re.MULTILINE)
     tls = {name: str(tmp_path / value) if value.endswith(".pem") else value for name, value in names}
     assert len(tls) == 8
-    cluster = Cluster(tmp_path, "--protocol", "tls", **tls)
-    try:
-        cluster.worker()
+    probe = small("surface", resolution="5")
+    whole = stored_result(tmp_path / "one.h5", run(probe, loaded(folder), tmp_path / "one.h5"))
+    with Forked(tmp_path, "--protocol", "tls", **tls) as cluster:
         address = re.findall(r"tls://127\.0\.0\.1:\d+", cluster.file.read_text())[0]
-        wrong = [sys.executable, "-c", CONNECT, address, address.replace("tls", "tcp")]
-        done = subprocess.run(wrong, capture_output=True, text=True, timeout=60)
-        assert [line[:30] for line in done.stdout.splitlines()] == ["no dask scheduler answers at t"] * 2, done.stderr
-        words = ["variance", "final.pt", "--data", "digits", "--samples", "32", "--scheduler", str(cluster.file)]
-        command = [sys.executable, "-P", "-m", "landscape", *words, "--out", str(tmp_path / "r.h5")]
-        done = subprocess.run(
-            command, cwd=folder, env={**os.environ, **tls}, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-    finally:
-        cluster.stop()
+        with monkeypatch.context() as patch:
+            patch.setattr(dask_cluster, "CONNECT_SECONDS", 2.0)
+            for without in (address, address.replace("tls", "tcp")):
+                refused(without, "no dask scheduler answers at t")
+        workers: list[Any] = []
+        left: list[int] = []
+
+        def joined(count: int) -> None:
+            if not workers:
+                assert count == 0
+                workers.append(cluster.worker())
+
+        def report(done: int, total: int) -> None:
+            if done == 2 and not left:
+                workers.append(cluster.worker())
+                left.extend(children(workers[0].pid))
+                os.kill(left[0], signal.SIGTERM)
+
+        listener: Any = SimpleNamespace(units=lambda *_: None, products=lambda *_, **__: None, workers=joined)
+        given = dask.config.collect_env(tls)["distributed"]["comm"]
+        with dask.config.set({"distributed.comm": dask.config.merge(dask.config.get("distributed.comm"), given)}):
+            with DaskCluster(str(cluster.file)) as executor, listening(listener):
+                outcome = run(probe, loaded(folder), tmp_path / "r.h5", executor=executor, report=report)
+            assert len(left) == 1
+            assert_same(stored_result(tmp_path / "r.h5", outcome), whole)
+            words = ["variance", str(folder / "final.pt"), "--data", "digits", "--samples", "32"]
+            assert exit_code([*words, "--scheduler", str(cluster.file), "--out", str(tmp_path / "r.h5")]) == 0
+
+
+def test_a_result_that_died_with_its_worker_is_waited_for() -> None:
+    """However long dask takes to compute it again, as long as its scheduler answers."""
+    answers = [TimeoutError(), TimeoutError(), [(0.5, {"loss": 1.0})]]
+
+    def result(timeout: float) -> Any:
+        if isinstance(answer := answers.pop(0), TimeoutError):
+            raise answer
+        return answer
+
+    executor, schedule = DaskCluster("tcp://nowhere:1"), Schedule(1, seconds=1.0)
+    chunk = schedule.next("slot", 1, 0.0)
+    executor._client = SimpleNamespace(status="running")
+    task = SimpleNamespace(result=result, done=lambda: False)
+    assert list(executor._results(task, chunk, "slot", schedule)) == [(0, {"loss": 1.0})]
+    answers = [TimeoutError()]
+    executor._client.status = "closed"
+    with pytest.raises(ConnectionError, match="is gone; everything finished is stored"):
+        list(executor._results(task, chunk, "slot", schedule))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
@@ -166,21 +204,18 @@ def test_the_recipe_for_slurm_runs_with_jobs_of_this_machine(folder: Path, tmp_p
     local = re.sub(
         r"SLURMCluster\(.*?\n    \)", "LocalCluster(cores=1, processes=1, memory='1GB')", local, flags=re.DOTALL
     )
-    local = local.replace("jobs=20", "jobs=2").replace("time.sleep(3600)", "time.sleep(0.2)")
-    (tmp_path / "workers.py").write_text(local)
-    jobs = subprocess.Popen([sys.executable, "workers.py"], cwd=tmp_path, env={**os.environ, **ENVIRONMENT})
+    local = local.replace("jobs=20", "jobs=1").replace("time.sleep(3600)", "time.sleep(0.2)")
+    environment = {**os.environ, **ENVIRONMENT}
+    jobs = forked.Popen(["-c", local], cwd=tmp_path, env=environment, imports=["dask_jobqueue"])
     try:
-        until = time.monotonic() + 60
-        while not (tmp_path / "scheduler.json").exists():
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        forked.wait_until(lambda: (tmp_path / "scheduler.json").exists() or jobs.poll() is not None)
         with DaskCluster(str(tmp_path / "scheduler.json")) as executor:
             outcome = run(small("variance"), loaded(folder), tmp_path / "r.h5", executor=executor)
         assert outcome.measured == outcome.units
     finally:
         jobs.send_signal(signal.SIGINT)
         try:
-            jobs.wait(20)
+            jobs.wait(300)
         finally:
             jobs.kill()
 
@@ -189,10 +224,5 @@ def test_a_scheduler_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: 
     from landscape.executors import dask_cluster
 
     monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
-    with pytest.raises(FileNotFoundError, match="there is no such file; give an address"), DaskCluster("nowhere.json"):
-        pass
-    with (
-        pytest.raises(OSError, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:9 "),
-        DaskCluster("tcp://127.0.0.1:9"),
-    ):
-        pass
+    refused("nowhere.json", "there is no such file; give an address")
+    refused("tcp://127.0.0.1:9", r"no dask scheduler answers at tcp://127\.0\.0\.1:9 ")

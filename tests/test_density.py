@@ -48,9 +48,9 @@ def known(found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [tanh_net, attention_net])
 def test_nodes_and_weights_are_close_to_the_dense_spectrum(network: Callable[..., Subject]) -> None:
-    subject = network(sizes=(6, 3))
+    subject = network(sizes=(6,))  # its graph is made once
     values = spectrum(subject)
-    nodes, weights = known(run_probe(Density(vectors=12, steps=16), subject))
+    nodes, weights = known(run_probe(Density(vectors=20, steps=16), subject))
     assert wasserstein_distance(values, nodes, v_weights=weights) < 0.25 * np.abs(values).mean()
     assert nodes.max() == pytest.approx(values[-1], rel=1e-3)
     assert nodes.min() == pytest.approx(values[0], rel=1e-3)
@@ -93,7 +93,8 @@ def test_weights_are_shares_padded_at_the_end(network: Callable[..., Subject]) -
 
 @pytest.mark.parametrize("values", [[2.0] * 6, [3.0, 3.0, 3.0, -1.0, -1.0, 0.0], [0.0] * 4, [5.0]])
 def test_repeated_eigenvalues_and_single_weights_are_nodes_with_their_share(values: list[float]) -> None:
-    found = run_probe(Density(vectors=200, steps=4), quadratic(symmetric(values)))
+    vectors = 200 if len(set(values)) > 1 else 2
+    found = run_probe(Density(vectors=vectors, steps=4), quadratic(symmetric(values)))
     nodes, weights = known(found)
     for value in set(values):
         share = weights[np.abs(nodes - value) < 1e-6].sum() / weights.sum()
@@ -119,13 +120,14 @@ def test_weight_decay_shifts_every_node() -> None:
 
 @pytest.mark.slow
 def test_the_mean_eigenvalue_is_the_trace_over_the_number_of_weights() -> None:
-    subject = tanh_net(sizes=(6, 3))
+    subject = tanh_net(sizes=(9,))
     trace = run_probe(Trace(vectors=subject.size), subject)["trace"]
     found = run_probe(Density(vectors=50, steps=10), subject)
     assert found["mean"] == pytest.approx(trace / subject.size, abs=3.5 * found["mean_se"])
     assert (found["smallest"], found["largest"]) == (np.nanmin(found["nodes"]), np.nanmax(found["nodes"]))
 
 
+@pytest.mark.slow
 def test_the_mean_square_is_the_squared_frobenius_norm_over_the_number_of_weights() -> None:
     subject = tanh_net(sizes=(6, 3))
     dense = sum(share * dense_hessian(subject, i) for i, share in enumerate((2 / 3, 1 / 3)))

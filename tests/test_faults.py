@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.campaign
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FAULTS = (  # `sigterm` and Ctrl-C, also twice, are in test_executors.py, test_cli.py and test_process_setup.py
     ("foreign_journals", "damaged_file", "clock_jumps", "fsync"),
@@ -24,7 +26,6 @@ def ran(script: str, *words: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-@pytest.mark.slow
 def test_kills_within_measurements_and_merges_lose_nothing() -> None:
     counts = ["--kills", "4", "--merges", "6", "--workers", "0", "--trainer", "0"]
     total = ran("kill.py", *counts, "--probes", "variance,surface")[-1].strip("| ").split(" | ")
@@ -35,7 +36,6 @@ def test_kills_within_measurements_and_merges_lose_nothing() -> None:
     assert (lost, twice, unreadable, wrong, left) == (0, 0, 0, 0, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["local", "dask"])
 def test_killed_workers_are_replaced_and_nothing_is_lost_doubled_or_different(executor: str) -> None:
     if executor == "dask":
@@ -48,7 +48,6 @@ def test_killed_workers_are_replaced_and_nothing_is_lost_doubled_or_different(ex
     assert wrong == [0, 0, 0, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("faults", FAULTS, ids=" ".join)
 def test_faults_of_machines_and_users_end_as_they_should(faults: tuple[str, ...]) -> None:
     rows = ran("faults.py", "--only", ",".join(faults))

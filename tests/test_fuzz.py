@@ -211,7 +211,7 @@ def fuzz(kind: str, folder: Path, seconds: float) -> int:
     return tried
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", READERS)
 def test_a_reader_of_damaged_files_reads_or_refuses_them(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-X", "faulthandler", __file__, kind, str(tmp_path), str(SECONDS / len(READERS))]

@@ -71,7 +71,7 @@ def table(page: str, stage: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> None:
     text, folder = page
     rows = [json.loads(line)["row"] for line in (folder / "gpu.jsonl").read_text().splitlines()[1:]]
@@ -102,7 +102,7 @@ def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> Non
     assert table(text, "language")[1][0] == "tiny"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_killed_run_continues_where_it_stopped(page: tuple[str, Path], tmp_path: Path) -> None:
     """Only the rows that are missing are measured again, and a half-written line counts as missing."""
     _, folder = page

@@ -91,6 +91,15 @@ def test_a_unit_that_kills_is_given_up_after_three_deaths_and_the_others_are_fin
     assert deaths <= TRIES + 1
 
 
+def test_a_unit_that_kills_two_workers_which_repeat_it_is_given_up_once() -> None:
+    schedule = Schedule(2, seconds=1.0)
+    assert worked(schedule, "a") == [0]
+    assert [schedule.next("a", 1, 0.0).units, schedule.next("b", 2, 60.0).units] == [[1], [1]]  # type: ignore[union-attr]
+    assert not schedule.lost("a", deaths=TRIES)
+    assert not schedule.lost("b", deaths=TRIES)
+    assert (schedule.poisoned, schedule.complete) == ([1], True)
+
+
 def test_an_idle_worker_takes_what_another_has_not_begun() -> None:
     schedule = Schedule(12, seconds=100.0)
     worked(schedule, "a", 1)

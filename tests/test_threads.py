@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,26 +87,32 @@ def test_the_threads_of_the_caller_are_restored_after_an_error() -> None:
     assert torch.get_num_threads() == thread_limit() == 4
 
 
-def test_the_fastest_threads_by_the_clock_are_taken_and_not_by_processor_time() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that have passed, which only a test changes; there is no processor time."""
+    now = [0.0]
+    monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def test_the_fastest_threads_by_the_clock_are_taken_and_not_by_processor_time(clock: list[float]) -> None:
     def waits_for_other_threads() -> None:
-        time.sleep(0.002 * torch.get_num_threads())
+        clock[0] += 0.002 * torch.get_num_threads()
 
     def gains_from_threads() -> None:
-        time.sleep(0.008 / torch.get_num_threads())
+        clock[0] += 0.008 / torch.get_num_threads()
 
     assert fastest_threads(waits_for_other_threads, 4) == 1
     assert fastest_threads(gains_from_threads, 4) == 4
     assert torch.get_num_threads() == 4
 
 
-def test_slow_work_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "LONG", 0.01)
-    monkeypatch.setattr(threads, "ENOUGH", 0.01)
+def test_slow_work_is_timed_once(clock: list[float]) -> None:
     runs: list[int] = []
 
     def work() -> None:
         runs.append(torch.get_num_threads())
-        time.sleep(0.02)
+        clock[0] += 2 * max(threads.LONG, threads.ENOUGH)
 
     assert fastest_threads(work, 4) == 4
     assert runs == [4]

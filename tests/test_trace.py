@@ -284,6 +284,7 @@ def test_a_cap_that_ends_the_run_before_the_target_is_said_once_and_stored(caplo
     assert "not met" in headlines.text(headlines.numbers(data))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_a_target_goes_on_as_it_would_have(tmp_path: Path) -> None:
     probe, subject, out = Trace(method="hutchinson", vectors=8, tol=0.05), three_batches(), tmp_path / "r.h5"
 

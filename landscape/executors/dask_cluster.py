@@ -116,7 +116,7 @@ class DaskCluster:
         from distributed.scheduler import KilledWorker
 
         try:
-            results: list[Timed] = task.result(timeout=CONNECT_SECONDS)
+            results = self._result(task)
         except KilledWorker:  # dask has tried several workers already
             again = schedule.lost(slot, deaths=TRIES)
             _log.warning("note: several workers died with the same %d units; %d are measured again, one by one",
@@ -130,6 +130,16 @@ class DaskCluster:
             if schedule.finished(slot, number, seconds, time.monotonic()):
                 yield number, values
         schedule.idle(slot)
+
+    def _result(self, task: Any) -> list[Timed]:
+        """What a task has returned: computed again, however long that takes, if a dead worker alone had it."""
+        while True:
+            try:
+                results: list[Timed] = task.result(timeout=CONNECT_SECONDS)
+                return results
+            except TimeoutError:
+                if task.done() or self._client.status != "running":  # it failed itself, or nobody answers
+                    raise
 
     def _present(self) -> Iterator[int]:
         """The threads of all workers, looked up about once a second, until nobody asks any more."""

@@ -115,14 +115,15 @@ class Schedule:
         self._deaths[first] = self._deaths.get(first, 0) + (deaths if alone else 1)  # it was being measured
         self._suspects.update(chunk.units[:1] if self._one_by_one else chunk.units)
         if alone and self._deaths[first] >= TRIES and first not in self._done:
-            self.poisoned.append(first)
+            if first not in self.poisoned:  # two workers may have died with it, one of which repeated it
+                self.poisoned.append(first)
             return []
         return self._return(chunk)
 
     def _return(self, chunk: _Chunk | None) -> list[int]:
         """Queue what of a chunk nobody else has."""
-        held = {unit for other in self._chunks.values() for unit in other.units}
-        gone = [u for u in (chunk.units if chunk else ()) if u not in self._done and u not in held]
+        elsewhere = {unit for other in self._chunks.values() for unit in other.units} | self._done | {*self.poisoned}
+        gone = [u for u in (chunk.units if chunk else ()) if u not in elsewhere]
         for unit in gone:
             self._repeated.discard(unit)
             if unit in self._suspects:
