@@ -21,7 +21,7 @@ from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
 from landscape.results.protocols import Protocol
 from landscape.results.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, two_groups
-from landscape.statistics.intervals import NORMAL
+from landscape.statistics.intervals import quantile
 
 LEVEL = 0.05  # of the tests, after Holm's correction
 PAIRS = 4  # networks or groups up to which every pair is compared; beyond, all with the first
@@ -200,7 +200,7 @@ def _of_two(name: str, first: Entry, second: Entry) -> Difference:
 
 def _error(one: Measured) -> float:
     """The standard error; of a share of 0 or 1, whose samples are all alike, that which its interval implies."""
-    return (one.high - one.low) / (2 * NORMAL) if one.error == 0 and one.high > one.low else one.error
+    return float((one.high - one.low) / (2 * quantile(one.n))) if one.error == 0 and one.high > one.low else one.error
 
 
 def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:

@@ -59,7 +59,7 @@ def number(
         return
     here = {} if at is None else dict(at)
     arrays = (error_of(data, quantity), count_of(data, quantity), *ends_of(data, quantity))
-    parts = [_at(data[quantity], values, here) for values in (data[quantity].values, *arrays)]
+    parts = [_at(data[quantity], np.asarray(values), here) for values in (data[quantity].values, *arrays)]
     unit = str(data[quantity].attrs.get("units", "1"))
     value, error, n, low, high = parts
     bounds = str(data[quantity].attrs.get("bounds", ""))

@@ -43,7 +43,7 @@ def test_a_stored_error_is_the_error_and_stored_ends_are_the_interval() -> None:
     data["ece_se"].attrs["n"] = data["nll_se"].attrs["n"] = 20
     found = named(data)
     assert found["nll"] == Measured("nll", 0.5, 0.1, 0.2, 0.9, "nats", "lower is better", 20)
-    assert (found["ece"].low, found["ece"].high) == pytest.approx(interval(0.1, 0.02, 20))
+    assert (found["ece"].low, found["ece"].high) == pytest.approx(tuple(map(float, interval(0.1, 0.02, 20))))
 
 
 def test_the_error_of_an_intact_accuracy_is_that_of_zeros_and_ones() -> None:
@@ -68,7 +68,8 @@ def test_nep_ape_and_the_largest_eigenvalue_have_errors_over_mini_batches() -> N
     assert 0 < stored["ape_low"] < values.mean() < stored["ape_high"]
     assert (stored["nep"], stored["nep_low"]) == (0.0, 0.0)
     assert 0.5 < stored["nep_high"] < 1.0  # no negative value in four mini-batches is no proof
-    data = xr.Dataset({name: value for name, value in stored.items()}, attrs={"probe": "hessian"})
+    data = xr.Dataset({**stored, "eigenvalue": (("batch", "rank"), values[:, None]), "done": ("batch", np.ones(4))})
+    data.attrs["probe"] = "hessian"
     for name in ("nep", "ape", "mean_largest"):
         data[f"{name}_se"].attrs["n"] = 4
     found = named(data)
