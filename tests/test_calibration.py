@@ -31,6 +31,7 @@ from landscape.results import reader
 from landscape.results.calibration import Interval
 from landscape.results.paired import comparable
 from landscape.run import run
+from landscape.statistics.intervals import quantile
 from landscape.subject.losses import mse
 from landscape.subject.subject import Subject
 
@@ -235,12 +236,12 @@ def test_differences_that_are_rounding_have_no_scale_of_their_own() -> None:
 
 
 def test_a_wilson_interval_contains_the_accuracy_also_at_its_ends() -> None:
-    bins = {"count": [0.0, 1, 20, 20], "confidence": [np.nan, 0.3, 0.6, 0.9], "accuracy": [np.nan, 0.0, 0.5, 1.0]}
+    bins = {"count": [0.0, 4, 20, 20], "confidence": [np.nan, 0.3, 0.6, 0.9], "accuracy": [np.nan, 0.0, 0.5, 1.0]}
     data = xr.Dataset({f"bin_{name}": ("bin", values) for name, values in bins.items()})
     _, accuracy, low, high = figure.diagram(data)
     assert (low <= accuracy).all()
     assert (accuracy <= high).all()
-    assert high[0] == pytest.approx(1.96**2 / (1 + 1.96**2))
+    assert high[0] == pytest.approx(quantile(4) ** 2 / (4 + quantile(4) ** 2))
 
 
 def result(label: str, split: str, nll: float, accuracy: float) -> xr.Dataset:

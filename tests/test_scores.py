@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor
 
@@ -98,7 +99,9 @@ def test_bootstrap_errors_of_means_equal_the_formula() -> None:
     found = sample_scores(*predictions())
     intervals = bootstrap(found, draws=2000)
     assert set(intervals) == set(METRICS)
-    for name, values in (("nll", found.nll), ("accuracy", found.correct), ("brier", found.brier)):
+    wilson = scipy.stats.binomtest(int(found.correct.sum()), 500).proportion_ci(method="wilson")
+    assert (intervals["accuracy"].low, intervals["accuracy"].high) == pytest.approx((wilson.low, wilson.high), abs=2e-3)
+    for name, values in (("nll", found.nll), ("brier", found.brier)):
         error = values.std() / math.sqrt(500)
         assert intervals[name].error == pytest.approx(error, rel=0.05)
         assert intervals[name].low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
