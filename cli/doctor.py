@@ -28,12 +28,15 @@ def doctor(
 
     The exit code is 0 if nothing or only notes were found, 3 if something is suspicious or wrong.
     """
+    from landscape.cli.process_setup import importing
     from landscape.doctor.rules import examine
 
     files = files or [Path("results.h5")]
     for file in files:
         check_not_damaged(file)
-    findings = examine(files)
+    with importing():
+        from landscape.run import reduce_of
+    findings = examine(files, reduce_of)
     if json:
         typer.echo(encoding.dumps([asdict(finding) for finding in findings]))
     for finding in () if json else findings:

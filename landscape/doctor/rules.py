@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
+from landscape.doctor import accuracy, lines, panels, protocols, recomputed, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
 from landscape.results.malformed import readable
+from landscape.results.run_key import ReduceOf
 from landscape.results.standing import standings
 
 
@@ -42,7 +43,7 @@ OF_ONE: Sequence[Rule] = (
     spectra.unconverged, spectra.without_spectrum, spectra.few_values,
     spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.missed_values,
     panels.flat_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
-    panels.same_members,
+    panels.same_members, recomputed.samples,
 )  # fmt: skip
 OF_A_PROBE: Sequence[RuleOfSeveral] = (
     protocols.differing_protocols, protocols.other_samples, accuracy.too_few_samples,
@@ -53,8 +54,10 @@ OF_ALL: Sequence[RuleOfSeveral] = (
 )  # fmt: skip
 
 
-def examine(paths: Sequence[Path | str]) -> list[Finding]:
+def examine(paths: Sequence[Path | str], reduce_of: ReduceOf | None = None) -> list[Finding]:
     """Everything that the rules find in results files, which are compared as if they were one; the worst first.
+
+    With `reduce_of`, which gives the `reduce` of a probe, stored summaries are computed again.
 
     Large arrays are read when a rule needs them, and not kept.
 
@@ -65,7 +68,16 @@ def examine(paths: Sequence[Path | str]) -> list[Finding]:
         read = [(Path(path), files.enter_context(reader.streaming(path))) for path in paths]
         files.enter_context(readable(", ".join(map(str, paths))))
         results = [Result(path, group, data) for path, stored in read for group, data in stored]
-        return sorted(_findings(results), key=lambda finding: SEVERITIES.index(finding.severity))
+        again = _computed_again(results, reduce_of) if reduce_of is not None else []
+        return sorted([*again, *_findings(results)], key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _computed_again(results: Sequence[Result], reduce_of: ReduceOf) -> list[Finding]:
+    found = []
+    for result in results:
+        reduce = reduce_of(result.probe, result.parameters)
+        found += list(recomputed.summaries(result, reduce)) if reduce is not None else []
+    return found
 
 
 def _findings(results: Sequence[Result]) -> list[Finding]:

@@ -47,7 +47,18 @@ class MemberNetwork:
                 f"{self.name} was trained on {theirs} and {subject.label} on {own}, expected members of one data set; "
                 "leave one of them out"
             )
+        self._refuse_other_inputs(subject, other)
         return self._averaged(other) if self.snapshots else other
+
+    def _refuse_other_inputs(self, subject: Subject, other: Subject) -> None:
+        """Reject a member that was trained on pixels with another mean or standard deviation than the subject."""
+        for name in ("mean", "std"):
+            own, theirs = (one.checkpoint.data.get(name) if one.checkpoint else None for one in (subject, other))
+            if own and theirs and not np.allclose(np.asarray(own, float), np.asarray(theirs, float), atol=1e-4):
+                raise ValueError(
+                    f"{self.name} was trained with the {name} {theirs} of its pixels and {subject.label} with {own}, and "
+                    "members get the same inputs; leave one of them out, or train them alike"
+                )
 
     def _averaged(self, other: Subject) -> Subject:
         """The mean of the snapshots' weights (Izmailov et al. 2018, arXiv 1803.05407), batch norm recomputed."""

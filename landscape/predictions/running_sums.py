@@ -6,6 +6,7 @@ its order of magnitude, and a member is needed only once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from landscape.predictions.scores import SampleScores, score_rows
 from landscape.predictions.temperature import TemperatureFit
 
 SIZES = (1, 2, 3, 5, 10, 20, 50)
+ALL_ORDERS = 5  # members up to which they join in every order: 31 subsets of 5
 
 
 def sizes_of(members: int) -> list[int]:
@@ -25,7 +27,12 @@ def sizes_of(members: int) -> list[int]:
 
 
 def orders_of(members: int, count: int, seed: int) -> np.ndarray:
-    """Orders in which members join, (count, members): the given one, then random ones."""
+    """Orders in which members join, (orders, members): the given one first.
+
+    Of few members all orders, so that the mean over orders is that over all subsets of every size; else random ones.
+    """
+    if members <= ALL_ORDERS:
+        return np.array(list(itertools.permutations(range(members))))
     generator = np.random.default_rng(seed)
     return np.stack([np.arange(members), *(generator.permutation(members) for _ in range(count - 1))])
 

@@ -57,7 +57,7 @@ class Ensemble(Probe):
     swa: Annotated[
         int, "average these snapshots' weights into one member; batch norm recalibrated on this many train mini-batches"
     ] = 0
-    orders: Annotated[int, "orders in which the members join"] = 10
+    orders: Annotated[int, "orders in which more than five members join; fewer join in every order"] = 10
     draws: Annotated[int, "bootstrap resamples behind the intervals"] = 1000
     timed: Annotated[int, "images by which the time of one pass and of all members is measured; 0: it is not"] = 0
     seed: Annotated[int, "seed of the orders and of the bootstrap"] = 0
@@ -99,7 +99,7 @@ class Ensemble(Probe):
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
-                "size": np.array(sizes), "row": np.arange(rows), "order": np.arange(self.orders), "member": numbers,
+                "size": np.array(sizes), "row": np.arange(rows), "order": np.arange(len(orders_of(len(names), self.orders, self.seed))), "member": numbers,
                 "other": numbers, "statistic": np.arange(statistics.COLUMNS),
                 "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS,
                 "half": np.arange(2), "moment": np.arange(MOMENTS), "step": 1 / INVERSE,
@@ -182,7 +182,8 @@ class Ensemble(Probe):
         members, n = len(self._names(subject)), subject.samples(0)
         with subject.evaluating():
             classes = subject.as_is().outputs(subject.as_is().example()[0]).shape[-1]
-        subsets = min(self.orders * len(sizes_of(members)), 2**members)
+        orders = len(orders_of(members, self.orders, self.seed))
+        subsets = min(orders * len(sizes_of(members)), 2**members)
         return int(min(AT_ONCE, max(1, MEMORY // (8 * n * ((subsets + 4) * classes + members * n)))))
 
     def _together(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:

@@ -1,0 +1,52 @@
+"""Rules that compute again: summaries from the stored units, and the number of samples from those of the units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from landscape.doctor.finding import Finding, Result, found, measure_again
+
+ROUNDING = 1e-6  # of the largest entry of a summary, which other versions of libraries sum in another order
+Reduce = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+
+
+def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
+    """Stored summaries that do not follow from the stored units: one of the two was changed afterwards."""
+    arrays = {str(name): values.values for name, values in result.data.variables.items()}
+    try:
+        computed = reduce(arrays)
+    except Exception:  # of a result that lacks what a summary is of, which is said elsewhere
+        return
+    changed = []
+    for name, value in computed.items():
+        if name not in arrays or arrays[name].dtype.kind != "f" or np.shape(value) != arrays[name].shape:
+            continue
+        known, again = arrays[name], np.asarray(value, dtype=float)
+        size = np.nanmax(np.abs(again), initial=0.0, where=np.isfinite(again))
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(known - again) > ROUNDING * max(float(size), 1e-300)
+        if (apart | (np.isnan(known) != np.isnan(again))).any():
+            changed.append(name)
+    if changed:
+        yield found(
+            "summaries", "wrong", result,
+            f"{len(changed)} stored summaries ({', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}) do not "
+            "follow from the stored units",
+            measure_again(result, "measure it again with --overwrite"),
+        )  # fmt: skip
+
+
+def samples(result: Result) -> Iterator[Finding]:
+    """The number of samples that a result names is not that of its finished units."""
+    counted = result.data.get("samples")
+    if counted is None or "batch" not in counted.dims or not result.complete or not result.samples:
+        return
+    total = float(np.nansum(counted.max([dim for dim in counted.dims if dim != "batch"]).values))
+    if total and total != result.samples:
+        yield found(
+            "samples", "wrong", result, f"it names {result.samples:,} samples, and its units hold {total:,.0f}",
+            measure_again(result, "measure it again with --overwrite"),
+        )  # fmt: skip
