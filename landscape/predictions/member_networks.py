@@ -56,8 +56,8 @@ class MemberNetwork:
             own, theirs = (one.checkpoint.data.get(name) if one.checkpoint else None for one in (subject, other))
             if own and theirs and not np.allclose(np.asarray(own, float), np.asarray(theirs, float), atol=1e-4):
                 raise ValueError(
-                    f"{self.name} was trained with the {name} {theirs} of its pixels and {subject.label} with {own}, and "
-                    "members get the same inputs; leave one of them out, or train them alike"
+                    f"{self.name} was trained with the {name} {theirs} of its pixels and {subject.label} with {own}, "
+                    "and members get the same inputs; leave one of them out, or train them alike"
                 )
 
     def _averaged(self, other: Subject) -> Subject:

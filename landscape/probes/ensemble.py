@@ -96,10 +96,11 @@ class Ensemble(Probe):
         rows = max(map(subject.samples, range(len(subject.batches))))
         per_sample, pair, statistic = ("size", "row"), ("member", "other"), ("statistic",)
         numbers = np.arange(len(names))
+        orders = np.arange(len(orders_of(len(names), self.orders, self.seed)))
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
-                "size": np.array(sizes), "row": np.arange(rows), "order": np.arange(len(orders_of(len(names), self.orders, self.seed))), "member": numbers,
+                "size": np.array(sizes), "row": np.arange(rows), "order": orders, "member": numbers,
                 "other": numbers, "statistic": np.arange(statistics.COLUMNS),
                 "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS,
                 "half": np.arange(2), "moment": np.arange(MOMENTS), "step": 1 / INVERSE,
