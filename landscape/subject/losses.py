@@ -143,7 +143,10 @@ CLASSIFICATION = Meaning("nats")
 PER_PIXEL = Meaning("nats", class_accuracy, "share of an image's labelled pixels whose class is the most probable one")
 OWN = Meaning("loss")  # of a user's loss, whose units are unknown
 OWN_WITHOUT_ACCURACY = Meaning("loss", undefined_accuracy, "none: outputs and targets are not one class per sample")
-NAMES: Mapping[str, Losses] = {"cross-entropy": cross_entropy, "mse": mse, "l1": l1, "huber": huber, "bce": bce}
+NAMES: Mapping[str, Losses] = {
+    "cross-entropy": cross_entropy, "nll": cross_entropy, "mse": mse, "l1": l1, "huber": huber, "bce": bce,
+    "bce-probabilities": bce,
+}  # fmt: skip
 NONE = "none: a regression has no classes"
 MEANINGS: Mapping[Losses, Meaning] = {
     cross_entropy: CLASSIFICATION,
