@@ -191,6 +191,15 @@ def require_tensor_outputs(subject: Subject) -> None:
         )
 
 
+def require_losses_per_sample(subject: Subject) -> None:
+    """Reject a loss that gives a mean over the mini-batch where the gradient of every sample is needed."""
+    if subject.mean_only:
+        raise ValueError(
+            "the Fisher matrix is a mean over the gradients of single samples, and the loss returns the mean of a "
+            'mini-batch; return one loss per sample (reduction="none"), or give --operator hessian or ggn'
+        )
+
+
 def vocabulary_size(model: nn.Module) -> int | None:
     """Size of the vocabulary that a model's configuration names, else None."""
     size = getattr(getattr(model, "config", None), "vocab_size", None)

@@ -6,7 +6,8 @@ the mantissa instead of 23 (on CUDA it is switched on for convolutions unless on
 of half-precision tensors may be rounded. The relative error is 1e-3 or more: no residual of an eigenvalue and no
 curvature would mean anything. `exact_arithmetic` switches all of this off for the duration of a measurement and then
 restores what it found, also after an error. It also lets cuDNN neither choose its algorithms by a benchmark nor take
-one that adds in a random order, so that the same unit gives the same numbers again.
+one that adds in a random order, so that the same unit gives the same numbers again, and takes the one path of
+transformer layers that has gradients.
 
 The one place that asks for less is the execution mode bf16 of surfaces (`weight_space.forward_mode`), whose deviation
 is measured at control points. Training has its own precision, that of the recipe.
@@ -56,6 +57,7 @@ def _exact_process() -> Iterator[None]:
         _switch(found, _backends.cudnn, "deterministic", True)
         for name in REDUCED:
             _forbid_reduction(found, name)
+        _one_attention(found)
         _forbid_tf32(found)
         _blocks.append(block := _Block(found.pop_all()))
     try:
@@ -100,6 +102,16 @@ def _restore_precision(product: Any, before: str) -> None:
     product.fp32_precision = "none"
     if product.fp32_precision != before:
         product.fp32_precision = before
+
+
+def _one_attention(found: contextlib.ExitStack) -> None:
+    """Run transformer layers by one path: the fast one, of passes without gradients alone, computes another function.
+
+    It zeroes padded positions, so that losses without gradients would differ from those that curvature belongs to.
+    """
+    if (mha := getattr(_backends, "mha", None)) is not None:
+        found.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
 
 
 def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: bool) -> None:
