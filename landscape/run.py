@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from landscape.curvature.derivative_check import disagreement
 from landscape.executors.executor import IN_PROCESS, Executor
 from landscape.executors.lockstep import Measure, follow, followed, leading, require_equal
 from landscape.executors.memory_limit import with_smaller_mini_batches
@@ -197,6 +198,8 @@ def run_key(
         **attributes_of(subject),
         "versions": json.dumps(versions()),
     }
+    if probe.differentiates and (found := disagreement(subject)):
+        attributes["derivatives"] = found
     if pattern := getattr(probe, "params", ""):
         attributes["protocol"] = f"{protocol(subject)}, parameters matching {pattern}"
     if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions

@@ -157,14 +157,8 @@ def differentiable_attention() -> Iterator[None]:
 
     One thread at a time: the switches belong to the process, and leaving the context would reset them for the others.
     """
-    with _attention_switches:
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with sdpa_kernel(SDPBackend.MATH):
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+    with _attention_switches, sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def with_layer_name(error: ValueError, subject: Subject, inputs: Nested) -> ValueError:

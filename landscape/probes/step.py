@@ -65,6 +65,7 @@ class Step(Probe):
     """
 
     name: ClassVar[str] = "step"
+    differentiates: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}

@@ -16,6 +16,7 @@ is measured at control points. Training has its own precision, that of the recip
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +59,8 @@ def _exact_process() -> Iterator[None]:
         for name in REDUCED:
             _forbid_reduction(found, name)
         _one_attention(found)
+        for owner in (torch, sys.modules["torch.nn.utils.weight_norm"]):
+            _switch(found, owner, "_weight_norm", composed_weight_norm)
         _forbid_tf32(found)
         _blocks.append(block := _Block(found.pop_all()))
     try:
@@ -112,6 +115,14 @@ def _one_attention(found: contextlib.ExitStack) -> None:
     if (mha := getattr(_backends, "mha", None)) is not None:
         found.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
         mha.set_fastpath_enabled(False)
+
+
+def composed_weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """The weight v g / |v|, the norm over all dimensions but one, from operations with right second derivatives.
+
+    PyTorch's fused kernel, which weight normalisation takes for the first and the last dimension, has wrong ones.
+    """
+    return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
 def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: bool) -> None:
