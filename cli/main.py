@@ -157,6 +157,8 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail("terminated; everything finished is kept, run the same command to resume", TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; everything finished is kept, run the same command to resume", INTERRUPTED)
+    except SystemExit as error:  # of a model's or a loss's own code, in the middle of a measurement
+        return _fail(f"a user's code called sys.exit({error.code!r}); everything finished is kept, remove that call", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe is gone
         return 0
