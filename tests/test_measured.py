@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import synthetic
 import xarray as xr
+from drawable import stored_in
 
 from landscape.cli.main import exit_code
 from landscape.plots import headlines
 from landscape.plots.headline_number import Measured
 from landscape.plots.measured import OTHER, measured
-from landscape.results import reader
 from landscape.results.statistics import QUANTILE
 
 
@@ -22,10 +22,8 @@ def named(data: xr.Dataset) -> dict[str, Measured]:
     return {one.name: one for one in measured(data)}
 
 
-@pytest.mark.slow
-def test_every_number_of_a_headline_is_among_the_numbers(tmp_path: Path) -> None:
-    study = synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:1])
-    for group, data in reader.groups(study):
+def test_every_number_of_a_headline_is_among_the_numbers(study: Path) -> None:
+    for group, data in stored_in(study):
         found = named(data)
         for name, value in headlines.numbers(data).items():
             if not isinstance(value, str) and name not in OTHER and not name.endswith("_se"):

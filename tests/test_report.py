@@ -17,12 +17,13 @@ import h5py
 import numpy as np
 import pytest
 import synthetic
+from drawable import EVERYDAY, UNFINISHED
 from PIL import Image
 from relu_surface import relu_surface
 
 from landscape.cli.main import exit_code
 from landscape.doctor.finding import Finding
-from landscape.plots import FIGURES, comparison, comparison_rows, drawing
+from landscape.plots import FIGURES, comparison, comparison_rows
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
 from landscape.plots.report.compact import compact
@@ -71,11 +72,6 @@ class Page(HTMLParser):
 
 def written(path: Path, folder: Path, figures: list[Path] | None = None) -> str:
     return report(path, folder / "report.html", figures or []).read_text()
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.write(tmp_path_factory.mktemp("study") / "results.h5")
 
 
 @pytest.fixture(scope="module")
@@ -524,13 +520,16 @@ def test_a_page_stays_when_the_new_one_cannot_be_written(
 
 
 @pytest.mark.slow
-def test_the_command_writes_every_figure_and_never_loads_torch(study: Path, tmp_path: Path) -> None:
+def test_the_command_draws_every_figure_of_half_finished_results_and_never_loads_torch(tmp_path: Path) -> None:
+    half = synthetic.write(tmp_path / "half.h5", [synthetic.transformer("vit", depth=3)], share=0.4)
     code = (
         "import sys; from landscape.cli.main import exit_code\n"
-        f"code = exit_code(['report', {str(study)!r}, '--out', {str(tmp_path / 'new' / 'report.html')!r}])\n"
+        f"code = exit_code(['report', {str(half)!r}, '--out', {str(tmp_path / 'new' / 'report.html')!r}])\n"
         "print(code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-2:] == ["0", "False"]
     found = Page((tmp_path / "new" / "report.html").read_text())
-    assert found.tags.count("img") == len(drawing.draw(study, tmp_path / "figures"))
+    drawn = [a["id"].removeprefix("figure-") for a in found.of("details") if a.get("class") == "picture"]
+    assert sorted(drawn) == sorted(name for name in EVERYDAY if name not in UNFINISHED[0.4])
+    assert found.tags.count("img") == len(drawn)
