@@ -27,7 +27,8 @@ def test_every_figure_is_a_function_that_draws_into_a_subfigure_and_returns_its_
     study: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = FIGURES[name].module
-    kept, returned = module.draw, []
+    kept = module.draw
+    returned: list[tuple[Any, Any]] = []
 
     @functools.wraps(kept)
     def draw(data: xr.Dataset, axes: Any, **options: Any) -> Any:
@@ -43,8 +44,9 @@ def test_every_figure_is_a_function_that_draws_into_a_subfigure_and_returns_its_
     assert all(found is axes for found, axes in returned)
 
 
-def test_a_figure_from_python_is_drawn_of_a_file_of_an_opened_one_and_of_one_result(study: Path) -> None:
-    for data in (str(study), landscape.open(study), result_of(study, "variance")):
+def test_a_figure_from_python_is_drawn_of_a_file_of_an_opened_one_and_of_one_result(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", probes=("variance",))
+    for data in (str(path), landscape.open(path), result_of(path, "variance")):
         page = landscape.plots.variance(data, only=VIT, columns=1, title="A title")  # type: ignore[operator]
         assert (page.get_figwidth(), page.get_suptitle()) == (3.25, "A title")
 
@@ -62,7 +64,7 @@ def test_figures_from_python_fail_in_one_line(study: Path) -> None:
     with pytest.raises(ValueError, match=r"surface_3d needs 1 axes \(3d\), got plain; give these or a \(sub\)figure"):
         draw.surface_3d(result_of(study, "surface"), Figure().subplots())
     with pytest.raises(ValueError, match=r"surface draws one result into axes, got 3; choose one with only=.*vit_ti"):
-        draw.surface(study, Figure().subplots())
+        draw.surface([data for _, data in stored_in(study)], Figure().subplots())
     with pytest.raises(ValueError, match="variance draws finished variance, depth, kind, reduces of landscape var"):
         draw.variance(result_of(study, "surface"))
     with pytest.raises(OptionError, match="--style must be screen, paper or dark, got bright"):
