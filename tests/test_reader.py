@@ -25,7 +25,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_group_equals_what_h5netcdf_reads(study: Path) -> None:
     found = reader.groups(study)
     assert len(found) == 2 * len(synthetic.ALL)
-    for name, data in found:
+    for name, data in found[::2]:  # one network of every probe; the tree below has all
         with xr.open_dataset(study, group=name, engine="h5netcdf") as other:
             xr.testing.assert_identical(data, other.load())
 
