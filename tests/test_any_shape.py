@@ -173,6 +173,7 @@ def whole(model, batch):
 """
 
 
+@pytest.mark.slow
 def test_the_command_takes_structured_batches_and_losses_of_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,10 +161,10 @@ def test_autotuned_choices_are_stored_and_used_again(
     again = run(undecided, digits, path)
     assert (first.units, again.units, again.measured, len(calls)) == (15, 15, 0, 1)
     assert again.group == first.group
-    assert (
-        groups.attribute(path, first.group, "samples"),
-        groups.attribute(path, first.group, "batch_size"),
-    ) == (64, 16)
+    assert (groups.attribute(path, first.group, "samples"), groups.attribute(path, first.group, "batch_size")) == (
+        64,
+        16,
+    )
     outright = Surface(resolution="5,3", memory_format="channels_last")
     assert run(outright, digits.first(64).rebatched(16), path).group == first.group  # one run key, autotuned or given
     assert run(undecided, digits, path, overwrite=True).units == 81
