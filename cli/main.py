@@ -141,7 +141,10 @@ def exit_code(arguments: Sequence[str]) -> int:
     usage_error: Any = typer.BadParameter.__base__
     try:
         _refuse_process_group(arguments)
-        with print_log(quiet="--quiet" in arguments):
+        quiet, verbose = ("--quiet" in arguments, "--verbose" in arguments)
+        if quiet and verbose:
+            raise OptionError("--quiet prints errors only and --verbose prints more; give one of them")
+        with print_log(quiet=quiet, verbose=verbose):
             code = app(list(arguments), standalone_mode=False)
         if code == INTERRUPTED:  # Typer silently turns Ctrl-C into this code
             raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import math
 import re
 import signal
@@ -287,6 +288,14 @@ def parse_duration(name: str, text: str) -> float:
         found = math.nan
     require(0 < found < math.inf, name, text, "a time such as 90s, 30m or 2h")
     return found
+
+
+FORECAST_SECONDS = 10.0  # of a run, or of its preparation, below which no forecast is printed
+
+
+def forecast_level(seconds: float) -> int:
+    """The log level of a forecast: it is printed by default where it is worth waiting for."""
+    return logging.INFO if seconds >= FORECAST_SECONDS else logging.DEBUG
 
 
 def format_duration(seconds: float) -> str:

@@ -189,9 +189,9 @@ class Autotunes(Protocol):
 
 @runtime_checkable
 class Estimates(Protocol):
-    """Says in words how long its units will take."""
+    """Forecasts its units before the first: their seconds, and these in words with options for a shorter run."""
 
-    def estimate(self, subject: Any, units: int, workers: int = 1) -> str: ...
+    def estimate(self, subject: Any, units: int, workers: int = 1) -> tuple[float, str]: ...
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
+from landscape.results.rounding import plus_minus
 
 MEANING = (
     "What averaging the probabilities of more members does: every member costs a forward pass, and the epistemic part "
@@ -100,8 +101,8 @@ def headline(data: xr.Dataset) -> Numbers:
         return {}
     found: Numbers = {"members": str(int(data["size"].values[-1]))}
     for name in (name for name in ("nll", "accuracy", "ece", "temperature") if name in data):
-        values = data[name].values
-        found[name] = f"{values[0]:.4g} to {values[-1]:.4g}"
+        errors = data[f"{name}_se"].values if f"{name}_se" in data else np.full(data[name].shape, np.nan)
+        found[name] = " to ".join(plus_minus(float(data[name].values[at]), float(errors[at])) for at in (0, -1))
     if f"{SECONDS}_all" in data.attrs:
         one, every = (float(data.attrs[f"{SECONDS}_{way}"]) for way in ("one_pass", "all"))
         found["seconds per image"] = f"{one:.4g} to {every:.4g}"

@@ -50,18 +50,23 @@ def largest_change(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> N
     return {f"intact {what}": intact, f"largest {word}": values[worst].item(), "at": name(data[axis].values[worst])}
 
 
-def relative_error(data: xr.Dataset, name: str) -> Numbers:
-    """The standard error of an estimate as a share of its magnitude, and whether it is above the target `tol`."""
-    if name not in data or f"{name}_se" not in data or not float(data[name]):
-        return {}
-    missed: Numbers = {"tol": "not met by the most vectors"} if float(data.get("within_tol", 1.0)) == 0.0 else {}
-    return {"relative error": float(data[f"{name}_se"]) / abs(float(data[name])), **missed}
+def missed_tol(data: xr.Dataset) -> Numbers:
+    """That the relative error of an estimate is above the target `tol`; empty where it is not."""
+    return {"tol": "not met by the most vectors"} if float(data.get("within_tol", 1.0)) == 0.0 else {}
+
+
+def with_errors(data: xr.Dataset) -> Numbers:
+    """`numbers`, each with the standard error that the result holds for it, as `NAME_se`."""
+    from landscape.plots.measured import measured  # which has the numbers from here
+
+    found = numbers(data)
+    errors = {f"{one.name}_se": one.error for one in measured(data) if np.isfinite(one.error)} if found else {}
+    return {**errors, **found} if "lacks" not in found else found
 
 
 def text(found: Numbers) -> str:
     """Numbers as `name value ± standard error, name value`."""
-    errors = {f"{name}_se" for name, value in found.items() if not isinstance(value, str)}
-    shown = {name: value for name, value in found.items() if name not in errors}
+    shown = {name: value for name, value in found.items() if not name.endswith("_se")}
     return ", ".join(
         f"{name} {value if isinstance(value, str) else plus_minus(value, float(found.get(f'{name}_se', np.nan)))}"
         for name, value in shown.items()
@@ -83,7 +88,7 @@ def rows(
     found = []
     for name, data in stored:
         with readable(path, name):
-            headline = text(numbers(data) | compared(name, stored) | divided(data))
+            headline = text(with_errors(data) | compared(name, stored) | divided(data))
         row = {
             "probe": name.partition("/")[0],
             "label": str(data.attrs.get("label", "")),
@@ -111,7 +116,7 @@ def headline(path: Path | str, group: str) -> str:
     Raises:
         ValueError: the file holds no such group; FileNotFoundError, ValueError: as `reader.open`.
     """
-    found = numbers(reader.result(path, group))
+    found = with_errors(reader.result(path, group))
     probe = group.partition("/")[0]
     return text(found | compared(group, reader.find(path, probe) if _comparing(probe) else []))
 

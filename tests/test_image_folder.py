@@ -176,6 +176,6 @@ def test_images_that_memory_does_not_hold_are_refused_before_one_is_decoded(
 def test_the_size_in_memory_is_logged_before_decoding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(3):
         write_image(tmp_path / f"a/{i}.png", size=(300, 300), seed=i)
-    with caplog.at_level("INFO", logger="landscape"):
+    with caplog.at_level("DEBUG", logger="landscape"):
         load(str(tmp_path), samples=2)
     assert [r.getMessage() for r in caplog.records] == [f"{tmp_path}: decoding 2 of 3 images to 224 x 224, 301 kB"]

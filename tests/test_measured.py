@@ -17,6 +17,9 @@ from landscape.plots.headline_number import Measured
 from landscape.plots.measured import OTHER, measured
 from landscape.results.statistics import QUANTILE
 
+# Probes that store no error of what their headlines say.
+WITHOUT_ERRORS = {"attention-maps", "convexity", "monitor", "perturbation", "tokens", "trajectory"}
+
 
 def named(data: xr.Dataset) -> dict[str, Measured]:
     return {one.name: one for one in measured(data)}
@@ -24,7 +27,8 @@ def named(data: xr.Dataset) -> dict[str, Measured]:
 
 def test_every_number_of_a_headline_is_among_the_numbers(study: Path) -> None:
     for group, data in stored_in(study):
-        found = named(data)
+        found, shown = named(data), headlines.text(headlines.with_errors(data))
+        assert ("\N{PLUS-MINUS SIGN}" in shown) == (group.partition("/")[0] not in WITHOUT_ERRORS), shown
         for name, value in headlines.numbers(data).items():
             if not isinstance(value, str) and name not in OTHER and not name.endswith("_se"):
                 same = [one for one in found.values() if one.value == pytest.approx(value)]

@@ -93,7 +93,7 @@ def decoded(
     """
     memory.require(name, count, 3 * size * size)
     total = memory.format_bytes(count * 3 * size * size)
-    _log.info("%s: decoding %s of %s images to %d x %d, %s", name, f"{count:,}", f"{of:,}", size, size, total)
+    _log.debug("%s: decoding %s of %s images to %d x %d, %s", name, f"{count:,}", f"{of:,}", size, size, total)
     inputs = np.empty((count, 3, size, size), np.uint8)
     start = spoke = time.monotonic()
     done = 0

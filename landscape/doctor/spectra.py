@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit
 
 from landscape.doctor.finding import Finding, Result, found, measure_again
 from landscape.results.rounding import plus_minus
@@ -60,7 +60,7 @@ def few_batches(result: Result) -> Iterator[Finding]:
         return
     n = _mini_batches(result)
     if 0 < n < ENOUGH_BATCHES and result.complete:
-        coverage = 2 * student.cdf(1.96 * np.sqrt((n - 1) / n), n - 1) - 1 if n > 1 else 0.0
+        coverage = 2 * stdtr(n - 1, 1.96 * np.sqrt((n - 1) / n)) - 1 if n > 1 else 0.0
         text = (
             f"NEP and APE are of {n} mini-batches; their 95 % bootstrap intervals hold the mean in about {coverage:.0%}"
             if n > 1
@@ -111,7 +111,7 @@ def few_vectors(result: Result) -> Iterator[Finding]:
         yield found("few-vectors", "suspicious", result, text, again)
         return
     freedom = (vectors - 1) * (len(result.values("batch_trace")) or 1)
-    if freedom > 0 and abs(value) < student.ppf((1 + CONFIDENCE) / 2, freedom) * error:
+    if freedom > 0 and abs(value) < stdtrit(freedom, (1 + CONFIDENCE) / 2) * error:
         text = f"the {what} {plus_minus(value, error)} of {vectors} random vectors is not told apart from zero"
         yield found("few-vectors", "suspicious", result, text, again)
 

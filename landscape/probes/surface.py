@@ -140,8 +140,8 @@ class Surface(Probe):
         subject = subject.rebatched(choices.get("batch_size", subject.batch_size))
         return replace(self, tune=False, budget="", **own), subject
 
-    def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
-        """How long so many units take after the directions are known, in words."""
+    def estimate(self, subject: Subject, units: int, workers: int = 1) -> tuple[float, str]:
+        """How long so many units take after the directions are known, in seconds and in words."""
         sizes: dict[str, Any] = {"grid": self._grid, "units": units, "workers": workers}
         sizes["preview"] = DESIGN.total
         return cost_model.estimate(subject, self.mode, self._work(subject), **sizes, at_most=self.cap is not None)

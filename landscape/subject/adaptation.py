@@ -190,14 +190,14 @@ def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, 
         except Exception:
             raise (_failed(loss, error) if loss.takes_model else misfit(subject, inputs, error)) from error
         subject = replace(subject, forward=_with_graph(subject.forward), needs_graph=True)
-        _log.info("the model differentiates inside its forward pass: every pass records a graph, which takes longer")
+        _log.debug("the model differentiates inside its forward pass: every pass records a graph, which takes longer")
     features = subject.spec is not None and not subject.spec.logits
     if features and not loss.own and logits_or_none(returned) is None:  # of an encoder, which has no logits
         subject = replace(subject, forward=_with_graph(call_model) if subject.needs_graph else call_model)
     pairs = zip(tensors_in(inputs), tensors_in(given), strict=False)
     if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
         subject = replace(subject, forward=_on_copies(subject.forward))
-        _log.info("the model changes its input in place: it gets a copy of the samples")
+        _log.debug("the model changes its input in place: it gets a copy of the samples")
     return subject, returned
 
 

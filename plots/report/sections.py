@@ -155,7 +155,7 @@ def alternative(title: str, section: ProbeSection) -> str:
         return f"Figure: {title}."
     said = []
     for who, data in section.results:
-        found = headlines.text(headlines.numbers(data))
+        found = headlines.text(headlines.with_errors(data))
         said.append(f"{who}: {found}" if found else who)
     return f"Figure: {title}, of {section.probe}. " + "; ".join(said) + "."
 
