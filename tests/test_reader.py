@@ -14,6 +14,7 @@ import xarray as xr
 
 from landscape.plots import headlines, noise
 from landscape.results import reader
+from landscape.results.rounding import plus_minus
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,8 @@ def test_the_hessian_headline_is_the_share_of_negative_values(study: Path) -> No
     for name, data in reader.find(study, probe="hessian"):
         values = data["eigenvalue"].values[data["done"].values == 1]
         assert headlines.numbers(data)["nep"] == pytest.approx((values < 0).mean())
-        assert headlines.headline(study, name).startswith(f"nep {(values < 0).mean():.4g}, ape ")
+        error = headlines.with_errors(data)["nep_se"]
+        assert headlines.headline(study, name).startswith(f"nep {plus_minus((values < 0).mean(), error)}, ape ")
 
 
 def test_noise_in_bands_without_a_frequency_alone_names_them() -> None:
