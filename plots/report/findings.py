@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
+from landscape.plots.align import pair
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.next_steps import listed, unfinished
-from landscape.plots.report.table import QUANTILE, Estimate, checkpoints, height, scalar
+from landscape.plots.report.table import QUANTILE, Estimate, checkpoints, height, scalar, with_error
 from landscape.results import reader
 
 Stored = Sequence[tuple[str, xr.Dataset]]
@@ -33,13 +34,14 @@ class Finding:
     detail: str = ""
     section: str = ""
     command: str = ""
+    number: str = ""  # the sentence of the answer that has a number with its 95 % interval, where one has
 
 
 def findings(stored: Stored, file: Path) -> list[Finding]:
-    """Which network is flatter, what filters high frequencies, which unit matters most, and what to run next."""
+    """Which network is flatter, whether two are in one basin, what filters, what matters most, and what to run next."""
     names = checkpoints(reader.by_checkpoint(list(stored)))
     ordered = [(name, data) for name, (_, data) in zip(names, reader.by_checkpoint(list(stored)), strict=True)]
-    return [flatter(ordered), filters(ordered), matters(ordered), _next(ordered, file)]
+    return [flatter(ordered), basins(ordered), filters(ordered), matters(ordered), _next(ordered, file)]
 
 
 def flatter(ordered: Stored) -> Finding:
@@ -52,7 +54,7 @@ def flatter(ordered: Stored) -> Finding:
     measures += [(f"height at {r:g}", "surface", lambda data, r=r: height(data, r)) for r in RADII]  # type: ignore[misc]
     winners: dict[str, list[str]] = {}
     sharper: set[str] = set()  # networks that some measure finds sharper than another network
-    unsure, detail = [], []
+    unsure, detail, number = [], [], ""
     for title, probe, get in measures:
         compared = _compared([(n, d) for n, d in ordered if d.attrs.get("probe") == probe], get)
         if len(compared) < 2:
@@ -62,30 +64,53 @@ def flatter(ordered: Stored) -> Finding:
         detail.append(f"{title}: " + ", ".join(f"{name} {estimate}" for name, estimate in ranked[:SHOWN]))
         behind = [name for name, other in others if _apart(least, other)]
         sharper |= set(behind)
+        rest = listed(f"{other} of {name}" for name, other in others[:SHOWN])
         if len(behind) == len(others):
+            number = number if winners else f"{first} is the flattest by {title}: {least}, against {rest}."
             winners.setdefault(first, []).append(title)
         else:
             alike = [first, *(name for name, _ in others if name not in behind)]
             but = f", which are both flatter than {listed(behind[:SHOWN])}" if len(alike) == 2 and behind else ""
             but = f", which are all flatter than {listed(behind[:SHOWN])}" if len(alike) > 2 and behind else but
             unsure.append(f"{listed(alike[:SHOWN])} by {title}{but}")
+            number = number or f"By {title}, no network is told apart as the flattest: {least} of {first}, {rest}."
     said = "; ".join(detail)
     if not detail:
         text = "Not measured: at least two networks under one protocol are needed (hessian, trace or surface)."
         return Finding(question, [text], "not measured")
     lines = [f"{name} is the flattest by {listed(by)}." for name, by in winners.items()]
     lines += [f"Not told apart: {text}." for text in unsure]
+    lines += [number]
     if not winners:
-        return Finding(question, ["These numbers cannot tell.", *lines], "cannot tell", said, "surface")
+        return Finding(question, ["These numbers cannot tell.", *lines], "cannot tell", said, "surface", number=number)
     if len(winners) > 1 or sharper & set(winners):
         lines.insert(0, "There is no single answer: it depends on how far from the weights one looks.")
-    return Finding(question, lines, "mixed" if unsure or len(winners) > 1 else "certain", said, "surface")
+    certainty: Certainty = "mixed" if unsure or len(winners) > 1 else "certain"
+    return Finding(question, lines, certainty, said, "surface", number=number)
+
+
+def basins(ordered: Stored) -> Finding:
+    """Whether the loss rises between two trained networks, and whether a permutation of units explains that."""
+    question = "Are two trained networks in one basin?"
+    found, sure = [], True
+    for name, data in _newest(ordered, "align").items():
+        before, after = (
+            with_error(*(data[f"barrier{end}"].values[curve].item() for end in ("", "_se"))) for curve in pair(data)
+        )
+        if before is None or after is None:
+            continue
+        sure = sure and _apart(before, Estimate(0.0, 0.0, 0.0))
+        rise = f"The loss rises by {before} on the straight line from {name} to {data.attrs.get('other', '')}"
+        found.append(f"{rise}, and by {after} after the units of the second are permuted to match.")
+    if not found:
+        return Finding(question, ["Not measured (align)."], "not measured")
+    return Finding(question, found, "certain" if sure else "mixed", number=found[0])
 
 
 def filters(ordered: Stored) -> Finding:
     """Which layer of every network lowers the amplitude at the highest frequency most, beyond its error."""
     question = "Which layer filters high frequencies?"
-    found, counts, sure = [], [], True
+    found, counts, sure, largest = [], [], True, (math.inf, "")
     for name, data in _newest(ordered, "fourier").items():
         if "high_frequency" not in data:
             continue
@@ -101,6 +126,7 @@ def filters(ordered: Stored) -> Finding:
         layer = f"{data['name'].values[j]} ({data['kind'].values[j]})"
         if change < -QUANTILE * error:
             found.append(f"{name}: {layer} lowers them most, by {-change:.3g} ± {QUANTILE * error:.2g} nats.")
+            largest = min(largest, (change, found[-1]))
         else:
             sure = False
             found.append(
@@ -113,13 +139,13 @@ def filters(ordered: Stored) -> Finding:
     if not found:
         return Finding(question, ["Not measured (fourier)."], "not measured")
     detail = "; ".join(counts) + ". Layers that reduce the map are left out, as their frequencies are others."
-    return Finding(question, found, "certain" if sure else "mixed", detail, "layers")
+    return Finding(question, found, "certain" if sure else "mixed", detail, "layers", number=largest[1])
 
 
 def matters(ordered: Stored) -> Finding:
     """Which unit of every network costs most when it is removed, and whether that is told apart from the second."""
     question = "Which unit matters most?"
-    found, detail, sure = [], [], True
+    found, detail, sure, largest = [], [], True, (-math.inf, "")
     for name, data in _newest(ordered, "lesion").items():
         quantity = next((q for q in ("accuracy_drop", "loss_increase") if q in data and data[q].notnull().any()), "")
         if not quantity:
@@ -137,11 +163,13 @@ def matters(ordered: Stored) -> Finding:
             sure = False
             text += f", not told apart from {listed([str(data['name'].values[i]) for i in rivals[:SHOWN]])}"
         found.append(f"{text}.")
+        largest = max(largest, (float(values[first]), found[-1]))
         ranked = (f"{data['name'].values[i]} {values[i]:.3g} ± {QUANTILE * errors[i]:.2g}" for i in order[:SHOWN])
         detail.append(f"{name}: {', '.join(ranked)}")
     if not found:
         return Finding(question, ["Not measured (lesion)."], "not measured")
-    return Finding(question, found, "certain" if sure else "mixed", "; ".join(detail), "layers")
+    certainty: Certainty = "certain" if sure else "mixed"
+    return Finding(question, found, certainty, "; ".join(detail), "layers", number=largest[1])
 
 
 def _next(ordered: Stored, file: Path) -> Finding:

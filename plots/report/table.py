@@ -14,6 +14,7 @@ from landscape.plots import headlines
 from landscape.plots.report import protocols
 from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
+from landscape.results.protocols import samples_of
 
 QUANTILE = 1.96  # standard errors of a 95 % interval
 MOST = 100.0  # of the logarithm of the ends of an interval: more are not worth writing
@@ -158,6 +159,7 @@ class Number:
 NUMBERS: Sequence[Number] = (
     Number("calibration", "accuracy", "share of right classes", scalar("accuracy")),
     Number("lesion", "accuracy", "share of right classes of the intact network", _intact),
+    Number("sensitivity", "accuracy", "share of right classes of the intact network", _intact),
     Number("surface", "accuracy", "share of right classes at the centre of the surface", _centre("accuracy")),
     Number("surface", "loss", "loss at the centre of the surface, in its units; cross-entropy has its 95 % interval on "
            "a logarithmic scale, as it is positive", _centre("loss")),
@@ -194,6 +196,11 @@ class Column:
     distinct: str = ""  # in what it differs from other columns of the same number
     cells: dict[str, Estimate] = field(default_factory=dict)  # by checkpoint
     partial: dict[str, str] = field(default_factory=dict)  # by checkpoint, how much of its result is there
+
+    @property
+    def samples(self) -> str:
+        """How many samples of which split the numbers are of: `360 test`."""
+        return samples_of(self.example)
 
 
 @dataclass
@@ -257,17 +264,16 @@ def _digest(data: xr.Dataset) -> str:
     return str(data.attrs.get("checkpoint_sha256", ""))
 
 
-def summary_table(path: Path | str) -> list[dict[str, str | float]]:
-    """One row per checkpoint of a file with the numbers of `comparison`, NaN where not measured, for a terminal."""
+def summary_table(path: Path | str) -> list[dict[str, str]]:
+    """One row per number of `comparison`, for a terminal: the samples it is of, and its interval for every checkpoint.
+
+    Empty text stands where a checkpoint was not measured.
+    """
     with reader.streaming(path) as stored:
         table = comparison([(name, data) for name, data in stored if not name.startswith("compare/")])
     found = []
-    for name, model in table.checkpoints.items():
-        row: dict[str, str | float] = {"checkpoint": name, "model": model}
-        for column in table.columns:
-            title = f"{column.number.title} ({column.distinct})" if column.distinct else column.number.title
-            row[title] = column.cells[name].value if name in column.cells else math.nan
-            if column.number.probe == "lesion" and column.number.title != "accuracy":
-                row["worst unit"] = column.cells[name].at.removeprefix("at ") if name in column.cells else ""
-        found.append(row)
+    for column in table.columns:
+        title = f"{column.number.title} ({column.distinct})" if column.distinct else column.number.title
+        cells = {name: str(column.cells[name]) if name in column.cells else "" for name in table.checkpoints}
+        found.append({"number": title, "samples": column.samples, **cells})
     return found
