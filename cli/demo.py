@@ -50,10 +50,14 @@ class Step(NamedTuple):
 
 
 SGD: Mapping[str, Any] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "optimizer_state": False}
+MEASURES = "sam,worst-l2,adaptive-worst-l2,average-l2,adaptive-average-l2,fisher-rao,top-eigenvalue,trace"
 BETWEEN = ("line", "align", "barriers")  # measured between the two seeds
+EARLY = (
+    "noise-scale",
+)  # measured at the end of warm-up: the gradient of the trained networks is smaller than its error
 CORE: Sequence[Step] = (  # the longest first, so that no process waits for the other at the end
-    Step("surface", 192, {"resolution": "13", "range": "0.5"}),
-    Step("convexity", 16, {"resolution": "5,3", "range": "0.5", "tol": 0.3}),
+    Step("surface", 192, {"resolution": "11", "range": "0.5"}),
+    Step("convexity", 16, {"resolution": "3", "range": "0.5", "tol": 0.3}),
     Step("hessian", 160, {"top": 4}),
     Step("barriers", 128, {"resolution": 5, "snapshots": "spread:2", "repair": 1, "restarts": 1, "align": True}),
     Step("align", 256, {"resolution": 11, "repair": 2, "restarts": 1}),
@@ -62,9 +66,9 @@ CORE: Sequence[Step] = (  # the longest first, so that no process waits for the 
     Step("step", 128, SGD, batch_size=16),
     Step("trace", 128, {"vectors": 8}, batch_size=16),
     Step("density", 32, {"vectors": 8, "steps": 10}),
-    Step("flatness", 64, {"steps": 5, "draws": 8, "vectors": 8}, batch_size=16),
+    Step("flatness", 64, {"measures": MEASURES, "steps": 5, "draws": 8, "vectors": 8}, batch_size=16),
     Step("noise-scale", 1024, {"groups": 32, "simple": True}),
-    Step("sensitivity", 360, {"bits": "4,3", "vectors": 2}),
+    Step("sensitivity", 256, {"bits": "4,3", "vectors": 2}),
     Step("features", 256),
     Step("lesion", 360),
 )
@@ -168,7 +172,11 @@ def plan(*, every: bool, quiet: bool = True) -> Iterator[Step]:
 
 def runs(probe: str, networks: Sequence[Path], seeds: Sequence[Path]) -> Sequence[Sequence[Path]]:
     """The checkpoints that a probe measures together: one, all as members, or the two seeds."""
-    return [seeds] if probe in BETWEEN else [networks] if probe == "ensemble" else [[one] for one in networks]
+    if probe in BETWEEN:
+        return [seeds]
+    if probe == "ensemble":
+        return [networks]
+    return [[one.with_name("warmup.pt") if probe in EARLY else one] for one in networks]
 
 
 def measure(job: tuple[Step, Sequence[Path]], *, samples: int, device: str, out: Path) -> tuple[list[int], float]:
@@ -206,7 +214,10 @@ def draw(results: Path, folder: Path, name: str) -> list[Path]:
 def closing(found: Sequence[Finding], out: Path) -> str:
     """What was found, in sentences with numbers, and the commands to type next."""
     sentences = [finding.number for finding in found if finding.number][:SENTENCES]
-    commands = [finding.command for finding in found if finding.command]
-    commands += [shlex.join(["landscape", "demo", "--out", str(out), "--all"]), OWN]
+    compare, every = (
+        ["landscape", "compare", str(out / "results.h5")],
+        ["landscape", "demo", "--out", str(out), "--all"],
+    )
+    commands = [shlex.join(compare), shlex.join(every), OWN]
     lines = ["", "Found (in brackets and after ±: 95 % intervals over samples):", *(f"- {line}" for line in sentences)]
     return "\n".join([*lines, "", "Next:", *(f"$ {command}" for command in commands)])

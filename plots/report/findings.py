@@ -125,12 +125,14 @@ def filters(ordered: Stored) -> Finding:
         change, error, j = min(changes)
         layer = f"{data['name'].values[j]} ({data['kind'].values[j]})"
         if change < -QUANTILE * error:
-            found.append(f"{name}: {layer} lowers them most, by {-change:.3g} ± {QUANTILE * error:.2g} nats.")
+            found.append(
+                f"{name}: {layer} lowers high frequencies most, by {-change:.3g} ± {QUANTILE * error:.2g} nats."
+            )
             largest = min(largest, (change, found[-1]))
         else:
             sure = False
             found.append(
-                f"{name}: no layer lowers them beyond its error ({layer}: {change:.2g} ± {QUANTILE * error:.2g})."
+                f"{name}: no layer lowers high frequencies beyond its error ({layer}: {change:.2g} ± {QUANTILE * error:.2g})."
             )
         for kind in ("msa", "mlp", "conv"):
             own = [c for c in changes if data["kind"].values[c[2]] == kind]

@@ -38,7 +38,8 @@ class Estimate:
     def __str__(self) -> str:
         text = f"{self.value:.4g}"
         known = math.isfinite(self.low) and math.isfinite(self.high)
-        text += f" [{self.low:.3g}, {self.high:.3g}]" if known else ""
+        low, high = (f"{end:.0f}" if 1000 <= abs(end) < 1e6 else f"{end:.3g}" for end in (self.low, self.high))
+        text += f" [{low}, {high}]" if known else ""
         return f"{text} {self.at}".strip()
 
 
