@@ -131,9 +131,8 @@ def filters(ordered: Stored) -> Finding:
             largest = min(largest, (change, found[-1]))
         else:
             sure = False
-            found.append(
-                f"{name}: no layer lowers high frequencies beyond its error ({layer}: {change:.2g} ± {QUANTILE * error:.2g})."
-            )
+            least = f"{layer}: {change:.2g} ± {QUANTILE * error:.2g}"
+            found.append(f"{name}: no layer lowers high frequencies beyond its error ({least}).")
         for kind in ("msa", "mlp", "conv"):
             own = [c for c in changes if data["kind"].values[c[2]] == kind]
             lower = sum(c < -QUANTILE * e for c, e, _ in own)
