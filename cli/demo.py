@@ -68,7 +68,7 @@ CORE: Sequence[Step] = (  # the longest first, so that no process waits for the 
     Step("density", 32, {"vectors": 8, "steps": 10}),
     Step("flatness", 64, {"measures": MEASURES, "steps": 5, "draws": 8, "vectors": 8}, batch_size=16),
     Step("noise-scale", 1024, {"groups": 32, "simple": True}),
-    Step("sensitivity", 256, {"bits": "4,3", "vectors": 2}),
+    Step("sensitivity", 360, {"bits": "3,2", "vectors": 2}),
     Step("features", 256),
     Step("lesion", 360),
 )
