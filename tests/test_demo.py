@@ -50,11 +50,11 @@ def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() ->
 
 @pytest.mark.slow
 def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "CORE", SHORT)
     demo.demo(out=tmp_path, epochs=1, samples=48)
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert "already measured" not in said.err
     table, found, commands = re.split(r"\n\n", said.out.strip())
     sentences = found.splitlines()[1:]
@@ -69,7 +69,7 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
 
     before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
     demo.demo(out=tmp_path, epochs=1, samples=48)
-    again = capsys.readouterr().err
+    again = capfd.readouterr().err
     assert again.count("already trained") == 4
     assert again.count("already measured") == len(SHORT)
     assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
