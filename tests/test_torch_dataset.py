@@ -401,6 +401,14 @@ def test_numbers_of_numpy_become_tensors() -> None:
     assert images.mean == (0.5,)
 
 
+def test_pictures_of_16_bits_keep_their_upper_ones() -> None:
+    grey = np.random.default_rng(0).integers(256, size=(8, 8), dtype=np.uint8)
+    images = served([(Image.fromarray(grey.astype(np.uint16) * 257), 0), (Image.fromarray(grey), 1)])
+    assert (images.inputs == torch.from_numpy(grey)).all()
+    with pytest.raises(ValueError, match=r"item 0 .* its mode is F, numbers without a known range"):
+        served([(Image.fromarray(grey.astype(np.float32)), 0)])
+
+
 def pairs_of_pictures(side: int, mode: str = "L") -> list[Any]:
     masks = [Image.new(mode, (side, side), (i,) * 3 if mode == "RGB" else i) for i in range(3)]  # type: ignore[arg-type]
     return [(Image.new("RGB", (side, side)), mask) for mask in masks]
