@@ -220,6 +220,8 @@ def test_a_model_without_dropout_is_refused() -> None:
 class DropBlock2d(nn.Module):
     """As torchvision and timm have it: their names for the rate differ."""
 
+    __module__ = "torchvision.ops.drop_block"
+
     def __init__(self, name: str, rate: float) -> None:
         super().__init__()
         setattr(self, name, rate)
@@ -259,6 +261,32 @@ class Parts(nn.Sequential):
 def test_parts_whose_dropout_would_stay_off_are_refused_by_name(part: nn.Module, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         stochastic(2, Parts(part))
+
+
+class DropBlock(nn.Sequential):
+    """A block of a network's own, of which only the name is a library's."""
+
+    drop_prob = 0.1
+
+
+class ScaledDropPath(nn.Module):
+    drop_prob = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.parametrize("part", [DropBlock(nn.ReLU()), ScaledDropPath()])
+def test_blocks_that_are_merely_called_like_dropout_stay_as_they_are(part: nn.Module) -> None:
+    found = stochastic(2, Parts(part), batches=batches(5))
+    plain = stochastic(2, Parts(nn.ReLU() if isinstance(part, DropBlock) else Doubled()), batches=batches(5))
+    plain.model.load_state_dict(found.model.state_dict())
+    torch.testing.assert_close(per_sample(found), per_sample(plain), rtol=0.0, atol=0.0)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
 
 
 def test_scripted_parts_have_no_layers_and_are_named() -> None:
