@@ -55,8 +55,9 @@ def plain_number(name: str, value: Any, like: object) -> Any:
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Raise an OptionError if an option is below its minimum, or not a number at all."""
+    """Raise an OptionError if an option is below its minimum, infinite, or not a number at all."""
     require(value >= least, name, value, f"at least {least:g}")
+    require(value < math.inf, name, value, "finite")
 
 
 def one_of(name: str, value: str, choices: Iterable[str]) -> None:

@@ -88,7 +88,7 @@ def rows(
     found = []
     for name, data in stored:
         with readable(path, name):
-            headline = text(with_errors(data) | compared(name, stored) | divided(data))
+            headline = text(_or_why(data) | compared(name, stored) | divided(data))
         row = {
             "probe": name.partition("/")[0],
             "label": str(data.attrs.get("label", "")),
@@ -104,6 +104,12 @@ def rows(
     return found
 
 
+def _or_why(data: xr.Dataset) -> Numbers:
+    """The headline numbers; of a finished result without any, that there are none."""
+    finished = "done" in data and bool((data["done"] == 1).all())
+    return with_errors(data) or ({"no number": "is finite: more samples or larger maps may have some"} if finished else {})
+
+
 def divided(data: xr.Dataset) -> Numbers:
     """Into how many parts mini-batches were divided because they did not fit into memory; empty if they were not."""
     parts = data.attrs.get(MICRO_BATCHES, 1)
@@ -116,7 +122,7 @@ def headline(path: Path | str, group: str) -> str:
     Raises:
         ValueError: the file holds no such group; FileNotFoundError, ValueError: as `reader.open`.
     """
-    found = with_errors(reader.result(path, group))
+    found = _or_why(reader.result(path, group))
     probe = group.partition("/")[0]
     return text(found | compared(group, reader.find(path, probe) if _comparing(probe) else []))
 

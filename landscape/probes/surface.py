@@ -102,7 +102,9 @@ class Surface(Probe):
         options.one_of("precision", self.precision, get_args(Precision))
         options.one_of("memory_format", self.memory_format, get_args(MemoryFormat))
         options.regular_expression("ignore", self.ignore)
-        options.require(self.tolerance > 0, "tolerance", f"{self.tolerance:g}", "a share above 0, such as 0.05")
+        options.require(
+            0 < self.tolerance < math.inf, "tolerance", f"{self.tolerance:g}", "a share above 0, such as 0.05"
+        )
         if self.cap is not None:
             options.require(math.isfinite(self.cap), "cap", f"{self.cap:g}", "a finite loss")
         if self.budget:

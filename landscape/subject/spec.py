@@ -5,6 +5,7 @@ Importing this module does not import torch: the command line reads its options 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,8 @@ class Spec:
             if (value := getattr(self, name)) is not None:
                 plain_number(name, value, 1)
                 at_least(name, value, 1)
-        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if not finite or len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
             mean, std = (",".join(f"{value:g}" for value in values) or "nothing" for values in (self.mean, self.std))
             raise OptionError(
                 f"--mean and --std must both be given, one number per channel and --std above 0, such as --mean 0.5 "
