@@ -18,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ def _exact_process() -> Iterator[None]:
         _one_attention(found)
         for owner in (torch, sys.modules["torch.nn.utils.weight_norm"]):
             _switch(found, owner, "_weight_norm", composed_weight_norm)
+        for name, function in DENSE.items():
+            _switch(found, torch, name, function)
         _forbid_tf32(found)
         _blocks.append(block := _Block(found.pop_all()))
     try:
@@ -125,7 +128,21 @@ def composed_weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torc
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: bool) -> None:
+def _dense(function: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """The function without its argument `sparse`, at that position: sparse gradients have no derivative."""
+
+    @wraps(function)
+    def dense(*args: Any, **options: Any) -> Any:
+        return function(*(False if i == position else value for i, value in enumerate(args)),
+                        **{name: name != "sparse" and value for name, value in options.items()})  # fmt: skip
+
+    return dense
+
+
+DENSE = {"embedding": _dense(torch.embedding, 4), "embedding_bag": _dense(torch.embedding_bag, 5)}
+
+
+def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     """Set a setting, if this version of PyTorch has it, and restore it later."""
     with contextlib.suppress(AttributeError):
         found.callback(setattr, owner, name, getattr(owner, name))
