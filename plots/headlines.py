@@ -107,7 +107,9 @@ def rows(
 def _or_why(data: xr.Dataset) -> Numbers:
     """The headline numbers; of a finished result without any, that there are none."""
     finished = "done" in data and bool((data["done"] == 1).all())
-    return with_errors(data) or ({"no number": "is finite: more samples or larger maps may have some"} if finished else {})
+    return with_errors(data) or (
+        {"no number": "is finite: more samples or larger maps may have some"} if finished else {}
+    )
 
 
 def divided(data: xr.Dataset) -> Numbers:
