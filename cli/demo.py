@@ -219,5 +219,5 @@ def closing(found: Sequence[Finding], out: Path) -> str:
         ["landscape", "demo", "--out", str(out), "--all"],
     )
     commands = [shlex.join(compare), shlex.join(every), OWN]
-    lines = ["", "Found (in brackets and after ±: 95 % intervals over samples):", *(f"- {line}" for line in sentences)]
+    lines = ["", "Found (in brackets and after ±: 95 % intervals):", *(f"- {line}" for line in sentences)]
     return "\n".join([*lines, "", "Next:", *(f"$ {command}" for command in commands)])
