@@ -232,7 +232,8 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=Path("hessian.jsonl"))
     options.add_argument("--memory", action="store_true", help="only the peak memory, a process per engine")
     torch.set_num_threads(1)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("landscape").setLevel(logging.DEBUG)
     arguments = options.parse_args()
     if not arguments.memory:  # where it would be counted
         keep_freed_memory()  # as the command does, here for all engines

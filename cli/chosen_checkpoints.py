@@ -52,7 +52,7 @@ def chosen_checkpoints(
     if command == "trajectory":
         paths, more = _runs(named, parameters, reading)
     else:
-        paths, more = _expanded(named, reading, quiet=quiet), {}
+        paths, more = [file for path in named for file in folders.what_to_measure(path, **reading)], {}
     if command == "line" and len(paths) > 1:
         between, about = _line_between(paths, parameters, reading)
         say(f"line: {about}", quiet=quiet)
@@ -82,18 +82,6 @@ def expected(command: str, given: Sequence[Path | None], parameters: Mapping[str
     if command == "line" and len(given) == 2 and not OF_RANDOM_LINES & parameters.keys():
         return {**parameters, "along": str(given[1])}
     return parameters
-
-
-def _expanded(named: Sequence[Path], reading: Mapping[str, Any], *, quiet: bool) -> list[Path]:
-    from landscape.checkpoints.folders import what_to_measure
-
-    paths: list[Path] = []
-    for path in named:
-        files, about = what_to_measure(path, **reading)
-        if about:
-            say(about, quiet=quiet)
-        paths += files
-    return paths
 
 
 def _runs(

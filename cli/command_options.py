@@ -22,7 +22,9 @@ Option: TypeAlias = tuple[Any, Any]
 TYPED = "COMMANDLINE"  # Typer's name for where the value of an option comes from
 GENERAL, OWN, DATA, OUTPUT = "Options", "This probe", "Model and data", "Output"  # panels of the help
 QUIET, DEBUG = "print errors only", "show the traceback of an error"
+VERBOSE = "also print how the numbers are computed: engine, memory, threads"
 Quiet = Annotated[bool, typer.Option(help=QUIET)]
+Verbose = Annotated[bool, typer.Option(help=VERBOSE)]
 Debug = Annotated[bool, typer.Option(help=DEBUG)]
 GENERAL_FIELDS = ("device", "seed")
 # Loading options with a fixed default. That of the others is None: it depends on probe, preset and checkpoint.
@@ -51,6 +53,7 @@ RUN: Mapping[str, Option] = {
     "overwrite": option(bool, "measure again what the file already holds", False, OUTPUT),
     "fsync": option(bool, "flush each finished unit to the disk: a power cut loses nothing either", False, OUTPUT),
     "quiet": option(bool, QUIET, False, OUTPUT),
+    "verbose": option(bool, VERBOSE, False, OUTPUT),
     "log": option(Path | None, "append what happens to this file, as JSON lines", None, OUTPUT),
     "debug": option(bool, DEBUG, False, OUTPUT),
 }

@@ -1,103 +1,223 @@
-"""The command `demo`: three small networks trained on the embedded digits, every probe, every figure, one report."""
+"""The command `demo`: small networks trained on the embedded digits, the core probes, sixteen figures, one report."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import shlex
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
+from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.figures import draw
 from landscape.cli.measuring import measure_all
 from landscape.cli.text_table import text_table
 from landscape.cli.training import run_name, run_training
 from landscape.options import format_duration
+from landscape.probe import NotApplicable
 from landscape.probes import FEATURES, PROBES, probe_class
 from landscape.progress import say
 
+if TYPE_CHECKING:
+    from landscape.plots.report.findings import Finding
+
 Option = typer.Option
 MODELS = ("vit_demo", "resnet_demo", "alternet_demo")
+AGAIN = "resnet_demo"  # trained a second time, with another seed, for the probes between two networks
 EPOCHS = 12  # of the 25 of the recipe
-# Parameters coarser than the defaults, fine enough to see the shape; and the number of samples, where it is smaller.
-COARSE: Mapping[str, Mapping[str, Any]] = {
-    "surface": {"resolution": "15"},
-    "line": {"resolution": 15},
-    "align": {"resolution": 5},
-    "barriers": {"resolution": 5, "snapshots": "spread:3"},
-    "convexity": {"resolution": "5"},
-    "step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "optimizer_state": False},
-    "trace": {"vectors": 12},
-    "sensitivity": {"bits": "6,4,2", "vectors": 2},
-    "density": {"vectors": 2, "steps": 20},
-    "flatness": {"steps": 5, "draws": 4, "vectors": 8},
-    "noise-scale": {"groups": 16},
-    "corruption": {"severities": "1,3,5"},
-    "attack": {"eps": "1/255,4/255,16/255", "steps": 10},
-    "input-surface": {"resolution": 11},
-}
-WITHIN_A_RUN = ("align", "barriers")  # between networks of one architecture, here those of one run
-SAMPLES: Mapping[str, int] = {
-    "surface": 256,
-    "line": 256,
-    "align": 128,
-    "barriers": 128,
-    "convexity": 16,
-    "hessian": 256,
-    "step": 256,
-    "trace": 128,
-    "sensitivity": 128,
-    "density": 64,
-    "flatness": 128,
-    "noise-scale": 256,
-    "corruption": 128,
-    "attack": 128,
-    "input-surface": 64,
-    "perturbation": 64,
-}
+WORKERS = 2  # processes that train and measure: networks as small as these gain nothing by threads
+
+
+class Step(NamedTuple):
+    """A probe with parameters that are coarser than the defaults, fine enough to see the shape."""
+
+    probe: str  # or "features", which measures several
+    samples: int = 512
+    parameters: Mapping[str, Any] = {}
+    batch_size: int = 0  # 0: that of the probe
+
+
+SGD: Mapping[str, Any] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "optimizer_state": False}
+MEASURES = "sam,worst-l2,adaptive-worst-l2,average-l2,adaptive-average-l2,fisher-rao,top-eigenvalue,trace"
+BETWEEN = ("line", "align", "barriers")  # measured between the two seeds
+EARLY = (
+    "noise-scale",
+)  # measured at the end of warm-up: the gradient of the trained networks is smaller than its error
+CORE: Sequence[Step] = (  # the longest first, so that no process waits for the other at the end
+    Step("surface", 192, {"resolution": "11", "range": "0.5"}),
+    Step("convexity", 16, {"resolution": "3", "range": "0.5", "tol": 0.3}),
+    Step("hessian", 160, {"top": 4}),
+    Step("barriers", 128, {"resolution": 5, "snapshots": "spread:2", "repair": 1, "restarts": 1, "align": True}),
+    Step("align", 256, {"resolution": 11, "repair": 2, "restarts": 1}),
+    Step("line", 256, {"resolution": 21}),
+    Step("trajectory", 256),
+    Step("step", 128, SGD, batch_size=16),
+    Step("trace", 128, {"vectors": 8}, batch_size=16),
+    Step("density", 32, {"vectors": 8, "steps": 10}),
+    Step("flatness", 64, {"measures": MEASURES, "steps": 5, "draws": 8, "vectors": 8}, batch_size=16),
+    Step("noise-scale", 1024, {"groups": 32, "simple": True}),
+    Step("sensitivity", 360, {"bits": "3,2", "vectors": 2}),
+    Step("features", 256),
+    Step("lesion", 360),
+)
+FIGURES = (
+    "surface", "line", "align", "barriers", "convexity", "trajectory", "hessian", "step", "trace", "density",
+    "flatness", "noise_scale", "fourier_depth", "variance", "lesion", "sensitivity",
+)  # fmt: skip
+OTHERS: Sequence[Step] = (  # of `--all`, where the defaults take long
+    Step("perturbation", 64),
+    Step("attack", 128, {"eps": "1/255,4/255,16/255", "steps": 10}),
+    Step("input-surface", 64, {"resolution": 11}),
+    Step("corruption", 128, {"severities": "1,3,5"}),
+)
+SENTENCES = 3
+OWN = "landscape hessian weights.pt --model mine.py:model --data mine.py:data"
 
 
 def demo(
     out: Annotated[Path, Option(help="folder for checkpoints, results, figures and report")] = Path("."),
-    epochs: Annotated[int | None, Option(help="epochs per model")] = None,
-    samples: Annotated[int, Option(help="samples per probe, at most")] = 512,
+    all: Annotated[bool, Option("--all", help="run every probe and draw every figure, in several minutes")] = False,
+    epochs: Annotated[int, Option(help="epochs per model")] = EPOCHS,
+    samples: Annotated[int, Option(help="samples per probe, at most")] = 1024,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train a ViT, a ResNet and an AlterNet on digits, run every probe, draw every figure: about four minutes.
+    """Train a ViT, a ResNet and an AlterNet on digits, run the core probes, draw 16 figures: at most two minutes.
 
     Finished steps are kept and not repeated.
     """
     from landscape.doctor.rules import examine
-    from landscape.plots import report
+    from landscape.plots import drawing, report
 
-    start = time.monotonic()
-    checkpoints = [
-        run_training(
-            model, "digits", {"epochs": EPOCHS if epochs is None else epochs}, recipe="demo",
-            out=out / "checkpoints" / run_name(model, "digits"), device=device, quiet=quiet,
-        )
-        for model in MODELS
-    ]  # fmt: skip
-    results = out / "results.h5"
-    for name in (*(name for name in PROBES if name not in FEATURES), "features"):
-        if (needed := PROBES[name].needs if name in PROBES else "") and find_spec(needed) is None:
-            say(f"{name}: left out, as {needed} is not installed", quiet=quiet)
-            continue
-        if name in PROBES and probe_class(name).ordered:
-            continue  # the demo's data are no frames of a stream
-        began = time.monotonic()
-        loading = {"samples": str(min(samples, SAMPLES.get(name, samples))), "device": device, "seed": 0}
-        runs = [[one] for one in checkpoints] if name in WITHIN_A_RUN else [checkpoints]
-        measured = sum(measure_all(name, run, COARSE.get(name, {}), loading, out=results, quiet=True) for run in runs)
-        results_of = f"{measured} result{'s' if measured > 1 else ''}"
-        say(f"{name}: {results_of} in {format_duration(time.monotonic() - began)}", quiet=quiet)
-    figures = draw(results, out / "figures", ("png",), quiet=True)
+    start, results = time.monotonic(), out / "results.h5"
+    with processes() as pool:
+        trainings = [*((model, 0) for model in MODELS), (AGAIN, 1)]
+        train_one = partial(train, out=out, epochs=epochs, device=device, quiet=quiet)
+        *networks, again = pool.imap(train_one, trainings)
+        jobs = [
+            (step, run) for step in plan(every=all, quiet=quiet)
+            for run in runs(step.probe, networks, [networks[MODELS.index(AGAIN)], again])
+        ]  # fmt: skip
+        measure_one = partial(measure, samples=samples, device=device, out=results)
+        done = zip(jobs, pool.imap(measure_one, jobs), strict=True)
+        for step, of_step in groupby(done, key=lambda item: item[0][0]):
+            say(summary(step.probe, [outcome for _, outcome in of_step]), quiet=quiet)
+        names = drawing.NAMES if all else FIGURES
+        figures = [path for paths in pool.imap(partial(draw, results, out / "figures"), names) for path in paths]
     page = report.report(results, out / "report.html", figures, examine([results]))
     typer.echo(text_table(report.summary_table(results)))
+    typer.echo(closing(report.findings_of(results), out))
     took = format_duration(time.monotonic() - start)
     say(f"{results}, {len(figures)} figures in {out / 'figures'}, {page}; {took} in all", quiet=quiet)
+
+
+@contextmanager
+def processes() -> Iterator[Pool]:
+    """Processes that share the CPUs: one thread is fastest for networks as small as these.
+
+    They end with this one, also if it is killed; what they have finished is kept.
+    """
+    with multiprocessing.get_context("spawn").Pool(WORKERS, _begin) as pool:
+        yield pool
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the parent, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // WORKERS))
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def train(network: tuple[str, int], *, out: Path, epochs: int, device: str, quiet: bool) -> Path:
+    """Train a model with a seed; the path of its last checkpoint."""
+    model, seed = network
+    folder = out / "checkpoints" / run_name(model, "digits", f"seed{seed}" if seed else "")
+    return run_training(
+        model, "digits", {"epochs": epochs}, recipe="demo", seed=seed, out=folder, device=device, quiet=quiet
+    )
+
+
+def plan(*, every: bool, quiet: bool = True) -> Iterator[Step]:
+    """What is measured: the core probes, or all but those of an order of frames, which digits do not have."""
+    yield from CORE
+    settings = {step.probe: step for step in OTHERS}
+    known = {step.probe for step in CORE} | set(FEATURES)
+    for name in (name for name in PROBES if every and name not in known and not probe_class(name).ordered):
+        if (needed := PROBES[name].needs) and find_spec(needed) is None:
+            say(f"{name}: left out, as {needed} is not installed", quiet=quiet)
+        else:
+            yield settings.get(name, Step(name))
+
+
+def runs(probe: str, networks: Sequence[Path], seeds: Sequence[Path]) -> Sequence[Sequence[Path]]:
+    """The checkpoints that a probe measures together: one, all as members, or the two seeds."""
+    if probe in BETWEEN:
+        return [seeds]
+    if probe == "ensemble":
+        return [networks]
+    return [[one.with_name("warmup.pt") if probe in EARLY else one] for one in networks]
+
+
+def measure(job: tuple[Step, Sequence[Path]], *, samples: int, device: str, out: Path) -> tuple[list[int], float]:
+    """How many units of every result a step measured now, 0 where it was complete, and the seconds that it took."""
+    step, checkpoints = job
+    began = time.monotonic()
+    loading = {"samples": str(min(samples, step.samples)), "device": device, "seed": 0}
+    loading |= {"batch_size": step.batch_size} if step.batch_size else {}
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        try:
+            measure_all(step.probe, checkpoints, step.parameters, loading, out=out, log=log, quiet=True)
+        except NotApplicable:  # attention, of a network that has none
+            return [], 0.0
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+    return [event["measured"] for event in events if event["event"] == "result"], time.monotonic() - began
+
+
+def summary(probe: str, outcomes: Sequence[tuple[list[int], float]]) -> str:
+    """One line about a step."""
+    units = [count for counts, _ in outcomes for count in counts]
+    count = f"{len(units)} result{'s' * (len(units) != 1)}"
+    if not any(units):
+        return f"{probe}: {count}, already measured"
+    return f"{probe}: {count} in {format_duration(sum(seconds for _, seconds in outcomes))}"
+
+
+def draw(results: Path, folder: Path, name: str) -> list[Path]:
+    """Draw one figure; no path where the results do not allow it."""
+    from landscape.plots import drawing
+
+    return drawing.draw(results, folder, figures=(name,))
+
+
+def closing(found: Sequence[Finding], out: Path) -> str:
+    """What was found, in sentences with numbers, and the commands to type next."""
+    sentences = [finding.number for finding in found if finding.number][:SENTENCES]
+    compare, every = (
+        ["landscape", "compare", str(out / "results.h5")],
+        ["landscape", "demo", "--out", str(out), "--all"],
+    )
+    commands = [shlex.join(compare), shlex.join(every), OWN]
+    lines = ["", "Found (in brackets and after ±: 95 % intervals):", *(f"- {line}" for line in sentences)]
+    return "\n".join([*lines, "", "Next:", *(f"$ {command}" for command in commands)])

@@ -61,6 +61,7 @@ with_options(
         "passes": option(int, "forward passes whose probabilities are averaged, for MC dropout", 1, DATA),
         "json": option(bool, "print JSON", False, OUTPUT, "--json"),
         "quiet": RUN["quiet"],
+        "verbose": RUN["verbose"],
         "debug": RUN["debug"],
     },
 )

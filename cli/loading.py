@@ -39,9 +39,11 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
 
     subject = loading.load(path, label=label, **values)
     stored = subject.checkpoint
-    about = f"{subject.size / 1e6:.3g} M parameters, {subject.device}; {identity.protocol(subject)}"
+    about = f"{subject.size / 1e6:.3g} M parameters"
+    protocol = f"{identity.protocol(subject)}; {subject.device}"
     if reason := checks.why_no_loss(subject):
         source = f"{stored.path} ({stored.taken})" if stored is not None else identity.origin(subject)
+        say(protocol, quiet=quiet)
         say(f"{subject.label}: {source}, {about}; {reason}", quiet=quiet)
         return subject
     found = with_smaller_mini_batches(subject, sanity_check.check_sanity)
@@ -53,7 +55,9 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     else:  # a callable may bring trained weights of its own
         source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
     accuracy = f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""
-    loss = f"on {found.samples} of them loss {found.loss:.4f}{accuracy}"
+    some = f" on {found.samples} samples" if found.samples < len(subject) else ""
+    loss = f"loss {found.loss:.4f}{accuracy}{some}"
+    say(protocol, quiet=quiet)
     say(f"{subject.label}: {source}, {about}; {loss}", quiet=quiet)
     if warning:
         say(warning, quiet=quiet)

@@ -141,7 +141,10 @@ def exit_code(arguments: Sequence[str]) -> int:
     usage_error: Any = typer.BadParameter.__base__
     try:
         _refuse_process_group(arguments)
-        with print_log(quiet="--quiet" in arguments):
+        quiet, verbose = ("--quiet" in arguments, "--verbose" in arguments)
+        if quiet and verbose:
+            raise OptionError("--quiet prints errors only and --verbose prints more; give one of them")
+        with print_log(quiet=quiet, verbose=verbose):
             code = app(list(arguments), standalone_mode=False)
         if code == INTERRUPTED:  # Typer silently turns Ctrl-C into this code
             raise KeyboardInterrupt
@@ -157,6 +160,8 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail("terminated; everything finished is kept, run the same command to resume", TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; everything finished is kept, run the same command to resume", INTERRUPTED)
+    except SystemExit as error:  # of a model's or a loss's own code, in the middle of a measurement
+        return _fail(f"a user's code called sys.exit({error.code!r}); everything finished is kept, remove that call", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe is gone
         return 0

@@ -60,7 +60,7 @@ def command_of(name: str) -> Callable[..., None]:
         parameters = {
             key: tuple(v) if isinstance(v, list) else v for key, v in typed.items() if key in own.keys() - {"save"}
         }
-        run = {key: options[key] for key in RUN if key not in ("debug", "memory")}
+        run = {key: options[key] for key in RUN if key not in ("debug", "memory", "verbose")}
         with limited_to(_memory(**{key: options[key] for key in ("memory", "workers", "scheduler")})):
             given = loading_values(typed)
             after = saving(save, given, quiet=run["quiet"])
@@ -114,7 +114,6 @@ def measure_all(
         NotApplicable: the probe applies to none of the checkpoints.
         FileNotFoundError, ValueError, OSError: as `landscape.measure`.
     """
-    from landscape import api
     from landscape.results import hdf5_file
     from landscape.subject.preprocessing import sharing_images
 
@@ -126,25 +125,32 @@ def measure_all(
         stack.enter_context(event_log(log if processes.rank == 0 else None, command=command, out=out))
         processes.on_main_process(lambda: hdf5_file.check(out, writable=True))
         common["executor"] = stack.enter_context(executor_of(workers, scheduler))
-        reading = reading_values(loading)
-        choose = partial(chosen_checkpoints, command, checkpoints, parameters, reading, label, quiet=quiet)
-        chosen, defaults = processes.in_all(choose), api.loading_defaults(probes_of(command)[0])
+        choose = partial(chosen_checkpoints, command, checkpoints, parameters, reading_values(loading), label)
+        chosen = processes.in_all(partial(choose, quiet=quiet))
         runs, spec = _configured(command, preset, chosen.parameters, loading)
-        refused: list[NotApplicable] = []
+        refused, groups = list[NotApplicable](), list[str]()
         stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
-            subject = _loaded(path, {**defaults, **spec}, name, processes, quiet=quiet)
+            subject = _loaded(path, spec, name, processes, quiet=quiet)
             _note_unusual_layers(runs, subject, quiet=quiet)
+            common["label"] = name if label else ""
             try:
                 for probes in runs:
-                    _measure(command, probes, subject, out, {**common, "label": name if label else ""}, quiet=quiet)
+                    groups += _measure(command, probes, subject, out, common, quiet=quiet)
                     (after or _nothing)(probes[0], subject)
             except NotApplicable as error:
                 refused.append(error)
                 if len(refused) == len(chosen.paths):
                     raise
                 say(f"note: {name} is left out: {error}", quiet=quiet)
+        _print_table(command, out, groups if common["shard"] == WHOLE else [], quiet=quiet)
     return len(chosen.paths) - len(refused)
+
+
+def _print_table(command: str, out: Path, groups: Sequence[str], *, quiet: bool) -> None:
+    """Print the table of all results of a command, where it has one."""
+    if command == "flatness" and groups and not quiet:
+        typer.echo(flatness_table(out, groups))
 
 
 def _nothing(probe: Any, subject: Subject) -> None:
@@ -187,15 +193,16 @@ def _loaded(
 def _configured(
     command: str, preset: str, parameters: Mapping[str, Any], loading: Mapping[str, Any]
 ) -> tuple[list[list[Any]], dict[str, Any]]:
-    """The probes of each run, and the fields of `Spec`, of a command."""
+    """The probes of each run, and the fields of `Spec` with their defaults, of a command."""
     from landscape import api
 
     probes, given = probes_of(command), {**parameters, **loading}
+    defaults = api.loading_defaults(probes[0])
     if len(probes) > 1:
         together, spec = api.configure_shared_pass(probes, preset, given)
-        return [list(together)], spec
+        return [list(together)], {**defaults, **spec}
     probe, spec = api.configure(command, {**api.preset_of(command, preset), **given})
-    return [[variant] for variant in api.variants(probe)], spec
+    return [[variant] for variant in api.variants(probe)], {**defaults, **spec}
 
 
 def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, quiet: bool) -> None:
@@ -216,9 +223,11 @@ def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, qui
 
 def _measure(
     command: str, probes: list[Any], subject: Subject, out: Path, how: Mapping[str, Any], *, quiet: bool
-) -> None:
-    """Measure one probe, or several from shared forward passes, and print their headlines; `how`: options of `run`."""
-    from landscape.plots import headlines
+) -> list[str]:
+    """Measure one probe, or several from shared forward passes, and print a line with what each found.
+
+    `how`: options of `run`. Returns the groups of the results; none in other processes than the first.
+    """
     from landscape.run import run
     from landscape.shared_pass import applicable, run_shared_pass
 
@@ -236,20 +245,27 @@ def _measure(
             outcomes = [run(probe, subject, out, report=report, **how) for probe in probes]
     took = format_duration(time.monotonic() - start)
     if subject.processes.rank > 0:  # the file may lie on another machine
-        return
+        return []
     for outcome in outcomes:
         record("result", group=outcome.group, units=outcome.units, measured=outcome.measured, out=out)
-        place, headline = f"{outcome.group} in {out}", headlines.headline(out, outcome.group)
-        if (shard := how["shard"]) != WHOLE:
-            place, headline = f"shard {shard} of {place}", "landscape merge joins the shards."
-        if shard != WHOLE and not outcome.units:
-            say(f"{place}: no units, because there are fewer than {shard.of}. {headline}", quiet=quiet)
-        elif outcome.measured == 0:
-            say(f"already measured: {place}; --overwrite measures again. {headline}", quiet=quiet)
-        elif kept := outcome.units - outcome.measured:
-            said = f"{outcome.units:,} units complete, {outcome.measured:,} measured now in {took}"
-            say(f"{place}: {said}, {kept:,} kept from before. {headline}", quiet=quiet)
-        else:
-            say(f"{place}: {outcome.units} of {outcome.units} units in {took}. {headline}", quiet=quiet)
-        if command == "flatness" and shard == WHOLE and not quiet:
-            typer.echo(flatness_table(out, outcome.group))
+        say(_found(outcome, out, how["shard"], took), quiet=quiet)
+    return [outcome.group for outcome in outcomes]
+
+
+def _found(outcome: Outcome, out: Path, shard: Shard, took: str) -> str:
+    """What was found, and where it lies: the line of one probe and network."""
+    from landscape.plots import headlines
+
+    name = outcome.group.rpartition("-")[0].replace("/", " ", 1)
+    kept = outcome.units - outcome.measured
+    if not outcome.measured:
+        how = f"already measured, in {out}; --overwrite measures again"
+    elif kept:
+        how = f"{outcome.measured:,} of {outcome.units:,} units in {took}, the others are kept from before; in {out}"
+    else:
+        how = f"{took}, in {out}"
+    if shard == WHOLE:
+        return f"{name}: {headlines.headline(out, outcome.group) or 'measured'} ({how})"
+    if not outcome.units:
+        how = f"no units, because there are fewer than {shard.of}"
+    return f"{name}: shard {shard} ({how}); landscape merge joins the shards"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from landscape.cli.command_options import Debug, Quiet
+from landscape.cli.command_options import Debug, Quiet, Verbose
 from landscape.cli.training import run_training
 from landscape.options import alternatives, at_least, format_duration, invalid
 from landscape.progress import say
@@ -39,6 +39,7 @@ def reproduce(
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
     out: Annotated[Path, Option(help="folder for checkpoints, results.h5 and CLAIMS.md")] = Path("reproduction"),
     quiet: Quiet = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Train small networks of each family and test the papers' claims on them: holds, fails, or cannot tell.

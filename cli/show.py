@@ -99,12 +99,16 @@ def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
-    """A row per result; on request with the numbers of its headline, their errors and units."""
+    """A row per result, with its samples; on request with the numbers of its headline, their errors and units."""
     from landscape.plots import headlines
     from landscape.plots.measured import as_json
+    from landscape.results.protocols import samples_of
 
     check_not_damaged(file)
-    return headlines.summary(file, as_json) if numbers else headlines.summary(file)
+    rows = headlines.summary(file, lambda data: {"samples": samples_of(data), **(as_json(data) if numbers else {})})
+    for row in rows:
+        row["headline"] = row.pop("headline")  # the longest cell comes last
+    return rows
 
 
 def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:

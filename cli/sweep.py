@@ -55,6 +55,7 @@ with_options(
         "out": RUN["out"],
         "figures": option(Path, "folder for the figure", Path("figures"), OWN),
         "quiet": RUN["quiet"],
+        "verbose": RUN["verbose"],
         "debug": RUN["debug"],
     },
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from landscape.cli.command_options import Debug, Quiet
+from landscape.cli.command_options import Debug, Quiet, Verbose
 from landscape.options import OptionError, parse_arguments
 from landscape.progress import is_main_process, say
 from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
@@ -64,6 +64,7 @@ def train(
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
     out: Annotated[Path | None, Option(help="run folder; default checkpoints/MODEL-DATA[-NAME]")] = None,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Train a model and write snapshots; an interrupted run resumes after its last finished epoch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -18,6 +19,8 @@ _file: ContextVar[IO[str] | None] = ContextVar("_file", default=None)
 def event_log(path: Path | None, **about: Any) -> Iterator[None]:
     """Append events to a file while the block runs: `start` with what it is about, and `end` with the error if any.
 
+    All that the library logs is among them, also what is printed with `--verbose` alone.
+
     Raises:
         OSError: the file cannot be written.
     """
@@ -29,7 +32,8 @@ def event_log(path: Path | None, **about: Any) -> Iterator[None]:
         try:
             record("start", **about)
             try:
-                yield
+                with logging_to(_Recorder(logging.DEBUG)):
+                    yield
             except BaseException as error:
                 name = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
                 record("end", error=" ".join(str(error).split()) or name)
@@ -47,3 +51,24 @@ def record(event: str, **fields: Any) -> None:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     with contextlib.suppress(OSError):  # a full disk must not end a measurement
         file.write(json.dumps({"time": now, "event": event, **finite}, default=str) + "\n")
+
+
+class _Recorder(logging.Handler):
+    """Appends log records as events."""
+
+    def emit(self, entry: logging.LogRecord) -> None:
+        record("message", text=entry.getMessage())
+
+
+@contextlib.contextmanager
+def logging_to(handler: logging.Handler) -> Iterator[None]:
+    """Pass what the library logs to a handler while the block runs, from the level of the handler on."""
+    logger = logging.getLogger("landscape")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(level or handler.level, handler.level))
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import math
 import re
 import signal
@@ -54,8 +55,9 @@ def plain_number(name: str, value: Any, like: object) -> Any:
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Raise an OptionError if an option is below its minimum, or not a number at all."""
+    """Raise an OptionError if an option is below its minimum, infinite, or not a number at all."""
     require(value >= least, name, value, f"at least {least:g}")
+    require(value < math.inf, name, value, "finite")
 
 
 def one_of(name: str, value: str, choices: Iterable[str]) -> None:
@@ -287,6 +289,14 @@ def parse_duration(name: str, text: str) -> float:
         found = math.nan
     require(0 < found < math.inf, name, text, "a time such as 90s, 30m or 2h")
     return found
+
+
+FORECAST_SECONDS = 10.0  # of a run, or of its preparation, below which no forecast is printed
+
+
+def forecast_level(seconds: float) -> int:
+    """The log level of a forecast: it is printed by default where it is worth waiting for."""
+    return logging.INFO if seconds >= FORECAST_SECONDS else logging.DEBUG
 
 
 def format_duration(seconds: float) -> str:

@@ -137,6 +137,7 @@ class Probe(Protocol):
     # whether the model's outputs matter; False, also of one probe by its options, accepts those without a classifier
     logits: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True  # whether two passes of the model must be equal
+    differentiates: ClassVar[bool] = False  # whether numbers are of second derivatives, which are checked first
     by_process_group: ClassVar[bool] = False  # whether the processes of `torchrun` can share every product
     ordered: ClassVar[bool] = False  # whether the samples keep the order of their source, such as frames of a stream
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name
@@ -192,9 +193,9 @@ class Autotunes(Protocol):
 
 @runtime_checkable
 class Estimates(Protocol):
-    """Says in words how long its units will take."""
+    """Forecasts its units before the first: their seconds, and these in words with options for a shorter run."""
 
-    def estimate(self, subject: Any, units: int, workers: int = 1) -> str: ...
+    def estimate(self, subject: Any, units: int, workers: int = 1) -> tuple[float, str]: ...
 
 
 @runtime_checkable

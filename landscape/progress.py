@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Self
 
-from landscape.event_log import record
-from landscape.options import format_duration, printable
+from landscape.event_log import logging_to, record
+from landscape.options import FORECAST_SECONDS, format_duration, printable
 from landscape.probe import Estimates, Stages, listening
 
 LINE_SECONDS = 30.0  # between lines
@@ -24,7 +24,6 @@ DRAWN_SECONDS = 0.2  # between updates of the products within a unit
 SEVERAL = 8  # finished units, after which the others are expected to take as many products as these, on average
 UNIT_SECONDS = 2.0  # of a first unit, after which its products give the forecast
 TIMED_SECONDS = 0.5  # of finished units, after which they give the forecast
-SHORT_SECONDS = 5.0  # of a run without products, below which it has no forecast
 LONG_SECONDS = 600.0  # from here on a forecast names options for a shorter run
 
 
@@ -68,8 +67,8 @@ class Advice:
 class Progress:
     """Report finished units of one measurement: a context manager, called with (finished, total).
 
-    A forecast is printed once, from the first units or, where a unit takes long, from its first Hessian products; such
-    a unit also shows how many products are made. No run is timed for it beforehand.
+    Of a run of more than ten seconds a forecast is printed once, from the first units or, where a unit takes long, from
+    its first Hessian products; such a unit also shows how many products are made. No run is timed for it beforehand.
 
     The bar appears `after` so many seconds. Where there is none, a line is printed twice a minute, also while no unit
     is finished, unless `lines` is false, which also leaves out forecasts of less than half a minute.
@@ -148,7 +147,7 @@ class Progress:
             self._show()
         rate, _ = self._speed(now)
         seconds = (total - self._first + 1) / rate if rate else 0.0
-        timed = self._began is None and now - self._start >= TIMED_SECONDS and seconds > SHORT_SECONDS
+        timed = self._began is None and now - self._start >= TIMED_SECONDS
         if self._forecast_due and timed:
             self._forecast(seconds, total - self._first + 1)
         if self._bar is not None:
@@ -176,7 +175,7 @@ class Progress:
         speed = f", {rate:.3g}/s, about {format_duration(left)} left" if rate else ""
         within = f", {self._products_in_words}" if self._products and self._began is not None else ""
         done = f"{self._finished}/{self._total}, {100 * self._finished / self._total:.0f} %{within}"
-        say(f"{self._what} {done}{speed}{self._workers_in_words}")
+        say(f"{self._what} {done}{speed}{self._workers_in_words}", again=True)
 
     def _record(self, now: float) -> None:
         self._recorded = now
@@ -195,12 +194,10 @@ class Progress:
 
     def _forecast(self, seconds: float, units: int) -> None:
         self._forecast_due = False
-        if not self._lines and seconds < LINE_SECONDS:
+        if seconds < (FORECAST_SECONDS if self._lines else LINE_SECONDS):
             return
-        each = f" of about {self._expected:,.0f} Hessian products" if self._began is not None else ""
-        about = f"{'at most' if self._advice.at_most else 'about'} {format_duration(max(seconds, 1.0))}"
-        count = f"{units:,} unit{'s' if units > 1 else ''}"
-        say(f"{self._what}: {count}{each}, {about}{self._advice.shorter(units, seconds)}")
+        about = f"{'at most' if self._advice.at_most else 'about'} {format_duration(seconds)}"
+        say(f"{self._what}: {about}{self._advice.shorter(units, seconds)}")
 
     def _draw_products(self, now: float) -> None:
         if self._bar is not None:
@@ -244,29 +241,45 @@ def is_main_process() -> bool:
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def say(text: str, *, quiet: bool = False) -> None:
-    """Print one line for the user on stderr, and put it into the log if there is one."""
+_printed: list[set[str]] = []  # the lines of every command that runs, the last one innermost
+
+
+def say(text: str, *, quiet: bool = False, again: bool = False) -> None:
+    """Print one line for the user on stderr, and put it into the log if there is one.
+
+    A command prints a line once, unless it is to appear `again`: what is the same for several networks is said once.
+    """
     record("message", text=text)
-    if not quiet and is_main_process():
-        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
+    if not quiet:
+        _print(text, again=again)
+
+
+def _print(text: str, *, again: bool = False) -> None:
+    if not is_main_process() or (not again and any(text in lines for lines in _printed)):
+        return
+    for lines in _printed[-1:]:
+        lines.add(text)
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 class _Printer(logging.Handler):
     """Prints log records for the user."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        _print(record.getMessage())
 
 
 @contextlib.contextmanager
-def print_log(*, quiet: bool = False) -> Iterator[None]:
-    """Print what the library logs while the block runs: estimates, choices, fallbacks; only warnings if quiet."""
-    logger, handler = logging.getLogger("landscape"), _Printer()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+def print_log(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
+    """Print what the library logs while the block, a command, runs: each line once.
+
+    By default that is what changes how a number is to be read. `verbose` adds how it is computed (engine, memory,
+    threads), which the library logs as DEBUG; `quiet` leaves warnings alone.
+    """
+    handler = _Printer(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+    _printed.append(set())
     try:
-        yield
+        with logging_to(handler):
+            yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        _printed.pop()

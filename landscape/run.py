@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from landscape.curvature.derivative_check import disagreement
 from landscape.executors.executor import IN_PROCESS, Executor
 from landscape.executors.lockstep import Measure, follow, followed, leading, require_equal
 from landscape.executors.memory_limit import with_smaller_mini_batches
-from landscape.options import OptionError
+from landscape.options import OptionError, forecast_level
 from landscape.probe import (
     WHOLE,
     Autotunes,
@@ -91,7 +92,8 @@ def run(
 
     def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
         if isinstance(probe, Estimates) and pending[0] and _log.isEnabledFor(logging.INFO):
-            _log.info("%s: %d units, %s", probe.name, len(pending[0]), _estimate(probe, subject, pending[0], executor))
+            seconds, words = _estimate(probe, subject, pending[0], executor)
+            _log.log(forecast_level(seconds), "%s %s: %s", probe.name, label or subject.label, words)
         arrays = writers[0].arrays()
         measure: Measure = partial(executor.measure, probe, subject)
         if subject.processes.size > 1:
@@ -155,7 +157,7 @@ def run_loop(
         return [Outcome(writer.group, total, len(units), writer.result()) for writer, units in pairs]
 
 
-def _estimate(probe: Estimates, subject: Subject, pending: Sequence[Unit], executor: Executor) -> str:
+def _estimate(probe: Estimates, subject: Subject, pending: Sequence[Unit], executor: Executor) -> tuple[float, str]:
     return with_smaller_mini_batches(subject, lambda own: probe.estimate(own, len(pending), executor.workers))
 
 
@@ -197,6 +199,8 @@ def run_key(
         **attributes_of(subject),
         "versions": json.dumps(versions()),
     }
+    if probe.differentiates and (found := disagreement(subject)):
+        attributes["derivatives"] = found
     if pattern := getattr(probe, "params", ""):
         attributes["protocol"] = f"{protocol(subject)}, parameters matching {pattern}"
     if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions

@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers, relative_error
+from landscape.plots.headlines import Numbers, missed_tol
 from landscape.results.rounding import plus_minus
 
 if TYPE_CHECKING:
@@ -120,10 +120,9 @@ def _numbers(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """Mean eigenvalue with its error, also as a share of it, and both ends of the spectrum; of blocks the distance."""
+    """Mean eigenvalue with its error, and both ends of the spectrum; of blocks the distance."""
     if "heterogeneity" in data:
         found: Numbers = {name: data[name].item() for name in OF_BLOCKS if name in data}
         return found | {"heterogeneity is the": str(data.attrs.get("heterogeneity_definition", ""))}
     found = {name: data[name].item() for name in ("mean", "mean_se") if name in data}
-    found |= relative_error(data, "mean")
-    return found | {name: data[name].item() for name in ("smallest", "largest") if name in data}
+    return found | missed_tol(data) | {name: data[name].item() for name in ("smallest", "largest") if name in data}

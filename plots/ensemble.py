@@ -13,6 +13,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
+from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
@@ -101,8 +102,8 @@ def headline(data: xr.Dataset) -> Numbers:
         return {}
     found: Numbers = {"members": str(int(data["size"].values[-1]))}
     for name in (name for name in ("nll", "accuracy", "ece", "temperature") if name in data):
-        values = data[name].values
-        found[name] = f"{values[0]:.4g} to {values[-1]:.4g}"
+        halves = np.broadcast_to(half_width(data, name), data[name].shape)
+        found[name] = " to ".join(plus_minus(float(data[name].values[at]), float(halves[at])) for at in (0, -1))
     if f"{SECONDS}_all" in data.attrs:
         one, every = (float(data.attrs[f"{SECONDS}_{way}"]) for way in ("one_pass", "all"))
         found["seconds per image"] = f"{one:.4g} to {every:.4g}"

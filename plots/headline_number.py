@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
+from landscape.results.rounding import interval, plus_minus
 from landscape.statistics.intervals import share_interval
 from landscape.statistics.stored import count_of, ends_of, error_of
 
@@ -41,9 +42,16 @@ class Measured:
         return bool(np.isfinite(self.low) and np.isfinite(self.high))
 
     def __str__(self) -> str:
-        text = f"{self.value:.4g}"
-        text += f" [{self.low:.3g}, {self.high:.3g}]" if self.known else ""
+        low, high = (f"{end:.0f}" if 1000 <= abs(end) < 1e6 else f"{end:.3g}" for end in (self.low, self.high))
+        text = f"{self.value:.4g}" + (f" [{low}, {high}]" if self.known else "")
         return f"{text} {self.at}".strip()
+
+    def in_words(self) -> str:
+        """The value with half the width of its interval, or with both ends where these are not equally far."""
+        above, below = self.high - self.value, self.value - self.low
+        if abs(above - below) <= 0.02 * (above + below):
+            return plus_minus(self.value, (above + below) / 2)
+        return interval(self.value, self.low, self.high)
 
     def as_json(self) -> dict[str, Any]:
         """With JSON's null for what is not known."""

@@ -18,7 +18,6 @@ from landscape.plots.figure import Comparing, Headlined, lacking
 from landscape.probe import MICRO_BATCHES
 from landscape.results import reader
 from landscape.results.malformed import readable
-from landscape.results.rounding import plus_minus
 
 Numbers = dict[str, float | str]
 
@@ -50,21 +49,30 @@ def largest_change(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> N
     return {f"intact {what}": intact, f"largest {word}": values[worst].item(), "at": name(data[axis].values[worst])}
 
 
-def relative_error(data: xr.Dataset, name: str) -> Numbers:
-    """The standard error of an estimate as a share of its magnitude, and whether it is above the target `tol`."""
-    if name not in data or f"{name}_se" not in data or not float(data[name]):
-        return {}
-    missed: Numbers = {"tol": "not met by the most vectors"} if float(data.get("within_tol", 1.0)) == 0.0 else {}
-    return {"relative error": float(data[f"{name}_se"]) / abs(float(data[name])), **missed}
+def missed_tol(data: xr.Dataset) -> Numbers:
+    """That the relative error of an estimate is above the target `tol`; empty where it is not."""
+    return {"tol": "not met by the most vectors"} if float(data.get("within_tol", 1.0)) == 0.0 else {}
+
+
+def with_intervals(data: xr.Dataset) -> Numbers:
+    """`numbers`, those with a 95 % interval as text that has it."""
+    from landscape.plots.measured import measured  # which has the numbers from here
+
+    found = numbers(data)
+    known = {one.name: one for one in measured(data) if one.known} if found and "lacks" not in found else {}
+    return {
+        name: known[name].in_words() if name in known and not isinstance(value, str) else value
+        for name, value in found.items()
+        if not name.endswith("_se")
+    }
 
 
 def text(found: Numbers) -> str:
-    """Numbers as `name value ± standard error, name value`."""
-    errors = {f"{name}_se" for name, value in found.items() if not isinstance(value, str)}
-    shown = {name: value for name, value in found.items() if name not in errors}
+    """Numbers as `name value, name value`; those with an interval are text already."""
     return ", ".join(
-        f"{name} {value if isinstance(value, str) else plus_minus(value, float(found.get(f'{name}_se', np.nan)))}"
-        for name, value in shown.items()
+        f"{name} {value if isinstance(value, str) else f'{value:.4g}'}"
+        for name, value in found.items()
+        if not name.endswith("_se")
     )
 
 
@@ -83,7 +91,7 @@ def rows(
     found = []
     for name, data in stored:
         with readable(path, name):
-            headline = text(numbers(data) | compared(name, stored) | divided(data))
+            headline = text(_or_why(data) | compared(name, stored) | divided(data))
         row = {
             "probe": name.partition("/")[0],
             "label": str(data.attrs.get("label", "")),
@@ -99,6 +107,14 @@ def rows(
     return found
 
 
+def _or_why(data: xr.Dataset) -> Numbers:
+    """The headline numbers; of a finished result without any, that there are none."""
+    finished = "done" in data and bool((data["done"] == 1).all())
+    return with_intervals(data) or (
+        {"no number": "is finite: more samples or larger maps may have some"} if finished else {}
+    )
+
+
 def divided(data: xr.Dataset) -> Numbers:
     """Into how many parts mini-batches were divided because they did not fit into memory; empty if they were not."""
     parts = data.attrs.get(MICRO_BATCHES, 1)
@@ -111,7 +127,7 @@ def headline(path: Path | str, group: str) -> str:
     Raises:
         ValueError: the file holds no such group; FileNotFoundError, ValueError: as `reader.open`.
     """
-    found = numbers(reader.result(path, group))
+    found = _or_why(reader.result(path, group))
     probe = group.partition("/")[0]
     return text(found | compared(group, reader.find(path, probe) if _comparing(probe) else []))
 

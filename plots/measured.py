@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import basin_panels, geometry, headlines
+from landscape.plots.align import pair
 from landscape.plots.headline_number import (
     FLATTER,
     FLATTER_ABOVE,
@@ -38,7 +39,7 @@ OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all other
     "noise-scale": "groups of samples",
 }
 # In headlines, but no measurement of the network: errors, positions, settings, and what was not reached.
-OTHER = ("_se", "threshold", "relative error", "at", "at tau", "not converged", "missed by the first search",
+OTHER = ("_se", "threshold", "at", "at tau", "not converged", "missed by the first search",
          "seconds per frame", "hold-out error at most", "deviation at most (standard errors)",
          "mini-batches not finite")  # fmt: skip
 
@@ -208,16 +209,22 @@ def _tokens(data: xr.Dataset) -> Iterator[Measured]:
 
 
 def _line(data: xr.Dataset) -> Iterator[Measured]:
-    """The highest barrier between checkpoints."""
+    """The highest barrier between checkpoints, also in accuracy; of random lines the loss at the checkpoint."""
     if headlines.finite(data, "barrier").size:
-        top = int(np.nanargmax(data["barrier"].values))
-        yield from number(data, "barrier", "barrier", at={str(data["barrier"].dims[0]): top})
+        top = {str(data["barrier"].dims[0]): int(np.nanargmax(data["barrier"].values))}
+        yield from number(data, "barrier", "barrier", at=top)
+        yield from number(data, "accuracy barrier", "accuracy_barrier", at=top)
+    elif "t" in data and (start := np.flatnonzero(data["t"].values == 0.0)).size:
+        yield from number(data, "loss", "loss", LOWER, {"direction": 0, "t": int(start[0])})
 
 
 def _align(data: xr.Dataset) -> Iterator[Measured]:
-    """The barrier between two checkpoints after alignment."""
+    """The barrier between two checkpoints before and after alignment."""
     if headlines.finite(data, "barrier").size:
-        yield from number(data, "barrier", "barrier", at={"curve": -1})
+        before, after = pair(data)
+        yield from number(data, "barrier before", "barrier", at={"curve": before})
+        yield from number(data, "barrier", "barrier", at={"curve": after})
+        yield from number(data, "accuracy barrier", "accuracy_barrier", at={"curve": after})
 
 
 def _barriers(data: xr.Dataset) -> Iterator[Measured]:

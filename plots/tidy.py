@@ -28,14 +28,13 @@ def tidied(figure: Any) -> Any:
     with suppress(ValueError):  # axes of subfigures: their distances stay, as when matplotlib draws the figure
         figure.get_layout_engine().execute(figure)
     plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
+    along = {ax: _thinned(ax.xaxis, 0) for ax in plain}
     for ax in plain:
-        for side, axis in enumerate((ax.xaxis, ax.yaxis)):
-            _thin(_shown(axis), side)
+        _thinned(ax.yaxis, 1)
     for row in _rows(plain):
         for left, right in pairwise(row):
-            ends = [_shown(ax.xaxis) for ax in (left, right)]
-            if all(ends) and _touch(ends[0][-1], ends[1][0], 0):
-                ends[1][0].set_visible(False)
+            if along[left] and along[right] and _touch(along[left][-1], along[right][0], 0):
+                along[right].pop(0).set_visible(False)
     figure.set_layout_engine(None)  # with "none", saving would draw the figure twice
     figure.dpi = shown
     return figure
@@ -69,14 +68,17 @@ def _shown(axis: Any) -> list[Any]:
     return sorted(labels, key=lambda label: label.get_window_extent().min[side])
 
 
-def _thin(labels: Sequence[Any], side: int) -> None:
-    """Keep every second, third, ... label, so that none touches the next."""
+def _thinned(axis: Any, side: int) -> list[Any]:
+    """The labels of an axis that stay: every second, third, ... where they would touch; the others are hidden."""
+    labels = _shown(axis)
+    kept: Sequence[Any] = []
     for step in range(1, len(labels) + 1):
         kept = labels[::step]
         if not any(_touch(one, other, side) for one, other in pairwise(kept)):
             break
     for label in labels:
         label.set_visible(label in kept)
+    return list(kept)
 
 
 def _touch(one: Any, other: Any, side: int) -> bool:

@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers, relative_error
+from landscape.plots.headlines import Numbers, missed_tol
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
 
@@ -76,7 +76,7 @@ def _number(data: xr.Dataset) -> str:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """The trace with its error, also as a share of it, the Frobenius norm, and how many mini-batches are left out."""
+    """The trace with its error, the Frobenius norm, and how many mini-batches are left out."""
     found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
     norm: Numbers = {name: data[name].item() for name in (*NORM, *RATIOS) if name in data}
     lost = 0
@@ -84,4 +84,4 @@ def headline(data: xr.Dataset) -> Numbers:
         done = data["done"] == 1
         done = done.any("round") if "round" in done.dims else done
         lost = int((done & ~np.isfinite(data["batch_trace"])).sum())
-    return found | relative_error(data, "trace") | norm | ({"mini-batches not finite": lost} if lost else {})
+    return found | missed_tol(data) | norm | ({"mini-batches not finite": lost} if lost else {})

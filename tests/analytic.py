@@ -264,6 +264,11 @@ def dense_of(subject: Subject, operator: str, i: int = 0) -> Tensor:
     return torch.einsum("scn,scd,sdm->nm", jacobian, middle, jacobian) / len(targets)
 
 
+def failing_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Fail, as the loss of a user may."""
+    raise ArithmeticError("no loss")
+
+
 def run_probe(probe: Probe, subject: Subject, *, units: int | None = None) -> dict[str, Any]:
     """All arrays of a probe's result as the results file stores them, with its first `units` units measured.
 

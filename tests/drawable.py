@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import synthetic
 import xarray as xr
 from matplotlib.figure import Figure
@@ -25,12 +27,40 @@ UNFINISHED = {  # by the share of finished units: no number of the figure is kno
     0.001: {"noise_scale", "corruption_sizes", "sensitivity", "sensitivity_predictor", "input_images"},
     0.4: {"corruption_sizes"},
 }
+ERRORS = ("_se", "_low", "_high", "_spread")
+KEPT = ("done", "x", "y", "t", "depth", "size", "unit", "batch", "layer", "epoch", "radius", "band", "frequency")
 EVERYDAY = [name for name in FIGURES if name not in SPECIAL]
+OF_STUDY = [name for name in FIGURES if name in (*EVERYDAY, *OF_SEVERAL)]
+
+
+@cache
+def stored_in(path: Path) -> list[tuple[str, xr.Dataset]]:
+    """All results of a file that no test changes, in the order of figures; read once."""
+    return reader.by_checkpoint(reader.groups(path))
 
 
 def result_of(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
-    ((_, data),) = reader.find(study, probe=probe, label=label)
-    return data
+    """A copy of one result."""
+    ((_, data),) = [
+        item for item in stored_in(study) if item[0].startswith(f"{probe}/") and item[1].attrs["label"] == label
+    ]
+    return data.copy(deep=True)
+
+
+def spoilt(data: xr.Dataset, *, errors: bool) -> xr.Dataset:
+    """A result with -inf, inf and NaN as the first, the second and the last value of its errors, or of its numbers."""
+    changed = data.copy(deep=True)
+    for name, values in changed.data_vars.items():
+        is_error = str(name).endswith(ERRORS)
+        if values.dtype.kind == "f" and name not in KEPT and is_error == errors:
+            whole = np.array(values.values)
+            for place, value in ((0, -np.inf), (1, np.inf), (-1, np.nan)):
+                if abs(place) < whole.size:
+                    whole.flat[place] = value
+            if whole.size == 1:
+                whole = np.full(whole.shape, np.inf)
+            changed[name] = values.copy(data=whole)
+    return changed
 
 
 def axes_for(name: str) -> Any:

@@ -18,6 +18,8 @@ import landscape
 from landscape.api import measure
 from landscape.cli.main import exit_code
 from landscape.curvature.vectors import flat
+from landscape.plots.headlines import summary
+from landscape.probes import probe_class
 from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
 from landscape.subject.sanity_check import check_sanity
@@ -173,6 +175,7 @@ def whole(model, batch):
 """
 
 
+@pytest.mark.slow
 def test_the_command_takes_structured_batches_and_losses_of_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,3 +240,23 @@ def test_feature_maps_of_two_pictures_are_scaled_by_the_pictures() -> None:
     data = [(drawn(4, 1, 8, 8), drawn(4, 1, 8, 8, seed=1), torch.tensor([0.0, 1, 0, 1])) for _ in range(2)]
     found = measure("fourier", load(Siamese(), data=data, loss="mse"), out=None, quiet=True)
     assert found.scale.values.tolist() == [1.0] * found.sizes["layer"]
+
+
+@pytest.mark.parametrize("side", [1, 2, 3])
+@pytest.mark.parametrize("probe", ["fourier", "variance", "uncertainty", "similarity", "geometry", "noise", "stream"])
+def test_maps_of_few_positions_give_numbers_or_say_that_they_give_none(probe: str, side: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(),
+                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()  # fmt: skip
+    subject = landscape.load(model, data=(torch.randn(8, 3, side, side), torch.arange(8) % 3))
+    options = dict(probe_class(probe).smallest)
+    if (probe, side) == ("uncertainty", 1):
+        with pytest.raises(ValueError, match="every map of this model is a single position, which has no spread"):
+            measure(probe, subject, out=None, quiet=True, **options)
+        return
+    stored = measure(probe, subject, out=tmp_path / "results.h5", quiet=True, **options)
+    assert (stored.done == 1).all()
+    (row,) = summary(tmp_path / "results.h5")
+    none = (probe, side) in {("fourier", 1), ("fourier", 2), ("variance", 1)}
+    assert (row["headline"] == "no number is finite: more samples or larger maps may have some") is none
+    assert row["headline"]

@@ -13,36 +13,23 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from measured_runs import ARGUMENTS, save
 from torch import nn
 
 import landscape
 from landscape import models, progress
-from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.options import OptionError
 from landscape.probes import PROBES, probe_class
 from landscape.results import hdf5_file
 
-ARGUMENTS: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
 FEW: dict[str, Any] = {"samples": 16, "batch_size": 8}
 
 
-@pytest.fixture
-def final(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    path = tmp_path / "checkpoints" / "resnet-digits" / "final.pt"
-    write_checkpoint(
-        path,
-        model="resnet_demo",
-        model_args=ARGUMENTS,
-        state_dict=models.build("resnet_demo", **ARGUMENTS).state_dict(),
-        data={"name": "digits"},
-        recipe={},
-        epoch=1.0,
-        metrics={},
-        seed=0,
-    )
-    return path
+@pytest.fixture(scope="module")
+def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "checkpoints" / "resnet-digits" / "final.pt"
+    return save(path, recipe={}, epoch=1.0)
 
 
 @pytest.fixture
@@ -133,6 +120,7 @@ def test_a_result_in_memory_is_that_of_the_file_to_the_last_attribute(
     assert list(alone.variables) == list(stored.variables)
 
 
+@pytest.mark.slow
 def test_shared_passes_and_staged_and_tuned_probes_need_no_file(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     stored, alone = (landscape.features(subject, out=where) for where in (out, None))
@@ -335,7 +323,7 @@ def networks(count: int) -> list[nn.Module]:
     made = []
     for seed in range(count):
         torch.manual_seed(seed)
-        model = models.build("resnet_demo", **ARGUMENTS).train()
+        model = models.build("resnet_demo", classes=10, image_size=16, **ARGUMENTS).train()
         model(torch.randn(32, 3, 16, 16))  # statistics of batch norm of its own
         made.append(model)
     return made
@@ -394,11 +382,8 @@ def test_similarity_to_a_network_in_memory(tmp_path: Path, final: Path) -> None:
     assert found.attrs["against"] == "module"
     assert bits(end) == before
     assert all(module.training for module in end.modules())
-    write_checkpoint(
-        tmp_path / "end.pt", model="resnet_demo", model_args=ARGUMENTS, state_dict=end.state_dict(),
-        data={"name": "digits"}, recipe={}, epoch=1.0, metrics={}, seed=0,
-    )  # fmt: skip
-    assert same_numbers(found, landscape.measure("similarity", subject, out=None, against=tmp_path / "end.pt"))
+    stored = save(tmp_path / "end.pt", state_dict=end.state_dict(), recipe={}, epoch=1.0)
+    assert same_numbers(found, landscape.measure("similarity", subject, out=None, against=stored))
     weights = landscape.measure("similarity", landscape.load(start, data="digits", **FEW), out=None,
                                 against=end.state_dict())  # fmt: skip
     assert weights.attrs["against"] == "state_dict"

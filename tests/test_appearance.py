@@ -6,12 +6,11 @@ import itertools
 import json
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 import synthetic
 import xarray as xr
-from drawable import EVERYDAY, result_of
+from drawable import result_of, stored_in
 from matplotlib.colors import to_rgb
 
 import landscape
@@ -22,27 +21,6 @@ from landscape.plots import (
     style,
     theme,
 )
-from landscape.plots.tidy import _shown, _touch, tidied
-
-
-@pytest.mark.slow
-def test_tick_labels_do_not_touch_and_no_text_is_too_small_at_print_size(study: Path) -> None:
-    stored = landscape.open(study)  # once for all figures
-    for columns in (1, 2):
-        for name in EVERYDAY:
-            with theme.applied(theme.Theme("paper", columns)):
-                page = getattr(landscape.plots, name)(stored, columns=columns)
-                tidied(page)
-                page.dpi = matplotlib.rcParams["savefig.dpi"]
-            for ax in page.axes:
-                for side, axis in enumerate((ax.xaxis, ax.yaxis) if ax.name == "rectilinear" else ()):
-                    labels = _shown(axis)
-                    assert not any(_touch(one, other, side) for one, other in itertools.pairwise(labels)), (
-                        name,
-                        columns,
-                    )
-                sizes = [text.get_fontsize() for text in ax.findobj(matplotlib.text.Text) if text.get_text()]
-                assert min(sizes, default=6.0) >= 6.0, (name, columns)
 
 
 def test_families_have_their_colours_and_markers(study: Path) -> None:
@@ -55,7 +33,7 @@ def test_families_have_their_colours_and_markers(study: Path) -> None:
 
 @pytest.mark.parametrize("name", ["monitor", "step"])
 def test_networks_have_marks_of_their_own_beside_their_colours(study: Path, name: str) -> None:
-    page = getattr(landscape.plots, name)(study)
+    page = getattr(landscape.plots, name)([data for _, data in stored_in(study)])
     marks: dict[str, set[str]] = {}
     for line in page.axes[0].get_lines():
         if len(line.get_xdata()) and line.get_marker() in tuple("oDs"):

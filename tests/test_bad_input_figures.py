@@ -18,7 +18,6 @@ from landscape.probe import Plan, Quantity
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 
-pytestmark = pytest.mark.slow
 HOSTILE = "größe_{模型} $\\frac{a} <script>alert(1)</script>"
 
 
@@ -31,6 +30,7 @@ def changed(path: Path, change: Callable[[h5py.Group], None]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_empty_file_is_refused_in_one_line(command: Command, tmp_path: Path) -> None:
     empty = tmp_path / "empty.h5"
     with h5py.File(empty, "w"):
@@ -44,6 +44,7 @@ def test_an_empty_file_is_refused_in_one_line(command: Command, tmp_path: Path) 
             assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_surface_without_a_number_is_refused_and_one_with_infinite_cells_is_drawn(
     command: Command, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_surface_without_a_number_is_refused_and_one_with_infinite_cells_is_dr
     assert (tmp_path / "f" / "surface.png").exists()
 
 
+@pytest.mark.slow
 def test_a_surface_of_one_point_is_drawn(command: Command, tmp_path: Path) -> None:
     out, one = tmp_path / "one.h5", np.zeros(1)
     quantities = {name: Quantity(name) for name in ("loss", "loss_se", "l2", "accuracy")}
@@ -77,6 +79,7 @@ def test_a_surface_of_one_point_is_drawn(command: Command, tmp_path: Path) -> No
     assert command("report", out, "--out", tmp_path / "p.html")[0] == 0
 
 
+@pytest.mark.slow
 def test_twelve_networks_of_two_hundred_layers_with_long_names_are_drawn(tmp_path: Path) -> None:
     networks = [synthetic.transformer(f"{HOSTILE} {i} {'long ' * 12}", depth=100) for i in range(12)]
     path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "lesion"))
@@ -117,6 +120,7 @@ def swollen(group: h5py.Group) -> None:
     h5py.h5d.create(group.id, b"samples_loss", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple(shape), form)
 
 
+@pytest.mark.campaign
 def test_comparison_animation_and_figures_from_python_stream_a_file_of_five_gigabytes(tmp_path: Path) -> None:
     path = tmp_path / "large.h5"
     networks = [synthetic.transformer(f"net {i}", model=f"net_{i}") for i in range(2)]
@@ -135,6 +139,7 @@ def test_comparison_animation_and_figures_from_python_stream_a_file_of_five_giga
     assert (tmp_path / "a.gif").exists()
 
 
+@pytest.mark.campaign
 def test_a_file_of_five_gigabytes_is_streamed(tmp_path: Path) -> None:
     path = changed(tmp_path / "large.h5", swollen)
     assert path.stat().st_size > 5e9

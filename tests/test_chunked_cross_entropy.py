@@ -107,7 +107,7 @@ def test_the_automatic_backend_of_a_large_vocabulary_is_double_backward(
     few_logits: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = language_model(tied=True)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG", logger="landscape"):
         curved = curvature(subject, subject.parameters, "auto")
     assert curved.hvp == "kept"
     assert "cross-entropy over 2 tokens at a time" in caplog.text

@@ -1,27 +1,87 @@
-"""The command `demo`, from the networks to the report."""
+"""The command `demo`, from the networks to the last line, with one epoch and few samples; and as it is delivered."""
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 
 import pytest
 
 from landscape.cli import demo
-from landscape.probes import PROBES, probe_class
+from landscape.doctor.rules import examine
+from landscape.plots import FIGURES
+from landscape.plots.report import findings_of
+from landscape.probes import FEATURES, PROBES, probe_class
 from landscape.results import reader
+
+SHORT = tuple(
+    step._replace(parameters={**step.parameters, **parameters})
+    for step in demo.CORE
+    for probe, parameters in {
+        "barriers": {"resolution": 3, "snapshots": "", "repair": 1},
+        "align": {"resolution": 3, "restarts": 1, "repair": 1},
+        "line": {"resolution": 3},
+        "features": {},
+        "lesion": {},
+        "surface": {"resolution": "5"},
+        "hessian": {"top": 2, "batches": 2, "max_products": 12},
+    }.items()
+    if step.probe == probe
+)
+NUMBER_WITH_INTERVAL = r"\d \[-?\d\S*, -?\d\S*\]|\d ± \d"
+
+
+def test_all_is_every_probe_that_applies_to_pictures_and_the_core_needs_no_more_than_is_installed() -> None:
+    core, every = ([step.probe for step in demo.plan(every=every)] for every in (False, True))
+    assert every[: len(core)] == core
+    assert len(set(every)) == len(every)
+    measurable = {name for name, entry in PROBES.items() if not entry.needs and not probe_class(name).ordered}
+    assert measurable <= {*every, *FEATURES}
+    assert not [name for name in core if name in PROBES and PROBES[name].needs]
+
+
+def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() -> None:
+    assert len(set(demo.FIGURES)) == len(demo.FIGURES) <= 16
+    probes = {FIGURES[name].probe for name in demo.FIGURES}
+    assert probes <= {step.probe for step in demo.CORE} | set(FEATURES)
+    assert {step.probe for step in demo.CORE} - {"features"} <= probes
 
 
 @pytest.mark.slow
-def test_demo_measures_every_probe_on_every_network_that_it_applies_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    smallest = {name: probe_class(name).smallest for name in PROBES}
-    monkeypatch.setattr(demo, "COARSE", smallest)
-    demo.demo(out=tmp_path, epochs=1, samples=32, quiet=True)
-    found: dict[str, int] = {}
-    for _, data in reader.groups(tmp_path / "results.h5"):
-        found[data.attrs["probe"]] = found.get(data.attrs["probe"], 0) + 1
-    measurable = {name for name, entry in PROBES.items() if not entry.needs and not probe_class(name).ordered}
-    assert measurable <= set(found)
-    assert {name for name in measurable if found[name] < 3} == {"attention", "attention-maps", "ensemble"}
-    assert (tmp_path / "report.html").stat().st_size > 100_000
+    monkeypatch.setattr(demo, "CORE", SHORT)
+    demo.demo(out=tmp_path, epochs=1, samples=48)
+    said = capfd.readouterr()
+    assert "already measured" not in said.err
+    table, found, commands = re.split(r"\n\n", said.out.strip())
+    sentences = found.splitlines()[1:]
+    assert len(sentences) == 3
+    assert all(re.search(NUMBER_WITH_INTERVAL, sentence) for sentence in sentences)
+    assert [f"- {finding.number}" for finding in findings_of(tmp_path / "results.h5")][:3] == sentences
+    assert [line.startswith("$ landscape ") for line in commands.splitlines()[1:]] == [True] * 3
+    assert all(re.search(r"  48 (test|train)  ", row) for row in table.splitlines()[1:])
+    drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {name for name in demo.FIGURES if FIGURES[name].probe in {s.probe for s in SHORT} | set(FEATURES)}
+    assert (tmp_path / "report.html").stat().st_size < 3_000_000
+
+    before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
+    demo.demo(out=tmp_path, epochs=1, samples=48)
+    again = capfd.readouterr().err
+    assert again.count("already trained") == 4
+    assert again.count("already measured") == len(SHORT)
+    assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
+
+
+@pytest.mark.campaign
+def test_the_doctor_has_nothing_to_say_about_the_demo_as_it_is_delivered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.process_time()
+    demo.demo(out=tmp_path)
+    assert [f"{one.rule}: {one.text}" for one in examine([tmp_path / "results.h5"]) if one.severity != "note"] == []
+    assert len(list((tmp_path / "figures").iterdir())) == len(demo.FIGURES)
+    assert time.process_time() - began < 60  # the rest is in the two processes
+    assert len(re.findall(r"(?m)^- ", capsys.readouterr().out)) == 3

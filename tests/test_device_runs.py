@@ -77,6 +77,7 @@ def test_exhausted_memory_divides_the_mini_batch_and_changes_nothing(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["lesion", "surface", "hessian"])
 def test_device_memory_is_given_back(probe: str, kind: str) -> None:
     options = {"surface": {"resolution": "3"}, "hessian": {"top": 1, "batches": 1, "max_products": 4}}.get(probe, {})
@@ -117,6 +118,7 @@ def test_random_vectors_and_masks_are_those_of_the_cpu(kind: str) -> None:
             assert all(torch.equal(a.cpu(), b) for a, b in zip(subject.batches[i], plain.batches[i], strict=True))
 
 
+@pytest.mark.slow
 def test_samples_to_fit_on_may_stay_on_the_host_where_the_scored_ones_do_not(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_tf32_never_enters_exact_arithmetic(kind: str) -> None:
         assert (product - exact).norm() <= 2e-6 * exact.norm()
 
 
+@pytest.mark.slow
 def test_evaluate_and_features(kind: str) -> None:
     expected = landscape.evaluate(subject_on("cpu"))
     one = landscape.features(subject_on("cpu"), out=None, quiet=True)

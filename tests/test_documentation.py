@@ -106,7 +106,7 @@ def test_every_probe_has_a_page_with_all_its_parts(name: str) -> None:
     assert f"({name}.md)" in (page.parent / "index.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(importlib.util.find_spec("furo") is None, reason="the documentation needs the extra `docs`")
 def test_the_documentation_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", ROOT / "docs", tmp_path]

@@ -56,7 +56,7 @@ def test_a_recording_that_does_not_follow_the_weights_is_not_used(
     plain = _surface(tanh_net(sizes=(6,)))
     recorder = Recorder(stale=True)
     _replay_by(recorder, monkeypatch)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         assert repr(_surface(tanh_net(sizes=(6,)))) == repr(plain)
     assert recorder.replays == 2
     assert sum("no CUDA graph of the forward pass" in message for message in caplog.messages) == 1

@@ -284,6 +284,12 @@ def test_without_classes_or_a_linear_classifier_the_dimensions_are_left() -> Non
     assert np.isfinite(found["nc1"]).all()
 
 
+@pytest.mark.parametrize("images", [1, 3])
+def test_too_few_images_are_refused(images: int) -> None:
+    with pytest.raises(ValueError, match=f"geometry needs at least 4 images, got {images}; raise --samples"):
+        Geometry().plan(vit(samples=images))
+
+
 def test_features_that_are_not_finite_give_no_numbers() -> None:
     maps = torch.randn(40, 6, 4, 4, dtype=torch.float64)
     maps[3, 0, 0, 0] = torch.nan

@@ -149,7 +149,7 @@ def test_a_row_keeps_what_the_package_said(benchmarks: None) -> None:
     from gpu_stages.steps import Step, measured, messages
 
     def say() -> dict[str, Any]:
-        logging.getLogger("landscape.subject.graph_replay").info("no CUDA graph of the %s", "forward pass")
+        logging.getLogger("landscape.subject.graph_replay").debug("no CUDA graph of the %s", "forward pass")
         return {"seconds": 1.0}
 
     row = measured(Step(("a", 1), say), torch.device("cpu"))

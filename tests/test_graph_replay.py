@@ -79,7 +79,7 @@ def test_a_replay_that_differs_is_not_used(caplog: pytest.LogCaptureFixture) -> 
     replay = GraphReplay(Function(), "test", capture=recorder)
     a, b, v = _numbers(0), _numbers(1), _numbers(2)
     bound = replay.at([a, b])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         for _ in range(3):
             assert _agrees(bound(v), a, b, v)
     assert recorder.replays == 1
@@ -123,7 +123,7 @@ def test_where_recording_fails_the_function_runs_plainly(error: Exception, caplo
         raise error
 
     bound = GraphReplay(Function(), "test", capture=refuse).at([_numbers(0), _numbers(1)])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         for seed in (2, 3):
             assert _agrees(bound(_numbers(seed)), _numbers(0), _numbers(1), _numbers(seed))
     assert len(caplog.messages) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from analytic import (
@@ -20,8 +22,11 @@ from analytic import (
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from landscape.api import measure
 from landscape.curvature.hessian_product import HessianProduct, hessian_product
 from landscape.curvature.vectors import random_unit
+from landscape.probes import probe_class
+from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 
 
@@ -116,3 +121,66 @@ def test_fused_attention_and_the_fused_encoder_layer_are_differentiated_too() ->
     u, v = _vectors(2, product.gradient.numel())
     assert torch.dot(u, product(v)).item() == pytest.approx(torch.dot(v, product(u)).item(), rel=1e-9)
     assert product(v).norm() > 1e-3
+
+
+class Bagged(nn.Module):
+    """A classifier of mean embeddings, looked up in one of several ways."""
+
+    def __init__(self, way: str, sparse: bool = False) -> None:
+        super().__init__()
+        self.way = way
+        bag = nn.EmbeddingBag(7, 4, mode="mean", sparse=sparse)
+        self.table = bag if way == "bag" else nn.Embedding(7, 4, sparse=sparse)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.way == "function":
+            found = nn.functional.embedding(tokens, self.table.weight, sparse=self.table.sparse).mean(dim=1)
+        else:
+            found = self.table(tokens) if self.way == "bag" else self.table(tokens).mean(dim=1)
+        if self.way == "distance":
+            found = torch.cdist(found, self.head.weight, p=1) @ torch.ones(3, 4, dtype=found.dtype)
+        logits: Tensor = self.head(found)
+        return logits
+
+
+def bagged(way: str, sparse: bool, **options: Any) -> Subject:
+    torch.manual_seed(0)
+    tokens = torch.randint(7, (12, 5))
+    return load(Bagged(way, sparse).double().eval(), data=(tokens, torch.arange(12) % 3), **options)
+
+
+@pytest.mark.parametrize("way", ["module", "function"])
+@pytest.mark.parametrize("probe", ["hessian", "trace", "density", "flatness", "noise-scale", "step"])
+def test_sparse_gradients_are_measured_as_the_dense_ones_that_they_are(probe: str, way: str) -> None:
+    options = {"optimizer": "SGD", "optimizer_arg": ("lr=0.1",)} if probe == "step" else probe_class(probe).smallest
+    found, dense = (
+        measure(probe, bagged(way, s, batch_size=4), out=None, quiet=True, **options) for s in (True, False)
+    )
+    for name, values in found.data_vars.items():
+        if values.dtype.kind == "f" and "seconds" not in str(name):
+            np.testing.assert_allclose(values, dense[name], rtol=1e-9, atol=1e-12, err_msg=str(name))
+
+
+@pytest.mark.parametrize(
+    ("way", "advice"),
+    [
+        ("bag", r"the layer is table \(EmbeddingBag\); use nn.Embedding and the sum"),
+        ("distance", "write the distance out"),
+    ],
+)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_advice_fits_the_operation_that_has_no_second_derivative(way: str, advice: str, sparse: bool) -> None:
+    with pytest.raises(ValueError, match=f"cannot be differentiated twice .*{advice}.*; surface, line and what else"):
+        measure("hessian", bagged(way, sparse), out=None, quiet=True, top=1)
+
+
+def test_a_loss_without_a_second_derivative_is_not_blamed_on_layers() -> None:
+    def ctc(outputs: Tensor, targets: Tensor) -> Tensor:
+        lengths = [torch.full((len(targets),), n) for n in (outputs.shape[1], targets.shape[1])]
+        return nn.functional.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), targets, *lengths, reduction="none")
+
+    subject = load(nn.Linear(4, 5), data=(torch.randn(4, 9, 4), torch.randint(1, 5, (4, 2))), loss=ctc)
+    message = r"_ctc_loss_backward.*; the CTC loss of PyTorch has a gradient alone; surface, line"
+    with pytest.raises(ValueError, match=message):
+        measure("trace", subject, out=None, quiet=True)

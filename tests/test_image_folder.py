@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from landscape.data import decoding, load, memory
-from landscape.data.image_folder import SUFFIXES, _pictures
+from landscape.data.cue_conflict import listed
+from landscape.data.image_folder import _pictures, is_picture
 from landscape.data.sampling import balanced
 
 
@@ -54,6 +55,52 @@ def test_grey_and_transparent_images_become_three_channels(tmp_path: Path) -> No
     assert load(str(tmp_path)).inputs.eq(9).all()
 
 
+GREY = np.random.default_rng(3).integers(256, size=(8, 8), dtype=np.uint8)
+
+
+def in_mode(mode: str) -> Image.Image:
+    """The same grey picture in a mode of Pillow."""
+    if mode in ("I;16", "I", "F"):
+        return Image.fromarray(
+            (GREY.astype(np.int64) * 257).astype({"I": np.int32, "F": np.float32}.get(mode, np.uint16))
+        )
+    picture = Image.fromarray(GREY).convert(mode.removesuffix("+"))
+    if mode == "P+":
+        picture.info["transparency"] = bytes(range(256))
+    return picture
+
+
+READERS = {"classes": "{}/a/1.png", "images with masks": "{}/images/1.png"}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("mode", ["I;16", "L", "P", "P+", "LA", "RGBA", "CMYK"])
+def test_pictures_of_every_mode_are_scaled_by_its_range(reader: str, mode: str, tmp_path: Path) -> None:
+    path = Path(READERS[reader].format(tmp_path))
+    path.parent.mkdir(parents=True)
+    if reader != "classes":
+        (tmp_path / "masks").mkdir()
+        Image.fromarray(GREY // 128).save(tmp_path / "masks/1.png")
+    in_mode(mode).save(path, "TIFF" if mode == "CMYK" else "PNG")
+    assert (load(str(tmp_path)).inputs == torch.from_numpy(GREY)).all()
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pictures_whose_range_is_not_known_are_refused_by_name(reader: str, mode: str, tmp_path: Path) -> None:
+    path = Path(READERS[reader].format(tmp_path))
+    path.parent.mkdir(parents=True)
+    (tmp_path / "images").mkdir(exist_ok=True)
+    if reader != "classes":
+        np.save(tmp_path / "labels.npy", np.zeros(1, np.int64))
+    in_mode(mode).save(path, "TIFF")
+    message = (
+        rf"^{path} cannot be decoded \(its mode is {mode}, numbers without a known range; .*\); repair or remove it"
+    )
+    with pytest.raises(ValueError, match=message):
+        load(str(tmp_path))
+
+
 def test_splits_follow_their_folders_and_agree_on_the_classes(tmp_path: Path) -> None:
     for i, name in enumerate(["train/a/0.png", "train/b/0.png", "train/c/0.png", "val/c/0.png"]):
         write_image(tmp_path / name, seed=i)
@@ -84,6 +131,47 @@ def test_only_the_chosen_images_are_decoded(tmp_path: Path) -> None:
             load(str(tmp_path), image_size=size)
 
 
+def test_what_lies_beside_pictures_is_none(tmp_path: Path) -> None:
+    for place in ("a", "images", "masks"):
+        write_image(tmp_path / place / "1.png")
+        (tmp_path / place / "._1.png").write_bytes(b"\0\5\x16\7")
+    Image.fromarray(GREY // 128).save(tmp_path / "masks/1.png")
+    write_image(tmp_path / "cues/cat1-dog1.png")
+    (tmp_path / "cues/._cat1-dog1.png").write_bytes(b"\0\5\x16\7")
+    assert len(load(str(tmp_path))) == len(_pictures(str(tmp_path / "a"))) == len(listed(tmp_path / "cues")) == 1
+
+
+@pytest.mark.parametrize(("names", "noted"), [(range(12), True), (range(3), False), (["00", "01", "10"], False)])
+def test_numbers_as_classes_are_noted_where_their_order_is_not_that_of_the_names(
+    names: Iterable[object], noted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names:
+        write_image(tmp_path / f"{name}/1.png")
+    load(str(tmp_path))
+    assert ("in the order of their names (0, 1, 10), as torchvision does, not of their numbers; write them with "
+            "leading zeros (00)" in caplog.text) is noted  # fmt: skip
+
+
+def test_what_cannot_be_decoded_is_said_once(tmp_path: Path) -> None:
+    write_image(tmp_path / "images/1.png", size=(64, 64))
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(3, size=(64, 64), dtype=np.uint8)).save(tmp_path / "masks/1.png")
+    for damaged in ("masks/1.png", "images/1.png"):
+        content = (tmp_path / damaged).read_bytes()
+        for kept in (len(content) // 2, 5):
+            (tmp_path / damaged).write_bytes(content[:kept])
+            with pytest.raises(
+                ValueError, match=rf"^{tmp_path / damaged} cannot be decoded \([^()]*\); repair or remove it$"
+            ):
+                load(str(tmp_path))
+        Image.fromarray(np.zeros((64, 64), np.uint8)).save(tmp_path / damaged)
+    picture = tmp_path / "a/1.png"
+    picture.parent.mkdir()
+    picture.write_bytes(b"none")
+    with pytest.raises(ValueError, match=rf"^{picture} cannot be decoded \([^()]*\); repair or remove it$"):
+        decoding.decoded([decoding.Picture(0, str(picture), str(picture))], name="a", count=1, of=1, size=8)
+
+
 def test_a_cut_off_image_is_named(tmp_path: Path) -> None:
     write_image(tmp_path / "a/0.jpg", size=(64, 64))
     whole = (tmp_path / "a/0.jpg").read_bytes()
@@ -110,9 +198,9 @@ def test_files_are_listed_in_the_order_of_their_paths(tmp_path: Path) -> None:
     (tmp_path / "a/nowhere.png").symlink_to(tmp_path / "gone.png")
     for part in ("a", "b"):
         every = sorted((tmp_path / part).rglob("*"))
-        wanted = [str(p.relative_to(tmp_path / part)) for p in every if p.suffix.lower() in SUFFIXES and p.is_file()]
+        wanted = [str(p.relative_to(tmp_path / part)) for p in every if is_picture(p.name) and p.is_file()]
         assert _pictures(str(tmp_path / part)) == wanted
-    assert len(_pictures(str(tmp_path / "a"))) == 9
+    assert len(_pictures(str(tmp_path / "a"))) == 8
 
 
 def test_no_file_is_opened_but_the_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +264,6 @@ def test_images_that_memory_does_not_hold_are_refused_before_one_is_decoded(
 def test_the_size_in_memory_is_logged_before_decoding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(3):
         write_image(tmp_path / f"a/{i}.png", size=(300, 300), seed=i)
-    with caplog.at_level("INFO", logger="landscape"):
+    with caplog.at_level("DEBUG", logger="landscape"):
         load(str(tmp_path), samples=2)
     assert [r.getMessage() for r in caplog.records] == [f"{tmp_path}: decoding 2 of 3 images to 224 x 224, 301 kB"]

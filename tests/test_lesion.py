@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import batches_of, rebatched, run_probe, same_state, state
+from analytic import batches_of, failing_loss, rebatched, run_probe, same_state, state
 from foreign import Encoder, Squeeze, torchvision_models
 from torch import Tensor, nn
 
@@ -296,16 +295,12 @@ def test_the_model_is_restored_also_after_an_exception() -> None:
     unit = next(probe.plan(subject).units())
     broken = replace(subject)
     intact_per_sample(broken)  # works; what follows fails
-    broken.losses = partial(_refuse, message="no loss")
+    broken.losses = failing_loss
     with pytest.raises(ArithmeticError):
         probe.measure(broken, unit)
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
     assert not any(module.training for module in subject.model.modules())
-
-
-def _refuse(outputs: Tensor, targets: Tensor, *, message: str) -> Tensor:
-    raise ArithmeticError(message)
 
 
 def test_numbers_do_not_depend_on_the_batch_size() -> None:

@@ -112,22 +112,37 @@ def drawn(path: Path, good: Path) -> None:
         report(path, path.with_suffix(".html"), drawing.draw(path, path.parent / "figures"))
 
 
+EVERY = tuple(synthetic.MADE_UP)
+Case = tuple[Callable[[Path, Path], object], tuple[str, ...], int]
+CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few changes, and the campaign
+    name: ((read, few, count), (read, many, most))
+    for name, read, few, count, many, most in (
+        ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 30, EVERY, 600),
+        ("pending", lambda path, good: standings(path), ("trace", "noise"), 20, ("trace", "noise"), 40),
+        (
+            "doctor",
+            lambda path, good: examine([path]),
+            ("trace", "line", "lesion"),
+            20,
+            ("trace", "line", "lesion"),
+            40,
+        ),
+        ("merge", joined, ("trace", "noise"), 20, ("trace", "noise"), 40),
+        ("export", exported, ("surface", "line"), 20, ("surface", "line"), 60),
+        ("plot", drawn, ("trace", "noise"), 6, EVERY, 40),
+    )
+}
+
+
 @pytest.mark.parametrize(
-    ("read", "probes", "count"),
+    "case",
     [
-        (lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 60),
-        (lambda path, good: standings(path), ("trace", "noise"), 40),
-        (lambda path, good: examine([path]), ("trace", "line", "lesion"), 40),
-        (joined, ("trace", "noise"), 40),
-        (exported, ("surface", "line"), 60),
-        pytest.param(drawn, tuple(synthetic.MADE_UP), 40, marks=pytest.mark.slow),
-        pytest.param(lambda path, good: headlines.summary(path), tuple(synthetic.MADE_UP), 600, marks=pytest.mark.slow),
+        *(pytest.param(few, id=name, marks=[pytest.mark.slow] * (name == "plot")) for name, (few, _) in CASES.items()),
+        *(pytest.param(many, id=f"{name}-campaign", marks=pytest.mark.campaign) for name, (_, many) in CASES.items()),
     ],
-    ids=["show", "pending", "doctor", "merge", "export", "plot", "show-all"],
 )
-def test_a_result_that_was_changed_is_refused_in_a_sentence(
-    read: Callable[[Path, Path], object], probes: tuple[str, ...], count: int, tmp_path: Path
-) -> None:
+def test_a_result_that_was_changed_is_refused_in_a_sentence(case: Case, tmp_path: Path) -> None:
+    read, probes, count = case
     assert complaints(read, damaged(tmp_path, probes, count)) == []
 
 

@@ -9,25 +9,27 @@ import numpy as np
 import pytest
 import synthetic
 import xarray as xr
+from drawable import stored_in
 
 from landscape.cli.main import exit_code
 from landscape.curvature.stored_spectrum import summaries
 from landscape.plots import headlines
 from landscape.plots.headline_number import Measured
 from landscape.plots.measured import OTHER, measured
-from landscape.results import reader
 from landscape.statistics.intervals import interval
+
+# Probes that store no error of what their headlines say.
+WITHOUT_ERRORS = {"attention-maps", "convexity", "monitor", "perturbation", "tokens", "trajectory"}
 
 
 def named(data: xr.Dataset) -> dict[str, Measured]:
     return {one.name: one for one in measured(data)}
 
 
-@pytest.mark.slow
-def test_every_number_of_a_headline_is_among_the_numbers(tmp_path: Path) -> None:
-    study = synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:1])
-    for group, data in reader.groups(study):
-        found = named(data)
+def test_every_number_of_a_headline_is_among_the_numbers(study: Path) -> None:
+    for group, data in stored_in(study):
+        found, shown = named(data), headlines.text(headlines.with_intervals(data))
+        assert any(sign in shown for sign in "±[") == (group.partition("/")[0] not in WITHOUT_ERRORS), shown
         for name, value in headlines.numbers(data).items():
             if not isinstance(value, str) and name not in OTHER and not name.endswith("_se"):
                 same = [one for one in found.values() if one.value == pytest.approx(value)]

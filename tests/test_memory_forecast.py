@@ -51,7 +51,7 @@ def test_a_limit_divides_mini_batches_and_leaves_the_eigenvalues(
 ) -> None:
     probe = Hessian(top=2, batches=1)
     whole = run_probe(probe, subject)
-    with caplog.at_level("INFO"), limited_to(2 * MIB):
+    with caplog.at_level("DEBUG", logger="landscape"), limited_to(2 * MIB):
         limited = run_probe(probe, subject)
     assert "memory: about" in caplog.text
     assert "a mini-batch in " in caplog.text
@@ -108,7 +108,7 @@ def test_the_option_reaches_the_measurement_and_is_refused_with_other_processes(
     words += ["--top", "1", "--batches", "1"]
     assert exit_code([*words, "--memory", "2k"]) == 1
     assert "give --memory 1GiB" in capsys.readouterr().err
-    assert exit_code([*words, "--memory", "1GiB"]) == 0
+    assert exit_code([*words, "--memory", "1GiB", "--verbose"]) == 0
     assert "memory: about" in capsys.readouterr().err
     assert exit_code([*words, "--memory", "1GiB", "--workers", "2"]) == 2
     assert "limits one process" in capsys.readouterr().err

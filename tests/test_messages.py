@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -53,6 +54,7 @@ from landscape.probes import PROBES
         (("probe-linear", "--split", "train"), 2, "drop it"),
         (("probe-linear", "--train-samples", "few"), 2, "10%"),
         (("hessian", "--top", "0"), 2, "at least 1"),
+        (("hessian", "--verbose"), 2, "--quiet prints errors only and --verbose prints more; give one of them"),
         (("hessian", "--top", "99999999"), 1, "parameters"),
         (("hessian", "--tol", "2"), 2, "above 0 and below 1"),
         (("hessian", "--which", "XX"), 2, "LM"),
@@ -284,3 +286,35 @@ def test_a_missing_folder_of_a_model_is_found_before_anything_is_imported(
     monkeypatch.setattr("landscape.cli.main.command_of", lambda _: pytest.fail("imported"))
     code, _, err = command("hessian", *words)
     assert (code, one_line(err), "no such folder" in err) == (1, True, True)
+
+
+ENGINE = ("Hessian products: ", "is measured; name others: ")
+
+
+def test_a_run_prints_what_was_found_and_how_only_on_request(command: Command, tmp_path: Path) -> None:
+    """A line per network and probe, none twice; --verbose adds the engine's, and --log has them in any case."""
+    run = Path("checkpoints/resnet_demo-digits")
+    words = ["hessian", run, run / "init.pt", "--samples", "16", "--batch-size", "8", "--top", "1"]
+    printed, recorded = {}, {}
+    for how in ([], ["--verbose"], ["--quiet"]):
+        log, name = tmp_path / f"log{how}.jsonl", "".join(how)
+        code, out, err = command(*words, *how, "--out", tmp_path / f"{name}.h5", "--log", log)
+        assert (code, out) == (0, "")
+        printed[name] = err.splitlines()
+        events = map(json.loads, log.read_text().splitlines())
+        recorded[name] = [event["text"] for event in events if event["event"] == "message"]
+    lines = printed[""]
+    assert len(set(lines)) == len(lines) == 5
+    protocol, loaded, found, *_ = lines
+    assert protocol == "digits train, 16 samples, batch size 8, no augmentation, weight decay 0, seed 0; cpu"
+    assert loaded.startswith(
+        f"resnet_demo-digits: {run}/final.pt (state_dict), initial weights, 0.175 M parameters; loss "
+    )
+    assert found.startswith("hessian resnet_demo-digits: nep 0")
+    assert " \N{PLUS-MINUS SIGN} " in found
+    assert not [word for word in ENGINE for line in lines if word in line]
+    assert printed["--quiet"] == []
+    assert len(set(printed["--verbose"])) == len(printed["--verbose"]) > len(lines)
+    for said in (printed["--verbose"], *recorded.values()):
+        assert all(any(word in line for line in said) for word in ENGINE), said
+    assert set(lines) <= set(recorded[""])

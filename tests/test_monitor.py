@@ -225,30 +225,18 @@ def test_a_model_in_half_precision_is_followed_by_a_copy(tmp_path: Path, caplog:
     assert np.isfinite(found["preconditioned"].values[1:]).all()
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            {"every": 1, "data": "spirals train"},
-            "spirals train, one mini-batch of 24 samples in evaluation mode, every step, at most 2 % of the training "
-            "time",
-        ),
-        (
-            {"every": 22, "optimizer": torch.optim.Adam, **ALL},
-            "one mini-batch of 24 samples in evaluation mode, every 22nd step, optimiser Adam",
-        ),
-    ],
-    ids=["named", "unknown"],
-)
-def test_the_protocol_says_what_is_known_of_the_batch_and_of_the_run(
-    given: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    model = network()
-    if "optimizer" in given:
-        given = {**given, "optimizer": given["optimizer"](model.parameters())}
-    found = landscape.Monitor(model, F.cross_entropy, data(), out=tmp_path / "r.h5", **given).data()
-    assert found.attrs["protocol"] == words
-    assert found.attrs["data"] == given.get("data", "in memory")
+def test_the_protocol_says_what_is_known_of_the_batch_and_of_the_run(tmp_path: Path) -> None:
+    model, batch = network(), "one mini-batch of 24 samples in evaluation mode"
+    known: dict[str, Any] = {"every": 1, "data": "spirals train"}
+    unknown: dict[str, Any] = {"every": 22, "optimizer": torch.optim.Adam(model.parameters()), **ALL}
+    for given, words in (
+        (known, f"spirals train, {batch}, every step, at most 2 % of the training time"),
+        (unknown, f"{batch}, every 22nd step, optimiser Adam"),
+    ):
+        out = tmp_path / f"{given['every']}.h5"
+        found = landscape.Monitor(model, F.cross_entropy, data(), out=out, **given).data()
+        assert found.attrs["protocol"] == words
+        assert found.attrs["data"] == given.get("data", "in memory")
 
 
 def test_only_updates_count(tmp_path: Path) -> None:

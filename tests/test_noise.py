@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from analytic import batches_of, convolution_net, rebatched, run_probe, same_state, state
+from analytic import batches_of, convolution_net, failing_loss, rebatched, run_probe, same_state, state
 from torch import Tensor, nn
 
 import landscape
@@ -165,15 +164,11 @@ def test_the_model_is_restored_also_after_an_exception() -> None:
     run_probe(probe, subject)
     broken = replace(subject)
     intact_per_sample(broken)  # works; what follows fails
-    broken.losses = partial(_refuse, message="no loss")
+    broken.losses = failing_loss
     with pytest.raises(ArithmeticError):
         run_probe(probe, broken)
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
-
-
-def _refuse(outputs: Tensor, targets: Tensor, *, message: str) -> Tensor:
-    raise ArithmeticError(message)
 
 
 @pytest.mark.parametrize(

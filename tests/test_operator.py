@@ -73,7 +73,7 @@ def test_a_backend_that_proves_slower_than_predicted_is_left_and_the_reason_logg
 ) -> None:
     measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.2), compiled=(0.1, 0.2))
     subject = tanh_net()
-    with caplog.at_level(logging.INFO, logger="landscape"):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(1000))
     assert (chosen.hvp, sorted(measured)) == ("kept", ["compiled", "traced"])
     assert "kept (predicted 1100 s for 1000 mini-batches; compiled 4100 s, traced 4100 s); --hvp chooses" in caplog.text
@@ -106,7 +106,7 @@ def test_what_earlier_runs_would_have_saved_pays_a_compilation(
     monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path))
     at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.1, 0.0285))
     planned = PlannedProducts(100, 20)  # compiled code saves 13 s of each run and takes 24 s to make
-    with caplog.at_level(logging.INFO, logger="landscape"):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         chosen = [curvature(net := tanh_net(), net.parameters, "auto", planned=planned).hvp for _ in range(3)]
     assert chosen == ["traced", "compiled", "compiled"]
     said = [record.getMessage() for record in caplog.records if "predicted" in record.getMessage()]
@@ -122,7 +122,7 @@ def test_a_backend_that_fails_in_any_way_is_no_candidate(
     monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
     monkeypatch.setattr(module, "trace", broken)
     subject = tanh_net()
-    with caplog.at_level(logging.INFO, logger="landscape"):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100)).hvp == "kept"
     assert "no traced Hessian products: 'val'" in caplog.text
 
@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
 ) -> None:
     subject = Subject(Branching().double().eval(), batches_of((4,), (6,) * 3, 3))
     monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
-    with caplog.at_level(logging.INFO, logger="landscape"):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100))
     assert chosen.hvp == "kept"
     assert "no traced Hessian products: the model cannot be traced" in caplog.text

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from landscape import options
+from landscape.data.recipes import Recipe, validated
+from landscape.exchange.importing import import_file
 from landscape.options import OptionError
+from landscape.probes import PROBES, probe_class
+from landscape.subject.spec import Spec
+from landscape.training.monitor_options import monitor_of
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5m", 90)])
@@ -58,6 +67,7 @@ def test_model_arguments_become_what_they_look_like() -> None:
     [
         (options.at_least, ("resolution", 1, 2), "--resolution must be at least 2, got 1"),
         (options.at_least, ("weight_decay", float("nan"), 0.0), "--weight-decay must be at least 0, got nan"),
+        (options.at_least, ("weight_decay", float("inf"), 0.0), "--weight-decay must be finite, got inf"),
         (options.one_of, ("pool", "max", ("mean", "cls")), "--pool must be mean or cls, got max"),
         (options.one_of, ("which", "", ("LM", "LA", "SA")), "--which must be LM, LA or SA, got "),
         (options.one_of, ("preset", "park2021", ["park2022"]), "--preset must be park2022, got park2021"),
@@ -124,3 +134,30 @@ def test_expressions_find_names_and_leave_a_timer_of_the_caller_running() -> Non
 def test_expressions_are_matched_in_other_threads_too() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(options.matching, "layers", "a", ["ab", "b"]).result() == ["ab"]
+
+
+def number_options() -> Iterator[tuple[str, Callable[[float], object]]]:
+    """Every option that is a real number, with what checks it."""
+    for probe in PROBES:
+        kind = probe_class(probe)
+        for field in fields(kind):
+            if isinstance(field.default, float):
+                yield f"{probe} --{field.name}", partial(lambda kind, name, x: kind(**{name: x}), kind, field.name)
+    yield "--weight-decay", lambda x: Spec(weight_decay=x)
+    yield "--mean", lambda x: Spec(mean=(x,), std=(1.0,))
+    yield "--std", lambda x: Spec(mean=(0.5,), std=(x,))
+    for name, value in asdict(Recipe()).items():
+        if isinstance(value, float):
+            yield f"train --{name}", partial(lambda name, x: validated(replace(Recipe(), **{name: x})), name)
+    yield "train --monitor-overhead", lambda x: monitor_of(True, 1, x)
+    yield (
+        "import --weight-decay",
+        lambda x: import_file(Path("none.csv"), Path("none.h5"), weight_decay=x, reduce_of=lambda name: None),
+    )
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("option", dict(number_options()))
+def test_no_option_takes_a_number_that_is_not_finite(option: str, value: float) -> None:
+    with pytest.raises(OptionError, match=str(value)):
+        dict(number_options())[option](value)

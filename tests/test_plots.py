@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +19,8 @@ import matplotlib
 import numpy as np
 import pytest
 import synthetic
-from drawable import EVERYDAY, OF_SEVERAL, UNFINISHED, VIT, axes_for, result_of
+from drawable import EVERYDAY, OF_STUDY, UNFINISHED, VIT, axes_for, result_of, spoilt, stored_in
+from matplotlib.figure import Figure
 from PIL import Image
 
 import landscape
@@ -32,20 +37,35 @@ from landscape.plots import (
 )
 from landscape.plots.figure import Headlined, checked
 from landscape.plots.selection import Selection
+from landscape.plots.tidy import _shown, _touch, tidied
 from landscape.probes import PROBES
 from landscape.results import reader
 
+SMALL = synthetic.transformer("vit", depth=3)
 
-@pytest.fixture(scope="module")
-def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return drawing.draw(study, tmp_path_factory.mktemp("figures"))
+
+def save(page: Figure, name: str, folder: Path) -> Path:
+    (path,) = drawing._save(name, lambda: page, folder, ("png",))
+    return path
+
+
+def check_text(page: Figure, name: str) -> None:
+    """Tick labels of a figure that was tidied do not touch, and no text is smaller than 6 pt at print size."""
+    page.dpi = matplotlib.rcParams["savefig.dpi"]
+    for ax in page.axes:
+        for side, axis in enumerate((ax.xaxis, ax.yaxis) if ax.name == "rectilinear" else ()):
+            labels = _shown(axis)
+            assert not any(_touch(one, other, side) for one, other in itertools.pairwise(labels)), name
+        sizes = [text.get_fontsize() for text in ax.findobj(matplotlib.text.Text) if text.get_text()]
+        assert min(sizes, default=6.0) >= 6.0, name
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_module_offers_what_a_figure_needs(name: str) -> None:
+def test_every_figure_module_offers_what_a_figure_needs_and_says_what_it_means(name: str) -> None:
     module = FIGURES[name].module  # loading checks it
     assert callable(module.draw)
     assert callable(module.page)
+    assert module.MEANING.count(". ") == 1  # two sentences
     assert isinstance(module, Headlined) == (name == FIGURES[name].probe.replace("-", "_"))
 
 
@@ -74,17 +94,6 @@ def test_a_misspelt_figure_module_is_rejected_by_name(lines: str, said: str) -> 
         checked(module)
 
 
-@pytest.mark.parametrize("name", EVERYDAY)
-def test_a_figure_returns_the_axes_it_was_given(study: Path, name: str) -> None:
-    axes = axes_for(name)
-    assert FIGURES[name].module.draw(result_of(study, FIGURES[name].probe), axes) is axes
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_says_what_it_means_in_two_sentences(name: str) -> None:
-    assert FIGURES[name].module.MEANING.count(". ") == 1
-
-
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_figure_of_several_probes_offers_what_drawing_needs(name: str) -> None:
     module = import_module(f"landscape.plots.{STUDIES[name]}")
@@ -93,23 +102,62 @@ def test_every_figure_of_several_probes_offers_what_drawing_needs(name: str) -> 
     assert callable(module.page)
 
 
-@pytest.mark.slow
-def test_every_figure_becomes_a_file_of_a_paper_width(drawn: list[Path]) -> None:
-    assert [path.stem for path in drawn] == [name for name in FIGURES if name in (*EVERYDAY, *OF_SEVERAL)]
-    for path in drawn:
-        with Image.open(path) as image:
-            widths = (style.PAGE,) if path.stem in EVERYDAY else (style.COLUMN, style.PAGE)
-            assert image.width in [round(width * style.RC["savefig.dpi"]) for width in widths]
-            inked = np.asarray(image.convert("L")) < 200
-        assert not inked[:, [0, 1, -2, -1]].any(), f"{path.stem} is cut off at its left or right edge"
+def test_a_study_draws_its_figures_in_the_order_of_the_table(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "streaming", lambda *_: nullcontext(stored_in(study)))
+    monkeypatch.setattr(drawing, "_save", lambda name, *_: [tmp_path / f"{name}.png"])
+    assert [path.stem for path in drawing.draw(study, tmp_path)] == OF_STUDY
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", UNFINISHED)
-def test_a_half_finished_file_draws_every_figure(tmp_path: Path, share: float) -> None:
-    path = synthetic.write(tmp_path / "half.h5", [synthetic.transformer("vit", depth=3)], share=share)
-    drawn = [figure.stem for figure in drawing.draw(path, tmp_path / "figures")]
-    assert drawn == [name for name in EVERYDAY if name not in UNFINISHED[share]]
+@pytest.mark.parametrize("name", OF_STUDY)
+def test_every_figure_is_whole_and_readable_at_every_width(study: Path, name: str, tmp_path: Path) -> None:
+    """Of three networks: as a file of its own width, and, where that differs, one and two columns wide."""
+    stored = [data for _, data in stored_in(study)]
+    draw = partial(getattr(landscape.plots, name), stored)
+    with theme.applied(theme.SCREEN):
+        page = draw()
+        path = save(page, name, tmp_path)
+        if name in EVERYDAY:
+            check_text(page, name)
+    with Image.open(path) as image:
+        widths = (style.PAGE,) if name in EVERYDAY else (style.COLUMN, style.PAGE)
+        assert image.width in [round(width * style.RC["savefig.dpi"]) for width in widths]
+        inked = np.asarray(image.convert("L")) < 200
+    assert not inked[:, [0, 1, -2, -1]].any(), f"{name} is cut off at its left or right edge"
+    for columns, width in ((1, style.COLUMN), (2, style.PAGE)) if name in EVERYDAY else ():
+        title = "A title with $ and <b>" if columns == 1 else ""
+        if page.get_figwidth() != width:
+            narrow = draw(style="paper", columns=columns, title=title)
+            with theme.applied(theme.Theme("paper", columns, title)):
+                check_text(tidied(narrow), name)
+            assert narrow.get_figwidth() == width
+            assert narrow.get_suptitle() == appearance.escaped(title)
+
+
+@pytest.fixture(scope="session")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network of whose probes one unit is finished."""
+    return synthetic.write(tmp_path_factory.mktemp("begun") / "r.h5", [SMALL], share=0.001)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic.write(tmp_path_factory.mktemp("small") / "r.h5", [SMALL])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(begun: Path, small: Path, name: str) -> None:
+    whole = result_of(small, FIGURES[name].probe, SMALL.label)
+    few = result_of(begun, FIGURES[name].probe, SMALL.label)
+    assert FIGURES[name].drawable(few) == (name not in UNFINISHED[0.001])
+    for data in (few, spoilt(whole, errors=True), spoilt(whole, errors=False)):
+        if FIGURES[name].drawable(data):
+            with theme.applied(theme.SCREEN):
+                page = tidied(FIGURES[name].module.page([data], appearance.looks([data])))
+                page.savefig(io.BytesIO(), format="raw", dpi=50)
 
 
 def test_a_figure_of_unfinished_results_says_how_much_of_them_is_there(tmp_path: Path) -> None:
@@ -197,11 +245,9 @@ def test_only_the_figures_asked_for_are_drawn_and_one_that_cannot_be_is_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("columns", "width"), [(1, 3.25), (2, 6.75)])
-def test_every_figure_is_as_wide_as_the_columns_asked_for(
-    study: Path, tmp_path: Path, columns: int, width: float
-) -> None:
+def test_files_are_as_wide_as_the_columns_asked_for(study: Path, tmp_path: Path, columns: int, width: float) -> None:
     page = theme.Theme("paper", columns, "A title with $ and <b>")
-    for path in drawing.draw(study, tmp_path, figures=("surface", "surface_relief", "hessian", "lesion"), theme=page):
+    for path in drawing.draw(study, tmp_path, figures=("surface_relief", "hessian"), theme=page):
         with Image.open(path) as image:
             assert image.width == round(300 * width)
 

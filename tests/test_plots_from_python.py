@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import synthetic
-from drawable import EVERYDAY, VIT, result_of
+import xarray as xr
+from drawable import EVERYDAY, VIT, result_of, stored_in
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -21,14 +23,32 @@ from landscape.plots import (
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_every_figure_is_a_function_that_draws_into_a_subfigure_or_a_page(study: Path, name: str) -> None:
-    draw: Any = getattr(landscape.plots, name)
+def test_every_figure_is_a_function_that_draws_into_a_subfigure_and_returns_its_axes(
+    study: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = FIGURES[name].module
+    kept = module.draw
+    returned: list[tuple[Any, Any]] = []
+
+    @functools.wraps(kept)
+    def draw(data: xr.Dataset, axes: Any, **options: Any) -> Any:
+        returned.append((kept(data, axes, **options), axes))
+        return returned[-1][0]
+
+    monkeypatch.setattr(module, "draw", draw)
     _, under = Figure(layout="constrained").subfigures(2, 1)
-    drawn = draw(str(study), under, only=VIT if FIGURES[name].probe != "ensemble" else ())
+    stored = [data for _, data in stored_in(study)]
+    drawn = getattr(landscape.plots, name)(stored, under, only=VIT if FIGURES[name].probe != "ensemble" else ())
     assert set(drawn if isinstance(drawn, tuple) else [drawn]) <= set(under.axes)
-    data = result_of(study, FIGURES[name].probe)
-    page = draw(data, columns=1, title="A title")
-    assert (page.get_figwidth(), page.get_suptitle()) == (3.25, "A title")
+    assert returned
+    assert all(found is axes for found, axes in returned)
+
+
+def test_a_figure_from_python_is_drawn_of_a_file_of_an_opened_one_and_of_one_result(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", probes=("variance",))
+    for data in (str(path), landscape.open(path), result_of(path, "variance")):
+        page = landscape.plots.variance(data, only=VIT, columns=1, title="A title")  # type: ignore[operator]
+        assert (page.get_figwidth(), page.get_suptitle()) == (3.25, "A title")
 
 
 def test_a_figure_in_the_users_axes_is_drawn_over_what_is_there(study: Path) -> None:
@@ -44,7 +64,7 @@ def test_figures_from_python_fail_in_one_line(study: Path) -> None:
     with pytest.raises(ValueError, match=r"surface_3d needs 1 axes \(3d\), got plain; give these or a \(sub\)figure"):
         draw.surface_3d(result_of(study, "surface"), Figure().subplots())
     with pytest.raises(ValueError, match=r"surface draws one result into axes, got 3; choose one with only=.*vit_ti"):
-        draw.surface(study, Figure().subplots())
+        draw.surface([data for _, data in stored_in(study)], Figure().subplots())
     with pytest.raises(ValueError, match="variance draws finished variance, depth, kind, reduces of landscape var"):
         draw.variance(result_of(study, "surface"))
     with pytest.raises(OptionError, match="--style must be screen, paper or dark, got bright"):

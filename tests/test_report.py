@@ -17,12 +17,13 @@ import h5py
 import numpy as np
 import pytest
 import synthetic
+from drawable import EVERYDAY, UNFINISHED, stored_in
 from PIL import Image
 from relu_surface import relu_surface
 
 from landscape.cli.main import exit_code
 from landscape.doctor.finding import Finding
-from landscape.plots import FIGURES, comparison, comparison_rows, drawing
+from landscape.plots import FIGURES, comparison, comparison_rows
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
 from landscape.plots.report.compact import compact
@@ -74,8 +75,10 @@ def written(path: Path, folder: Path, figures: list[Path] | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.write(tmp_path_factory.mktemp("study") / "results.h5")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three networks of the probes that findings and the table are made of; quickly read."""
+    probes = ("surface", "hessian", "trace", "fourier", "lesion", "variance")
+    return synthetic.write(tmp_path_factory.mktemp("few") / "results.h5", probes=probes)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +146,7 @@ def test_the_page_has_contents_a_viewport_and_a_text_for_every_picture(
 
 
 def test_every_protocol_is_printed_once_and_linked(study: Path, shown: Page) -> None:
-    protocols = {str(data.attrs.get("protocol")) for _, data in reader.groups(study)}
+    protocols = {str(data.attrs.get("protocol")) for _, data in stored_in(study)}
     items = [a["id"] for a in shown.of("li") if a.get("id", "").startswith("protocol-")]
     assert len(items) == len(protocols)
     for protocol in protocols:
@@ -170,7 +173,7 @@ def test_a_label_is_text(label: str, tmp_path: Path, pictures: list[Path]) -> No
 
 
 def test_the_table_holds_the_stored_numbers_with_their_intervals(study: Path) -> None:
-    columns = {column.number.title: column for column in table.comparison(reader.groups(study)).columns}
+    columns = {column.number.title: column for column in table.comparison(stored_in(study)).columns}
     ((_, hessian),) = reader.find(study, "hessian", VIT)
     ape = columns["APE"].cells[VIT]
     assert (ape.value, ape.low, ape.high) == tuple(hessian[name].item() for name in ("ape", "ape_low", "ape_high"))
@@ -183,14 +186,14 @@ def test_the_table_holds_the_stored_numbers_with_their_intervals(study: Path) ->
     assert columns["largest drop"].cells[VIT].at == "at stages.0.0.stem"
 
 
-def test_numbers_of_different_protocols_are_in_different_columns(study: Path, tmp_path: Path) -> None:
+def test_numbers_of_different_protocols_are_in_different_columns(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         group = next(group for name, group in file["fourier"].items() if name.startswith(VIT))
         group.attrs["protocol"] = "another split, 5 samples"
         lesion = next(group for name, group in file["lesion"].items() if name.startswith(RESNET))
         lesion.attrs["parameters"] = json.dumps({"bn": "recalibrate:4"})
 
-    path = changed(study, tmp_path / "r.h5", change)
+    path = changed(few, tmp_path / "r.h5", change)
     found = table.comparison(reader.groups(path))
     by_title: dict[str, list[table.Column]] = {}
     for column in found.columns:
@@ -221,7 +224,7 @@ def answer(path: Path, question: str) -> findings.Finding:
     return next(finding for finding in found if question in finding.question)
 
 
-def test_which_network_is_flatter_is_told_only_beyond_the_errors(study: Path, tmp_path: Path) -> None:
+def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_path: Path) -> None:
     def heights(file: h5py.File, values: dict[str, float], error: float) -> None:
         for probe in {*FLAT} & {*file}:
             del file[probe]
@@ -232,15 +235,15 @@ def test_which_network_is_flatter_is_told_only_beyond_the_errors(study: Path, tm
                 group[basin][...] = np.nan
 
     apart = {VIT: 1.0, RESNET: 2.0}
-    sure = changed(study, tmp_path / "sure.h5", lambda file: heights(file, apart, 0.1))
+    sure = changed(few, tmp_path / "sure.h5", lambda file: heights(file, apart, 0.1))
     assert answer(sure, "flatter").certainty == "certain"
     assert answer(sure, "flatter").answer[0].startswith(f"{VIT} is the flattest by height at 0.1")
-    unsure = changed(study, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
+    unsure = changed(few, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
     assert answer(unsure, "flatter").certainty == "cannot tell"
     assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
 
 
-def test_measures_of_flatness_that_disagree_are_said_to(study: Path, tmp_path: Path) -> None:
+def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         for probe in {*FLAT} & {*file}:
             del file[probe]
@@ -248,32 +251,32 @@ def test_measures_of_flatness_that_disagree_are_said_to(study: Path, tmp_path: P
             group["height"][...] = [2.0, 2.0, 2.0, 1.0] if name.startswith(VIT) else [1.0, 1.0, 1.0, 2.0]
             group["height_se"][...] = 0.01
 
-    said = answer(changed(study, tmp_path / "r.h5", change), "flatter").answer
+    said = answer(changed(few, tmp_path / "r.h5", change), "flatter").answer
     assert said[0].startswith("There is no single answer")
     assert said[1] == f"{VIT} is the flattest by height at 1 (surface)."
     assert said[2].startswith("Not told apart by height at 0.1 (surface): flattest ")
     assert said[2].endswith("told apart from 1 of 2.")
 
 
-def test_results_of_different_protocols_are_not_compared(study: Path, tmp_path: Path) -> None:
+def test_results_of_different_protocols_are_not_compared(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         for probe in {*FLAT, "surface"} & {*file}:
             for i, group in enumerate(file[probe].values()):
                 group.attrs["protocol"] = f"split {i}"
 
-    path = changed(study, tmp_path / "r.h5", change)
+    path = changed(few, tmp_path / "r.h5", change)
     assert answer(path, "flatter").certainty == "not measured"
 
 
-def test_the_layer_that_filters_and_the_unit_that_matters_are_named_with_their_errors(study: Path) -> None:
-    ((_, lesion),) = reader.find(study, "lesion", VIT)
+def test_the_layer_that_filters_and_the_unit_that_matters_are_named_with_their_errors(few: Path) -> None:
+    ((_, lesion),) = reader.find(few, "lesion", VIT)
     drop = lesion["accuracy_drop"].values
-    said = next(line for line in answer(study, "unit matters").answer if line.startswith(VIT))
+    said = next(line for line in answer(few, "unit matters").answer if line.startswith(VIT))
     assert str(lesion["name"].values[int(np.argmax(drop))]) in said
     assert f"{drop.max():.3g}" in said
-    ((_, fourier),) = reader.find(study, "fourier", VIT)
+    ((_, fourier),) = reader.find(few, "fourier", VIT)
     steps = np.diff(fourier["high_frequency"].values)
-    filters = next(line for line in answer(study, "filters").answer if line.startswith(VIT))
+    filters = next(line for line in answer(few, "filters").answer if line.startswith(VIT))
     (layer,) = [i for i, name in enumerate(fourier["name"].values) if f" {name} (" in filters.partition(" lowers ")[0]]
     assert steps[layer - 1] == pytest.approx(steps.min())
 
@@ -294,7 +297,7 @@ def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> N
     assert json.loads(found.raw["script"][0])["surface"][0]["missing"] > 0
 
 
-def test_the_next_command_measures_what_some_networks_lack(study: Path, tmp_path: Path) -> None:
+def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         for probe in file:
             for name, group in file[probe].items():
@@ -304,13 +307,13 @@ def test_the_next_command_measures_what_some_networks_lack(study: Path, tmp_path
                 if probe == "hessian" and name.startswith(RESNET):
                     del file[probe][name]
 
-    path = changed(study, tmp_path / "r.h5", change)
+    path = changed(few, tmp_path / "r.h5", change)
     step = next_steps.next_step([(str(d.attrs["label"]), d) for _, d in reader.groups(path)], path)
     assert step.command == f"landscape hessian {RESNET}.pt --top 3 --out {path}"
 
 
-def test_a_command_holds_all_that_was_asked_for(study: Path) -> None:
-    ((_, data),) = reader.find(study, "surface", VIT)
+def test_a_command_holds_all_that_was_asked_for(few: Path) -> None:
+    ((_, data),) = reader.find(few, "surface", VIT)
     parameters = {"resolution": "15", "cap": None, "preview": True, "bn": "frozen", "plane": "random", "seed": 3}
     spec = {"checkpoint": "a.pt", "model_arg": {"depth": 2}, "mean": [0.5, 0.25], "augment": False, "split": "train"}
     data = data.assign_attrs(parameters=json.dumps(parameters), spec=json.dumps(spec))
@@ -374,6 +377,7 @@ def test_a_script_made_compact_keeps_texts_templates_and_signs() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
     folder = Path(page.__file__).parent
     scripts = {file.name: compact(file.read_text()) for file in folder.glob("*.js")}
@@ -388,17 +392,17 @@ def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
     assert data + fine + script <= LARGEST_DATA
 
 
-def test_the_page_lists_what_the_doctor_found_with_what_to_do(study: Path, tmp_path: Path) -> None:
+def test_the_page_lists_what_the_doctor_found_with_what_to_do(few: Path, tmp_path: Path) -> None:
     wrong = Finding("one", "wrong", ("surface/a", "surface/b"), "a <b>", "run: landscape surface a.pt --range 1")
     note = Finding("two", "note", ("hessian/a",), "text", "look at it")
-    found = Page(report(study, tmp_path / "r.html", [], [wrong, note]).read_text())
+    found = Page(report(few, tmp_path / "r.html", [], [wrong, note]).read_text())
     words = " ".join(found.words.split())
     assert "1 wrong and 1 note." in words
     assert "wrong a <b> surface/a and 1 more" in words
     assert "landscape surface a.pt --range 1" in words
-    assert f"landscape doctor {study}" in words
-    assert "Nothing wrong or suspicious" in Page(report(study, tmp_path / "r.html", [], []).read_text()).words
-    assert "Checks of these numbers" not in Page(report(study, tmp_path / "r.html", []).read_text()).words
+    assert f"landscape doctor {few}" in words
+    assert "Nothing wrong or suspicious" in Page(report(few, tmp_path / "r.html", [], []).read_text()).words
+    assert "Checks of these numbers" not in Page(report(few, tmp_path / "r.html", []).read_text()).words
 
 
 def test_a_stored_comparison_is_a_table_with_verdicts(tmp_path: Path) -> None:
@@ -414,12 +418,12 @@ def test_a_stored_comparison_is_a_table_with_verdicts(tmp_path: Path) -> None:
     assert f"{made.contrasts[0].first} − {made.contrasts[0].second}" in said
 
 
-def test_a_group_of_an_unknown_probe_is_skipped_with_a_line(study: Path, tmp_path: Path) -> None:
+def test_a_group_of_an_unknown_probe_is_skipped_with_a_line(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         file.copy(next(iter(file["variance"].values())), file, "aura/net-0123456789")
         file["aura/net-0123456789"].attrs["probe"] = "aura"
 
-    words = Page(written(changed(study, tmp_path / "r.h5", change), tmp_path)).words
+    words = Page(written(changed(few, tmp_path / "r.h5", change), tmp_path)).words
     assert "aura/net-0123456789 is skipped: no figure shows the probe aura." in words
 
 
@@ -478,6 +482,7 @@ def test_a_large_surface_is_thinned_and_unused_arrays_are_not_read(
     assert not any(name.endswith("/l2") for name in read)
 
 
+@pytest.mark.slow
 def test_streamed_results_are_those_in_memory(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "LARGE", 16)
     with reader.streaming(study) as streamed:
@@ -495,25 +500,25 @@ def test_many_layers_and_many_checkpoints_are_shown(tmp_path: Path) -> None:
 
 
 def test_a_file_without_results_makes_a_page_that_says_so(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def empty(file: h5py.File) -> None:
         for probe in list(file):
             del file[probe]
 
-    words = Page(written(changed(study, tmp_path / "r.h5", empty), tmp_path)).words
+    words = Page(written(changed(few, tmp_path / "r.h5", empty), tmp_path)).words
     assert "Nothing measured yet." in words
     assert exit_code(["report", str(tmp_path / "r.h5"), "--out", str(tmp_path / "p.html")]) == 1
     assert "nothing finished to draw" in capsys.readouterr().err
 
 
-def test_a_report_into_a_folder_is_rejected(study: Path, tmp_path: Path) -> None:
+def test_a_report_into_a_folder_is_rejected(few: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a file for the page"):
-        report(study, tmp_path, [])
+        report(few, tmp_path, [])
 
 
 def test_a_page_stays_when_the_new_one_cannot_be_written(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "report.html"
     out.write_text("before")
@@ -523,19 +528,22 @@ def test_a_page_stays_when_the_new_one_cannot_be_written(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        report(study, out, [])
+        report(few, out, [])
     assert out.read_text() == "before"
     assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.slow
-def test_the_command_writes_every_figure_and_never_loads_torch(study: Path, tmp_path: Path) -> None:
+def test_the_command_draws_every_figure_of_half_finished_results_and_never_loads_torch(tmp_path: Path) -> None:
+    half = synthetic.write(tmp_path / "half.h5", [synthetic.transformer("vit", depth=3)], share=0.4)
     code = (
         "import sys; from landscape.cli.main import exit_code\n"
-        f"code = exit_code(['report', {str(study)!r}, '--out', {str(tmp_path / 'new' / 'report.html')!r}])\n"
+        f"code = exit_code(['report', {str(half)!r}, '--out', {str(tmp_path / 'new' / 'report.html')!r}])\n"
         "print(code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-2:] == ["0", "False"]
     found = Page((tmp_path / "new" / "report.html").read_text())
-    assert found.tags.count("img") == len(drawing.draw(study, tmp_path / "figures"))
+    drawn = [a["id"].removeprefix("figure-") for a in found.of("details") if a.get("class") == "picture"]
+    assert sorted(drawn) == sorted(name for name in EVERYDAY if name not in UNFINISHED[0.4])
+    assert found.tags.count("img") == len(drawn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from measured_runs import FASTER
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +23,7 @@ from landscape.checkpoints.user_code import rng_states
 from landscape.probes import PROBES, probe_class
 from landscape.subject.subject import Subject
 
-FEW: dict[str, Any] = {"data": "digits", "samples": 32, "batch_size": 16}
+FEW: dict[str, Any] = {"data": "digits", "samples": 12, "batch_size": 6}
 
 
 def network() -> nn.Module:
@@ -60,7 +62,7 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 
 def options(probe: str, folder: Path, model: nn.Module) -> dict[str, Any]:
-    smallest = dict(probe_class(probe).smallest)
+    smallest = {**probe_class(probe).smallest, **FASTER.get(probe, {})}
     if probe == "trajectory":
         for epoch in range(3):
             moved = {n: t + 0.01 * epoch * torch.randn_like(t) if t.is_floating_point() else t
@@ -74,6 +76,7 @@ def options(probe: str, folder: Path, model: nn.Module) -> dict[str, Any]:
     return smallest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [*PROBES, "features", "evaluate"])
 def test_every_probe_leaves_the_callers_module_and_the_generators_as_found(probe: str, tmp_path: Path) -> None:
     model = network()
@@ -94,9 +97,11 @@ def test_every_probe_leaves_the_callers_module_and_the_generators_as_found(probe
 class Failing(nn.Module):
     """Raises an error at its pass number `limit`."""
 
-    def __init__(self, model: nn.Module, error: BaseException) -> None:
+    error: BaseException = RuntimeError("out of order")
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.error, self.passes, self.limit = model, error, 0, 10**9
+        self.model, self.passes, self.limit = model, 0, 10**9
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.passes += 1
@@ -106,19 +111,18 @@ class Failing(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("error", [RuntimeError("out of order"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["surface", "line", "trajectory", "hessian", "variance", "lesion", "noise"])
-def test_an_error_in_the_middle_of_a_pass_leaves_the_module_as_found(
-    probe: str, error: BaseException, tmp_path: Path
-) -> None:
-    model = Failing(network(), error)
+def test_an_error_in_the_middle_of_a_pass_leaves_the_module_as_found(probe: str, tmp_path: Path) -> None:
+    model = Failing(network())
     given = options(probe, tmp_path, model)
     subject = landscape.load(model, **FEW)
     before, model.passes = state(model), 0
     landscape.measure(probe, subject, out=None, **given)
-    for limit in {1, model.passes // 2, model.passes}:
+    limits = sorted({1, model.passes // 2, model.passes})
+    for limit, model.error in itertools.product(limits, (RuntimeError("out of order"), KeyboardInterrupt())):
         model.passes, model.limit = 0, limit
-        with pytest.raises(type(error)):
+        with pytest.raises(type(model.error)):
             landscape.measure(probe, dataclasses.replace(subject), out=None, **given)
         assert state(model) == before
 
@@ -138,7 +142,7 @@ def test_an_interrupt_between_two_units_leaves_the_module_as_found() -> None:
 
 
 def test_loading_that_fails_leaves_the_module_as_found() -> None:
-    model = Failing(network(), RuntimeError("out of order"))
+    model = Failing(network())
     model.limit = 1
     before = state(model)
     with pytest.raises(ValueError, match="the model fails on inputs"):

@@ -7,6 +7,7 @@ import pytest
 
 from landscape.plots import headlines
 from landscape.plots.comparison_rows import signed
+from landscape.plots.headline_number import Measured
 from landscape.results.rounding import interval, plus_minus
 
 
@@ -36,6 +37,9 @@ def test_digits_of_an_interval_follow_its_width() -> None:
     assert signed(interval(-1e-12, -3e-12, 1e-12)) == "−1e-12 [−3e-12, 1e-12]"
 
 
-def test_a_headline_puts_the_error_beside_its_number() -> None:
-    found = {"barrier": 4.3164, "barrier_se": 0.0876, "mean": 3.25, "at": "stage 2", "loose_se": 0.5}
-    assert headlines.text(found) == "barrier 4.32 ± 0.09, mean 3.25, at stage 2, loose_se 0.5"
+def test_a_headline_puts_the_interval_beside_its_number() -> None:
+    even = Measured("barrier", 4.3164, 0.04, 4.2288, 4.404)
+    uneven = Measured("ape", 4.3164, 0.04, 4.25, 4.5)
+    assert (even.in_words(), uneven.in_words()) == ("4.32 ± 0.09", "4.32 [4.25, 4.50]")
+    found = {"barrier": even.in_words(), "barrier_se": 0.04, "mean": 3.25, "at": "stage 2"}
+    assert headlines.text(found) == "barrier 4.32 ± 0.09, mean 3.25, at stage 2"

@@ -213,9 +213,7 @@ def test_a_tuple_that_may_or_may_not_hold_an_optional_input_is_refused() -> None
 
 @pytest.mark.parametrize(
     ("model", "data", "message"),
-    [
-        (nn.Conv2d(3, 2, 1), (drawn(4, 5, 5, 3), torch.zeros(4).long()), r"lie as \(N, H, W, C\): return each as"),
-    ],
+    [(nn.Conv2d(3, 2, 1), (drawn(4, 5, 5, 3), torch.zeros(4).long()), r"lie as \(N, H, W, C\): return each as")],
 )
 def test_pictures_that_do_not_fit_the_default_are_explained(model: nn.Module, data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

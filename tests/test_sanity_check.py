@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from measured_runs import save
 from scipy import stats
 from torch import Tensor, nn
 
-from landscape import models
-from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.cli.main import exit_code
 from landscape.subject.losses import NAMES
 from landscape.subject.sanity_check import LEVEL, SanityCheck, check_sanity, class_order_hint, guessing_p_value, warning
@@ -189,14 +188,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, **entries: Any) -> str:
-        arguments = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 8}
         if entries:
-            torch.manual_seed(0)
-            content: dict[str, Any] = {
-                "model": "resnet_demo", "model_args": arguments, "data": {"name": "digits"}, "recipe": {}, "seed": 0,
-                "state_dict": models.build("resnet_demo", **arguments).state_dict(), "metrics": {},
-            }  # fmt: skip
-            write_checkpoint(tmp_path / "w.pt", **{**content, **entries})
+            save(tmp_path / "w.pt", **{"recipe": {}, **entries})
         file = ["w.pt"] if entries else []
         assert exit_code(["variance", *file, *words, "--samples", "200"]) == 0
         return capsys.readouterr().err

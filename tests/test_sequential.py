@@ -230,4 +230,4 @@ def test_the_command_prints_how_layers_were_found(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().err
     assert "note: this network has no residual blocks; its layers are" in said
     assert "note: attention is left out: no self-attention was found" in said
-    assert said.count("2 of 2 units in") == 4
+    assert said.count(f"in {tmp_path / 'results.h5'})") == 4

@@ -76,7 +76,7 @@ def _measured(probe: str, **options: Any) -> dict[str, np.ndarray]:
 def test_values_are_those_of_one_after_the_other_bit_for_bit(
     probe: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", logger="landscape"):
+    with caplog.at_level("DEBUG", logger="landscape"):
         together = _measured(probe, **options)
         assert "3 mini-batches at once, one thread each" in caplog.messages
         assert torch.get_num_threads() == 3

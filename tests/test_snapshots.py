@@ -173,15 +173,15 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
         snapshots.of_run(tmp_path)
 
 
-def test_a_folder_stands_for_its_final_or_its_last(tmp_path: Path) -> None:
+def test_a_folder_stands_for_its_final_or_its_last(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="landscape")
     ours(tmp_path / "init.pt", epoch=0)
     ours(tmp_path / "epoch_002.pt", epoch=2)
     assert folders.checkpoint_of(tmp_path) == tmp_path / "epoch_002.pt"
     ours(tmp_path / "final.pt", epoch=1)
     assert folders.checkpoint_of(tmp_path) == tmp_path / "final.pt"
-    paths, about = folders.what_to_measure(tmp_path)
-    assert paths == [tmp_path / "final.pt"]
-    assert about == f"{tmp_path}: final.pt, of 3 checkpoints, is measured; name others: {tmp_path}/*.pt"
+    assert folders.what_to_measure(tmp_path) == [tmp_path / "final.pt"]
+    assert caplog.messages[-1] == f"{tmp_path}: final.pt, of 3 checkpoints, is measured; name others: {tmp_path}/*.pt"
 
 
 INDEPENDENT = {
@@ -194,7 +194,10 @@ INDEPENDENT = {
 
 
 @pytest.mark.parametrize("reason", INDEPENDENT)
-def test_independent_checkpoints_in_a_folder_are_no_run_but_each_measured(tmp_path: Path, reason: str) -> None:
+def test_independent_checkpoints_in_a_folder_are_no_run_but_each_measured(
+    tmp_path: Path, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="landscape")
     files = INDEPENDENT[reason]
     for seed, name in enumerate(files, start=1):
         foreign(tmp_path / name, seed)
@@ -206,9 +209,8 @@ def test_independent_checkpoints_in_a_folder_are_no_run_but_each_measured(tmp_pa
     assert f"or name them in order: landscape trajectory {tmp_path}/*{''.join(Path(files[0]).suffixes)}" in str(
         error.value
     )
-    paths, about = folders.what_to_measure(tmp_path)
-    assert [path.name for path in paths] == files
-    assert f"{len(files)} checkpoints, each measured by itself: {files[0]}, {files[1]}" in about
+    assert [path.name for path in folders.what_to_measure(tmp_path)] == files
+    assert f"{len(files)} checkpoints, each measured by itself: {files[0]}, {files[1]}" in caplog.text
     with pytest.raises(ValueError, match=f"holds {len(files)} checkpoints that are not one run's; name one of them: "):
         folders.checkpoint_of(tmp_path)
 
@@ -219,7 +221,7 @@ def test_checkpoints_of_one_stored_epoch_or_of_two_architectures_are_no_run(tmp_
     with pytest.raises(snapshots.NotOneRun, match=r"1.pt and 2.pt have the same epoch"):
         snapshots.of_run(tmp_path)
     torch.save({"state_dict": state(3, width=5), "epoch": 100}, tmp_path / "2.pt")
-    assert len(folders.what_to_measure(tmp_path)[0]) == 2
+    assert len(folders.what_to_measure(tmp_path)) == 2
 
 
 RUNS = [

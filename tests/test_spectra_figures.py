@@ -139,8 +139,8 @@ def test_the_range_of_the_two_panels_is_an_option(file: Path, tmp_path: Path, mo
         return page(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hessian, "page", spy)
-    drawing.draw(file, tmp_path, probes=["hessian"], eigenvalues=(-120.0, 900.0))
-    drawing.draw(file, tmp_path, probes=["hessian"])
+    drawing.draw(file, tmp_path, figures=["hessian"], eigenvalues=(-120.0, 900.0))
+    drawing.draw(file, tmp_path, figures=["hessian"])
     assert seen == [((-120.0, 0.0), (0.0, 900.0)), None]
 
 
@@ -204,7 +204,7 @@ def test_the_saddle_view_has_the_quadratic_model_over_the_loss(tmp_path: Path) -
     np.testing.assert_allclose(axes[1].lines[0].get_ydata(), data["loss"].transpose("x", "y")[:, 3])
     for line in axes[1].lines[1::2]:  # a parabola, however coarse the grid
         assert len(line.get_xdata()) > 100
-    assert "saddle" in [drawn.stem for drawn in drawing.draw(path, tmp_path / "figures")]
+    assert [drawn.stem for drawn in drawing.draw(path, tmp_path, figures=["saddle"])] == ["saddle"]
     assert saddle.select([data, data.drop_attrs()]) == [0]
 
 

@@ -266,20 +266,7 @@ def test_a_loss_of_the_whole_mini_batch_is_taken_as_it_is_and_a_sum_is_refused()
         landscape.load(model, data=(inputs, targets), batch_size=6, loss=total)
 
 
-class _Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(7, 4, sparse=True), nn.Linear(4, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.head(self.embedding(tokens).mean(dim=1))
-        return found
-
-
 def test_what_cannot_be_measured_is_refused() -> None:
-    tokens = landscape.load(_Tokens(), data=(torch.randint(7, (8, 5)), torch.arange(8) % 3))
-    with pytest.raises(ValueError, match=r"the layer embedding \(Embedding\) gives sparse gradients, .* sparse=False"):
-        landscape.measure("step", tokens, out=None, quiet=True, **SGD)
     with pytest.raises(ValueError, match="has no optimiser state; save torch's"):
         run_probe(Step(), tanh_net())
     with pytest.raises(OptionError, match="closure"):

@@ -6,16 +6,17 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from analytic import tanh_net
+from measured_runs import save
 from torch import Tensor, nn
 
-from landscape import models
-from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256, write_checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256
 from landscape.data import load as load_data
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches
@@ -60,21 +61,7 @@ def file(tmp_path: Path, code: str) -> str:
     return str(path)
 
 
-def saved(path: Path, *, classes: int = 10, **changed: Any) -> Path:
-    torch.manual_seed(0)
-    arguments = {"classes": classes, "image_size": 16, "blocks": (1, 1), "width": 8}
-    content = {
-        "model": "resnet_demo",
-        "model_args": arguments,
-        "state_dict": models.build("resnet_demo", **arguments).state_dict(),  # type: ignore[arg-type]
-        "data": {"name": "digits", "classes": classes, "size": 16},
-        "recipe": {},
-        "epoch": 1.0,
-        "metrics": {},
-        "seed": 0,
-    }
-    write_checkpoint(path, **{**content, **changed})
-    return path
+saved = partial(save, recipe={}, epoch=1.0)
 
 
 # --- the objective ---
@@ -162,22 +149,11 @@ def test_samples_are_the_first_of_the_fixed_order(samples: int | str, count: int
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("samples", "many"),
-        ("samples", "0"),
-        ("samples", -5),
-        ("samples", "0%"),
-        ("samples", "inf%"),
-        ("samples", "nan%"),
-        ("samples", "1.5"),
-        ("batch_size", 0),
-        ("weight_decay", -0.1),
-        ("weight_decay", math.nan),
-        ("split", "val"),
-        ("image_size", 0),
-        ("device", "tpu"),
+        *(("samples", value) for value in ("many", "0", -5, "0%", "inf%", "nan%", "1.5")), ("batch_size", 0),
+        ("weight_decay", -0.1), ("weight_decay", math.nan), ("split", "val"), ("image_size", 0), ("device", "tpu"),
         ("device", "cuda:x"),
     ],
-)
+)  # fmt: skip
 def test_a_value_out_of_its_range_is_a_usage_error(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=rf"--{name.replace('_', '-')} must be .*, got {value}"):
         digits(**{name: value})

@@ -150,14 +150,14 @@ def test_a_quota_limits_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_busy_machine_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(threads, "_noted", set())
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    with caplog.at_level("INFO", logger="landscape"):
+    with caplog.at_level("DEBUG", logger="landscape"):
         monkeypatch.setattr(os, "getloadavg", lambda: (2.0, 2.0, 2.0))
         threads.note_load(2)
         assert not caplog.messages
         monkeypatch.setattr(os, "getloadavg", lambda: (6.13, 2.0, 2.0))
         threads.note_load(1)
         threads.note_load(1)
-    assert caplog.messages == ["note: load 6.1 on 2 CPUs; 1 thread per operation"]
+    assert caplog.messages == ["load 6.1 on 2 CPUs; 1 thread per operation"]
 
 
 def test_a_network_whose_loss_cannot_be_computed_is_timed_by_its_outputs() -> None:

@@ -305,10 +305,21 @@ def test_random_transforms_stand_in_the_protocol(made: Any, caplog: pytest.LogCa
 
 def test_samples_in_the_order_of_their_classes_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     ordered = TensorDataset(INPUTS, CLASSES.sort().values)
-    served(DataLoader(ordered, batch_size=4))  # all of them: nothing is left out
+    served(DataLoader(ordered, batch_size=128))  # all of them: nothing is left out
     assert caplog.text == ""
-    served(DataLoader(ordered, batch_size=4), 8)
+    served(DataLoader(ordered, batch_size=128), 8)
     assert "the first 8 samples are sorted by class, 0 to 1; shuffle the loader" in caplog.text
+
+
+@pytest.mark.parametrize(("size", "said"), [(64, True), (128, False)])
+def test_a_loader_whose_mini_batches_are_divided_anew_is_told_so(
+    size: int, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = DataLoader(TensorDataset(torch.randn(130, 3), torch.arange(130) % 3), batch_size=size)
+    subject = load(nn.Linear(3, 3).eval(), data=data)
+    assert subject.samples(0) == 128
+    words = f"mini-batches of data hold {size} samples and are divided anew, 128 in each; --batch-size {size} (batch_"
+    assert (words in caplog.text) is said
 
 
 def test_the_classes_of_a_loader_are_those_of_its_dataset() -> None:
@@ -399,6 +410,14 @@ def test_numbers_of_numpy_become_tensors() -> None:
     images = served(items)
     assert images.inputs.dtype == torch.uint8
     assert images.mean == (0.5,)
+
+
+def test_pictures_of_16_bits_keep_their_upper_ones() -> None:
+    grey = np.random.default_rng(0).integers(256, size=(8, 8), dtype=np.uint8)
+    images = served([(Image.fromarray(grey.astype(np.uint16) * 257), 0), (Image.fromarray(grey), 1)])
+    assert (images.inputs == torch.from_numpy(grey)).all()
+    with pytest.raises(ValueError, match=r"item 0 .* its mode is F, numbers without a known range"):
+        served([(Image.fromarray(grey.astype(np.float32)), 0)])
 
 
 def pairs_of_pictures(side: int, mode: str = "L") -> list[Any]:

@@ -280,7 +280,6 @@ def test_a_cap_that_ends_the_run_before_the_target_is_said_once_and_stored(caplo
     assert "above --tol 0.01, at the cap of --max-vectors 32; about --max-vectors" in said
     assert data["within_tol"] == 0
     assert data["matvecs"].values.tolist() == [32] * 3
-    assert headlines.numbers(data)["relative error"] == pytest.approx(float(data["trace_se"] / data["trace"]))
     assert "not met" in headlines.text(headlines.numbers(data))
 
 

@@ -190,7 +190,7 @@ class _Messages(logging.Handler):
     """Different messages of the parts that choose how something is computed, at most a few."""
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
+        super().__init__(logging.DEBUG)
         self.found: dict[str, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -204,7 +204,7 @@ def _listening() -> Iterator[_Messages]:
     logs = [logging.getLogger(f"landscape.{part}") for part in ("curvature", "subject", "weight_space")]
     levels = [log.level for log in logs]
     for log in logs:
-        log.setLevel(logging.INFO)
+        log.setLevel(logging.DEBUG)
         log.addHandler(handler)
     try:
         yield handler

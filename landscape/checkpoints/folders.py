@@ -22,8 +22,8 @@ def absent(path: Path) -> FileNotFoundError:
     return FileNotFoundError(f"no checkpoint at {path}{similar}; give an existing file or a run's folder")
 
 
-def what_to_measure(path: Path, *, weights: Weights = "raw", trust_pickle: bool = False) -> tuple[list[Path], str]:
-    """The checkpoints that a path stands for, and a sentence about the choice ("" for a checkpoint itself).
+def what_to_measure(path: Path, *, weights: Weights = "raw", trust_pickle: bool = False) -> list[Path]:
+    """The checkpoints that a path stands for; which of a folder's these are is logged.
 
     A folder stands for its `final.pt`, for the last snapshot if it is recognisable as one run, else for all of its
     checkpoints.
@@ -35,22 +35,26 @@ def what_to_measure(path: Path, *, weights: Weights = "raw", trust_pickle: bool 
     if not path.exists():
         raise absent(path)
     if not path.is_dir() or raw_files.holds_weights(path):
-        return [path], ""
+        return [path]
     files = checkpoints_in(path)
     if not files:
         inside = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and checkpoints_in(folder)]
         hint = f"; its folders do: {path}/*" if inside else f" ({', '.join(SUFFIXES)}); give another folder"
         raise FileNotFoundError(f"{path} holds no checkpoint{hint}")
     if len(files) == 1:
-        return files, f"{path}: {files[0].name}, its only checkpoint, is measured"
+        _log.debug("%s: %s, its only checkpoint, is measured", path, files[0].name)
+        return files
     final = path / FINAL
     try:
         last = final if final in files else of_run(path, weights=weights, trust_pickle=trust_pickle)[-1].path
     except NotOneRun:
         names = ", ".join(file.name for file in files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
-        return files, f"{path}: {len(files)} checkpoints, each measured by itself: {names}"
+        _log.info("%s: %d checkpoints, each measured by itself: %s", path, len(files), names)
+        return files
     which = f"of {len(files)} checkpoints" if last == final else f"the last of a run's {len(files)} checkpoints"
-    return [last], f"{path}: {last.name}, {which}, is measured; name others: {command_files(path, files)}"
+    level = logging.DEBUG if last == final else logging.INFO
+    _log.log(level, "%s: %s, %s, is measured; name others: %s", path, last.name, which, command_files(path, files))
+    return [last]
 
 
 def checkpoint_of(path: Path, *, weights: Weights = "raw", trust_pickle: bool = False) -> Path:
@@ -61,10 +65,8 @@ def checkpoint_of(path: Path, *, weights: Weights = "raw", trust_pickle: bool = 
     """
     if path.is_file() or not path.exists():
         return path
-    files, about = what_to_measure(path, weights=weights, trust_pickle=trust_pickle)
+    files = what_to_measure(path, weights=weights, trust_pickle=trust_pickle)
     if len(files) > 1:
         names = ", ".join(str(file) for file in files[:SHOWN]) + (", ..." if len(files) > SHOWN else "")
         raise ValueError(f"{path} holds {len(files)} checkpoints that are not one run's; name one of them: {names}")
-    if about:
-        _log.info("%s", about)
     return files[0]

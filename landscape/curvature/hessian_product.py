@@ -16,6 +16,15 @@ from landscape.curvature.vectors import flat, unflat
 from landscape.data.structure import Nested, tensors_in
 from landscape.subject.subject import Subject
 
+# Part of an operation's name, or of torch's message about it -> what to do instead.
+WITHOUT_SECOND_DERIVATIVE = {
+    "embedding_bag": "use nn.Embedding and the sum, mean or maximum of its rows",
+    "cdist": "write the distance out, as in (a[:, None] - b).abs().sum(-1)",
+    "ctc_loss": "the CTC loss of PyTorch has a gradient alone",
+    "attention": "use its plain version (fused attention: fused_attn=False in timm, "
+    'attn_implementation="eager" in transformers)',
+    "checkpoint": "switch checkpointing off while measuring, or use torch.utils.checkpoint with use_reentrant=False",
+}
 _attention_switches = threading.RLock()
 
 
@@ -157,14 +166,8 @@ def differentiable_attention() -> Iterator[None]:
 
     One thread at a time: the switches belong to the process, and leaving the context would reset them for the others.
     """
-    with _attention_switches:
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with sdpa_kernel(SDPBackend.MATH):
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+    with _attention_switches, sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def with_layer_name(error: ValueError, subject: Subject, inputs: Nested) -> ValueError:
@@ -174,10 +177,10 @@ def with_layer_name(error: ValueError, subject: Subject, inputs: Nested) -> Valu
     with differentiable_attention():
         layer = non_differentiable_layer(subject.model, lambda: subject.outputs(inputs))
     where = f"the layer is {layer}; " if layer else ""
-    return ValueError(
-        f"{error}; {where}use its plain version (fused attention: fused_attn=False in timm, "
-        'attn_implementation="eager" in transformers), or exclude its parameters with --params'
-    )
+    advice = next((words for name, words in WITHOUT_SECOND_DERIVATIVE.items() if name in str(error).lower()), "")
+    exclude = ", or exclude its parameters with --params" if layer else ""
+    return ValueError(f"{error}; {where}{advice or 'write it with operations that can be'}{exclude}; surface, line and "
+                      "what else needs no curvature can be measured")  # fmt: skip
 
 
 def non_differentiable_layer(model: nn.Module, forward: Callable[[], object]) -> str:

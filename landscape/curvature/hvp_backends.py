@@ -82,10 +82,10 @@ def curvature(
     if operator != "hessian" or hvp == "kept":
         return kept
     if hvp == "auto" and (chunk := tokens_at_once(subject)):
-        log.info("Hessian products: kept, with the cross-entropy over %d tokens at a time", chunk)
+        log.debug("Hessian products: kept, with the cross-entropy over %d tokens at a time", chunk)
         return kept
     if hvp == "auto" and parts > 1:
-        log.info("Hessian products: kept, as a mini-batch does not fit into memory as a whole")
+        log.debug("Hessian products: kept, as a mini-batch does not fit into memory as a whole")
         return kept
     if hvp == "auto":
         return _candidates(subject, parameters, fixed, batched).best(planned)

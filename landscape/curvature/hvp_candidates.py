@@ -10,8 +10,8 @@ from landscape.curvature import stored_graphs
 from landscape.curvature.hvp_forecast import LOADED, PlannedProducts, predicted, reason
 from landscape.curvature.hvp_reference import Reference, seconds_of, spent
 from landscape.curvature.operator import Curvature
+from landscape.options import forecast_level, format_duration
 
-ANNOUNCED = 3.0  # seconds of a compilation that is announced
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +51,7 @@ class Candidates:
             self._prepare(hvp, planned)
         said = reason(hvp, self._costs, planned, paid=self._paid(planned) if hvp == "compiled" else 0.0)
         if said != self._said:
-            log.info("Hessian products: %s", said)
+            log.debug("Hessian products: %s", said)
         self._said = said
         if hvp != "compiled":
             self._note(products=self._earlier + planned.total)
@@ -77,14 +77,15 @@ class Candidates:
     def _prepare(self, hvp: str, planned: PlannedProducts) -> None:
         """Prepare and measure a backend; one that does not work with this model is no candidate any more."""
         expected, start = self._costs.pop(hvp), spent()
-        if hvp == "compiled" and expected.start > ANNOUNCED:
-            log.info("compiling the Hessian products, about %.0f s, once for this and later runs", expected.start)
+        if hvp == "compiled":
+            level, about = forecast_level(expected.start), format_duration(expected.start)
+            log.log(level, "compiling first: about %s, once for this and later runs", about)
         try:
             made = self._make(hvp, planned)
             took = spent() - start
             once, each = seconds_of(replace(made, patterns=self._reference.patterns))
         except Exception as error:  # whatever a model's code, a pass over its graph or the compiler raises
-            log.info("no %s Hessian products: %s", hvp, str(error).partition("\n")[0] or type(error).__name__)
+            log.debug("no %s Hessian products: %s", hvp, str(error).partition("\n")[0] or type(error).__name__)
             return
         self._prepared[hvp], self._costs[hvp] = made, replace(expected, start=0.0, once=once, each=each)
         if expected.start != LOADED:  # of what an earlier run compiled it noted the seconds

@@ -58,7 +58,7 @@ class MemoryForecast:
 
 
 def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], stored: int) -> int:
-    """Into how many parts mini-batches are divided from the start; says the forecast, `stored` bytes of it vectors.
+    """Into how many parts mini-batches are divided from the start; logs the forecast, `stored` bytes of it vectors.
 
     Raises:
         ValueError: not even single samples keep within the limit that was given.
@@ -74,7 +74,7 @@ def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], st
         )
     said = _said(subject)
     if (limit is not None or needed >= SAID or parts > 1) and not said:
-        log.info("memory: about %s", _in_words(found, parts))
+        log.debug("memory: about %s", _in_words(found, parts))
         said.append(needed)
         if limit is not None or needed > SHORT * free:
             memory.return_freed_memory()

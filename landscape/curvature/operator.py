@@ -19,7 +19,7 @@ from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.curvature.pattern_cache import PatternCache, compact_bytes, place_for
 from landscape.curvature.traced_hessian import BatchedProduct, TracedHessian
 from landscape.data.structure import Nested, rows_of
-from landscape.subject.checks import require_tensor_outputs
+from landscape.subject.checks import require_losses_per_sample, require_tensor_outputs
 from landscape.subject.subject import Subject
 
 Operator = Literal["hessian", "ggn", "fisher"]
@@ -140,6 +140,7 @@ class Curvature:
             with differentiable_attention():  # one forward pass at a time
                 require_tensor_outputs(subject)
             return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
+        require_losses_per_sample(subject)
         return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
 
 

@@ -111,7 +111,7 @@ def side_by_side(
 def announce(subject: Subject, at_once: int) -> None:
     """Log, once for each network, that mini-batches are measured side by side."""
     if at_once > 1:
-        _log.info("%d mini-batches at once, one thread each", at_once)
+        _log.debug("%d mini-batches at once, one thread each", at_once)
 
 
 def _separable(subject: Subject) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from landscape.data import memory
-from landscape.data.preprocessing import Resize
+from landscape.data.preprocessing import Resize, rgb
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SMALL = 64  # images up to this side keep their size
@@ -93,7 +93,7 @@ def decoded(
     """
     memory.require(name, count, 3 * size * size)
     total = memory.format_bytes(count * 3 * size * size)
-    _log.info("%s: decoding %s of %s images to %d x %d, %s", name, f"{count:,}", f"{of:,}", size, size, total)
+    _log.debug("%s: decoding %s of %s images to %d x %d, %s", name, f"{count:,}", f"{of:,}", size, size, total)
     inputs = np.empty((count, 3, size, size), np.uint8)
     start = spoke = time.monotonic()
     done = 0
@@ -126,13 +126,8 @@ def _in_order(
 
 def _decode(inputs: np.ndarray, resize: Resize | None, pictures: list[Picture]) -> int:
     for picture in pictures:
-        try:
-            with opened(picture.source, picture.name) as image, _room.taken(image, picture.name):
-                inputs[picture.row] = pixels(image, inputs.shape[-1], resize)
-        except memory.TooLarge:
-            raise
-        except Exception as error:  # decoders raise almost anything
-            raise ValueError(_broken(picture.name, error)) from None
+        with naming(picture.name), opened(picture.source, picture.name) as image, _room.taken(image, picture.name):
+            inputs[picture.row] = pixels(image, inputs.shape[-1], resize)
     return len(pictures)
 
 
@@ -140,7 +135,7 @@ def pixels(image: Image.Image, size: int, resize: Resize | None = None) -> np.nd
     """A picture as (3, size, size) uint8: by `resize`, or else shorter side to `size` (bilinear), centre crop."""
     if resize is not None:
         return resize.pixels(image, size)
-    image = image.convert("RGB")
+    image = rgb(image)
     if image.size != (size, size):
         scale = size / min(image.size)
         width, height = (max(size, round(side * scale)) for side in image.size)
@@ -172,12 +167,18 @@ def opened(source: str | bytes, name: str) -> Image.Image:
 
     Whatever its name, it is of one of `FORMATS`: others, such as PostScript, would start another program.
     """
-    try:
+    with naming(name):
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
-    except Exception as error:  # as above
-        raise ValueError(_broken(name, error)) from None
 
 
-def _broken(name: str, error: Exception) -> str:
-    reason = str(error).removeprefix(f"{name} ")
-    return reason if reason.startswith(name) else f"{name} cannot be decoded ({reason}); repair or remove it"
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Turn whatever a decoder raises in the block into a ValueError that begins with the name of the picture."""
+    try:
+        yield
+    except memory.TooLarge:
+        raise
+    except Exception as error:  # decoders raise almost anything
+        reason = str(error)
+        said = reason.startswith(f"{name} ")
+        raise ValueError(reason if said else f"{name} cannot be decoded ({reason}); repair or remove it") from None

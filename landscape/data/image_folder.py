@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +18,7 @@ from landscape.data.sampling import Samples, Split, subset
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
 SPLITS = {"train": ("train",), "test": ("test", "val")}  # split -> names of its folder, in order of preference
+_log = logging.getLogger(__name__)
 
 
 def load(
@@ -37,6 +39,7 @@ def load(
     root = Path(name).expanduser()
     folder, parts = _part(root, split)
     classes = sorted({entry for part in parts for entry in _folders(part)})
+    _note_order(root, classes)
     entries = [f"{folder}/{entry}" for entry in _folders(folder)]
     with ThreadPoolExecutor() as pool:  # listing a folder on a network disk takes time
         listed = list(pool.map(_pictures, entries))
@@ -80,6 +83,22 @@ def _folders(path: Path) -> list[str]:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
+def is_picture(name: str) -> bool:
+    """Whether a file is a picture by its name; macOS writes `._NAME` beside NAME, which is none."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
+
+
+def _note_order(root: Path, classes: list[str]) -> None:
+    """Say that the order of the names is not that of the numbers, if all classes are called by numbers."""
+    numbers = [int(name) for name in classes if name.isdecimal()]
+    if len(numbers) == len(classes) and numbers != sorted(numbers):
+        _log.warning(
+            "note: the classes of %s are numbered in the order of their names (%s), as torchvision does, not of their "
+            "numbers; write them with leading zeros (%s) if the network was trained with class %s as number %s",
+            root, ", ".join(classes[:3]), "0".zfill(len(str(max(numbers)))), max(numbers), max(numbers),
+        )  # fmt: skip
+
+
 def _pictures(folder: str) -> list[str]:
     """Paths of all pictures below a folder, relative to it, in name order; linked folders are not entered.
 
@@ -91,6 +110,6 @@ def _pictures(folder: str) -> list[str]:
     for entry in known:
         if entry.is_dir(follow_symlinks=False):
             found += [f"{entry.name}/{below}" for below in _pictures(entry.path)]
-        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
+        elif is_picture(entry.name) and entry.is_file():
             found.append(entry.name)
     return found

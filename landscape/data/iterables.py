@@ -94,6 +94,7 @@ def _plain(
     """Samples, or batches of them, whose inputs and targets are one tensor each."""
     rows = None if total is None else wanted or total
     inputs, targets = GrowingTensor(request.name, rows), GrowingTensor(request.name, rows)
+    size = 0  # of the first mini-batch
     for i, item in enumerate(items):
         what = f"{'batch' if batched else 'item'} {i}"
         if batched:
@@ -105,6 +106,7 @@ def _plain(
             raise structured.ShapesDiffer(
                 f"{request.name} gave {len(parts[0])} inputs and {len(parts[1])} targets; expected equally many"
             )
+        size = size or len(parts[0])
         for part, kept in zip(parts, (inputs, targets), strict=True):
             left = None if wanted is None else wanted - kept.count
             if kept.count and (part.shape[1:], part.dtype) != (kept.shape, kept.tensor.dtype):
@@ -115,6 +117,11 @@ def _plain(
             kept.append(part[:left], what=f"{request.name}: {what}")
         if wanted is not None and inputs.count >= wanted:
             break
+    if batched and request.batch_size != size and inputs.count > min(request.batch_size, size):
+        _log.warning(
+            "note: the mini-batches of %s hold %d samples and are divided anew, %d in each; --batch-size %d (batch_size"
+            "=%d) keeps them", request.name, size, request.batch_size, size, size,
+        )  # fmt: skip
     source = getattr(stream, "dataset", stream)
     images = request.images(inputs.tensor, targets.tensor, source, listed_targets(source) if batched else None)
     first = wanted is not None and (total is None or wanted < total)

@@ -12,8 +12,8 @@ import torch
 
 from landscape.data import decoding, memory
 from landscape.data.dataset import Images, number_of_classes, square_side
-from landscape.data.image_folder import SPLITS, SUFFIXES
-from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from landscape.data.image_folder import SPLITS, is_picture
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, rgb
 from landscape.data.sampling import Samples, Split, shuffled, subset
 from landscape.options import parse_count
 
@@ -82,7 +82,7 @@ def _parts(place: Path) -> tuple[list[Path], list[Path]] | None:
 
 
 def _sorted(files: Iterable[Path]) -> list[Path]:
-    known = [file for file in files if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
+    known = [file for file in files if is_picture(file.name)]
     return sorted(known, key=lambda file: [(int(n or 0), text) for n, text in re.findall(r"(\d+)|(\D+)", file.stem)])
 
 
@@ -111,11 +111,8 @@ def _decoded(name: str, files: list[Path]) -> torch.Tensor:
     inputs = np.empty((len(files), 3, first[1], first[0]), np.uint8)
 
     def decode(row: int) -> None:
-        try:
-            with decoding.opened(str(files[row]), str(files[row])) as picture:
-                inputs[row] = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
-        except OSError as error:
-            raise ValueError(f"{files[row]} cannot be decoded ({error}); repair or remove it") from None
+        with decoding.naming(str(files[row])), decoding.opened(str(files[row]), str(files[row])) as picture:
+            inputs[row] = np.asarray(rgb(picture)).transpose(2, 0, 1)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(decode, range(len(files))))
@@ -130,7 +127,7 @@ def _masks(name: str, files: list[Path | None], inputs: torch.Tensor) -> torch.T
         if file is None:
             masks.append(np.full((height, width), UNLABELLED, np.uint8))
             continue
-        with decoding.opened(str(file), str(file)) as picture:
+        with decoding.naming(str(file)), decoding.opened(str(file), str(file)) as picture:
             if picture.mode not in ("1", "L", "P", "I", "I;16"):
                 raise ValueError(
                     f"{file} is a picture of mode {picture.mode}, expected one class number per pixel (L or P)"

@@ -92,7 +92,7 @@ def stays_on_host(name: str, size: int, device: torch.device) -> bool:
     """Whether samples of `size` bytes would take too much of a GPU's memory; says so."""
     if device.type != "cuda" or size <= RESIDENT * (free := available_on(device)):
         return False
-    _log.info(
+    _log.debug(
         "%s: %s of samples stay in the computer's memory, because the GPU has %s free; its mini-batches are copied one "
         "after the other", name, format_bytes(size), format_bytes(free),
     )  # fmt: skip

@@ -43,7 +43,7 @@ class Resize:
     def pixels(self, image: Image.Image, size: int) -> np.ndarray:
         """A picture as (3, size, size) uint8."""
         self.seen.add(image.size)
-        image = image.convert("RGB")
+        image = rgb(image)
         resample = Image.Resampling[self.interpolation.upper()]
         if self.crop == "squash":
             image = image.resize((size, size), resample)
@@ -70,6 +70,26 @@ class Preprocessing:
         crop = self.resize.crop if self.resize.crop == "squash" else f"crop {self.resize.crop:.4g}"
         mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
         return f"{self.size} px, {crop}, {self.resize.interpolation}, mean {mean}, std {std}"
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """A picture in 8 bits per channel: of 16 bits the upper ones, as Pillow takes them of colours.
+
+    Pillow itself cuts whatever exceeds 255. Transparency is dropped.
+
+    Raises:
+        ValueError: its mode has no known range.
+    """
+    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    if image.mode[0] in "IF" and not sixteen:
+        raise ValueError(
+            f"its mode is {image.mode}, numbers without a known range; expected 8 or 16 bits per channel, or a tensor"
+        )
+    if sixteen:
+        image = Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns of the direct way
+    return image.convert("RGB")
 
 
 def parse_crop(text: str) -> Crop:

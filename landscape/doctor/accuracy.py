@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import binom, norm
-from scipy.stats import t as student
+from scipy.special import bdtrc, ndtri, stdtrit
 
 from landscape.doctor.finding import Finding, Result, Severity, found, more_samples
 from landscape.doctor.grid import Grid
@@ -30,7 +29,7 @@ def at_chance(result: Result) -> Iterator[Finding]:
     if not (np.isfinite(accuracy) and classes > 1 and n >= SAMPLES_FOR_GUESS):
         return
     hits = round(accuracy * n)
-    p_value = float(binom.sf(hits - 1, n, 1 / classes))
+    p_value = float(bdtrc(hits - 1, n, 1 / classes))
     if p_value >= LEVEL:
         yield _knows_nothing(
             result, "wrong",
@@ -66,7 +65,7 @@ def loss_at_chance(result: Result) -> Iterator[Finding]:
     if not loss.size:
         return
     error = float(loss.std(ddof=1) / math.sqrt(len(loss))) if len(loss) > 1 else 0.0
-    margin = student.ppf(1 - LEVEL, len(loss) - 1) * error if len(loss) > 1 else 0.0
+    margin = stdtrit(len(loss) - 1, 1 - LEVEL) * error if len(loss) > 1 else 0.0
     if loss.mean() + margin >= chance and loss.mean() > chance / 2:
         yield _knows_nothing(
             result, "suspicious",
@@ -86,7 +85,7 @@ def loss_above_guessing(result: Result) -> Iterator[Finding]:
         return
     if result.spec.get("split") == "test" or any(at_chance(result)):
         return
-    if grid.at_centre - norm.ppf(1 - LEVEL) * grid.loss_se > chance:
+    if grid.at_centre - ndtri(1 - LEVEL) * grid.loss_se > chance:
         yield _knows_nothing(
             result, "suspicious",
             f"the training loss at the checkpoint, {plus_minus(grid.at_centre, grid.loss_se)}, is above that of "

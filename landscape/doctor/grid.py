@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from landscape.doctor.finding import Result
 
@@ -74,7 +74,7 @@ class Grid:
         known = np.where(np.isfinite(self.loss), self.loss, np.inf)
         i, j = (int(k) for k in np.unravel_index(int(known.argmin()), known.shape))
         below = self.at_centre - float(known[i, j])
-        clear = below > norm.ppf(1 - LEVEL / known.size) * self.rise_se[i, j]
+        clear = below > ndtri(1 - LEVEL / known.size) * self.rise_se[i, j]
         return (i, j), below, bool(clear and below > 0)
 
     def on_border(self, i: int, j: int) -> bool:

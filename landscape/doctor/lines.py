@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
 from landscape.results.rounding import plus_minus
 
-TWO_SIDED = float(norm.ppf(0.975))
+TWO_SIDED = float(ndtri(0.975))
 ROUNDING = 1e-3  # relative difference of two losses of the same samples that no float32 rounding explains
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.stats import binom, norm
+from scipy.special import bdtrc, ndtri
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
 from landscape.results.rounding import plus_minus
@@ -23,7 +23,7 @@ def flat_panel(result: Result) -> Iterator[Finding]:
     if result.probe not in DROPS or not result.complete or rise.shape != error.shape or not rise.size:
         return
     known = np.isfinite(rise) & np.isfinite(error) & (error > 0)
-    if known.any() and (np.abs(rise[known]) < norm.ppf(1 - LEVEL / 2 / known.sum()) * error[known]).all():
+    if known.any() and (np.abs(rise[known]) < ndtri(1 - LEVEL / 2 / known.sum()) * error[known]).all():
         k = np.unravel_index(int(np.argmax(np.where(known, np.abs(rise), -1))), rise.shape)
         text = (
             f"no {DROPS[result.probe]} changes the loss by more than its error on {result.samples} samples (at most "
@@ -52,7 +52,7 @@ def saturated_panel(result: Result) -> Iterator[Finding]:
         return
     hits = np.round((intact - drop) * n)
     known = np.isfinite(hits)
-    if known.any() and intact > 2 / classes and (binom.sf(hits[known] - 1, n, 1 / classes) >= LEVEL).all():
+    if known.any() and intact > 2 / classes and (bdtrc(hits[known] - 1, n, 1 / classes) >= LEVEL).all():
         eps = str(result.parameters.get("eps", ""))
         smaller = "0.1,0.3" if result.probe == "noise" else "0.25/255,0.5/255,1/255,2/255"
         yield found(
@@ -98,7 +98,7 @@ def depth_unknown(result: Result) -> Iterator[Finding]:
         return
     low, high = int(np.nanargmin(value)), int(np.nanargmax(value))
     pairs = len(value) * (len(value) - 1) / 2
-    needed = norm.ppf(1 - LEVEL / 2 / pairs) * float(np.hypot(error[low], error[high]))
+    needed = ndtri(1 - LEVEL / 2 / pairs) * float(np.hypot(error[low], error[high]))
     if not value[high] - value[low] > needed and result.complete:
         yield found(
             "depth-unknown", "suspicious", result,

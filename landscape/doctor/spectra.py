@@ -106,6 +106,18 @@ def tolerance_missed(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def derivatives(result: Result) -> Iterator[Finding]:
+    """The loss is not what was differentiated: a check of derivatives against differences said so."""
+    if said := str(result.data.attrs.get("derivatives", "")):
+        yield found(
+            "derivatives",
+            "wrong",
+            result,
+            said,
+            "measure a loss whose gradient is its derivative, without detached terms",
+        )
+
+
 def kinks(result: Result) -> Iterator[Finding]:
     """Units within rounding of a kink of ReLU took either side: eigenvalues depend on the order of summation.
 

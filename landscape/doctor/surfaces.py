@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from landscape.doctor.finding import Finding, Result, Severity, found, measure_again, more_samples
 from landscape.doctor.grid import Grid
@@ -213,7 +213,7 @@ def inexact_pass(result: Result) -> Iterator[Finding]:
     would in 95 % of the cases.
     """
     deviation = result.number("deviation_95")
-    if deviation > norm.ppf(0.975):
+    if deviation > ndtri(0.975):
         yield found(
             "inexact-pass", "suspicious", result,
             f"--precision {result.parameters.get('precision')} moves the loss by {deviation:.1f} standard errors "

@@ -15,6 +15,7 @@ from landscape.exchange import corruption_csv, hybrid_csv, park2022_csv, tomgold
 from landscape.exchange.corruption_csv import CorruptionTable
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.exchange.hybrid_csv import HybridTable
+from landscape.options import at_least
 from landscape.probe import Plan, Quantity, Values
 from landscape.results import corruption_summary
 from landscape.results.declared_size import refuse_special
@@ -55,6 +56,7 @@ def import_file(
     Raises:
         FileNotFoundError, ValueError: there is no such file, or it holds no surface.
     """
+    at_least("weight_decay", weight_decay, 0.0)
     if (table := table_in(path)) is not None:
         given: Any = {"path": path, "out": out, "label": label or path.stem, "reduce_of": reduce_of}
         if isinstance(table, HybridTable):

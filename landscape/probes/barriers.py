@@ -126,10 +126,6 @@ class Barriers(Probe):
             matrices[f"{name.removesuffix('_se')}_matrix{'_se' * name.endswith('_se')}"] = matrix
         return {**found, **matrices}
 
-    def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
-        """How many forward passes the units take."""
-        return f"{len(subject.batches)} mini-batches each"
-
     def _curves(self, subject: Subject) -> list[Curve]:
         return curves(subject, align=self.align, repair=self.repair)
 

@@ -40,6 +40,7 @@ class Convexity(Probe):
     """
 
     name: ClassVar[str] = "convexity"
+    differentiates: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": "2", "max_products": 8}

@@ -66,6 +66,7 @@ class Density(Probe):
     """
 
     name: ClassVar[str] = "density"
+    differentiates: ClassVar[bool] = True
     by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"

@@ -165,10 +165,6 @@ class Ensemble(Probe):
         found |= _scaled(data, done)
         return {**found, **ensemble_summary.uncertainty(data, done), **ensemble_summary.diversity(data, done)}
 
-    def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
-        """How many forward passes the units take."""
-        return f"{len(self._names(subject))} forward passes each"
-
     def _networks(self, subject: Subject) -> list[MemberNetwork]:
         others = tuple(filter(None, self.members.split(",")))
         return member_networks(subject, others, self.snapshots, self.swa)

@@ -41,6 +41,7 @@ class Flatness(Probe):
     """
 
     name: ClassVar[str] = "flatness"
+    differentiates: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"steps": 2, "draws": 4, "vectors": 2}

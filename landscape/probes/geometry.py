@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.layers.classifier_input import Places, places_of
-from landscape.layers.feature_dimension import Estimate, effective_rank, participation_ratio, two_nn
+from landscape.layers.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.neural_collapse import GROUPS, collapse
@@ -64,10 +64,12 @@ class Geometry(Probe):
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", expand(self.layers))
         one_of("pool", self.pool, ("mean", "cls"))
-        at_least("images", self.images, 2)
+        at_least("images", self.images, LEAST_SAMPLES)
 
     def plan(self, subject: Subject) -> Plan:
         places, kept = places_of(subject, self.layers, self.pool), _kept(subject, self.images)
+        if sum(kept) < LEAST_SAMPLES:
+            raise ValueError(f"geometry needs at least {LEAST_SAMPLES} images, got {sum(kept)}; raise --samples")
         classifier = places.classifier
         layers = places.layers if classifier is None else places.layers[:-1]
         if self.pool == "cls":

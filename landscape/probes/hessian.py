@@ -80,6 +80,7 @@ class Hessian(Probe):
     """
 
     name: ClassVar[str] = "hessian"
+    differentiates: ClassVar[bool] = True
     by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -98,7 +99,7 @@ class Line(Probe):
         one_of("connect", self.connect, get_args(Connect))
         at_least("connect_epochs", self.connect_epochs, 1)
         at_least("connect_batch_size", self.connect_batch_size, 2)
-        require(self.connect_rate > 0, "connect_rate", self.connect_rate, "above 0")
+        require(0 < self.connect_rate < math.inf, "connect_rate", self.connect_rate, "above 0")
         if self.connect == "bezier" and self.along == "eigen":
             raise OptionError(f"--connect bezier needs another checkpoint, got --along {self.along}: line A.pt B.pt")
         if self.directions > 1 and self.along == "eigen":

@@ -63,6 +63,7 @@ class NoiseScale(Probe):
     """
 
     name: ClassVar[str] = "noise-scale"
+    differentiates: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"groups": 3}

@@ -65,6 +65,7 @@ class Step(Probe):
     """
 
     name: ClassVar[str] = "step"
+    differentiates: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}
@@ -88,7 +89,6 @@ class Step(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         restored = restored_optimizer(subject, self._options)
-        _refuse_sparse(subject)
         if restored.left_out:
             _log.info("%d parameters got no gradient in training and are not moved", len(restored.left_out))
         clipped = subject.checkpoint.recipe.get("clip", 0.0) if subject.checkpoint is not None else 0.0
@@ -239,16 +239,6 @@ def _preconditioner(restored: RestoredOptimizer) -> Preconditioner | None:
     except ValueError as error:
         _log.info("no preconditioned eigenvalues: %s", error)
         return None
-
-
-def _refuse_sparse(subject: Subject) -> None:
-    """Refuse layers whose gradients are sparse: they have no second derivative."""
-    for name, module in subject.model.named_modules():
-        if getattr(module, "sparse", False) is True:
-            raise ValueError(
-                f"the layer {name or 'of the model'} ({type(module).__name__}) gives sparse gradients, which have no "
-                "Hessian products; build it with sparse=False: its weights are the same"
-            )
 
 
 def _mean(name: str, values: np.ndarray) -> dict[str, float]:

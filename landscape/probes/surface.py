@@ -102,7 +102,9 @@ class Surface(Probe):
         options.one_of("precision", self.precision, get_args(Precision))
         options.one_of("memory_format", self.memory_format, get_args(MemoryFormat))
         options.regular_expression("ignore", self.ignore)
-        options.require(self.tolerance > 0, "tolerance", f"{self.tolerance:g}", "a share above 0, such as 0.05")
+        options.require(
+            0 < self.tolerance < math.inf, "tolerance", f"{self.tolerance:g}", "a share above 0, such as 0.05"
+        )
         if self.cap is not None:
             options.require(math.isfinite(self.cap), "cap", f"{self.cap:g}", "a finite loss")
         if self.budget:
@@ -140,8 +142,8 @@ class Surface(Probe):
         subject = subject.rebatched(choices.get("batch_size", subject.batch_size))
         return replace(self, tune=False, budget="", **own), subject
 
-    def estimate(self, subject: Subject, units: int, workers: int = 1) -> str:
-        """How long so many units take after the directions are known, in words."""
+    def estimate(self, subject: Subject, units: int, workers: int = 1) -> tuple[float, str]:
+        """How long so many units take after the directions are known, in seconds and in words."""
         sizes: dict[str, Any] = {"grid": self._grid, "units": units, "workers": workers}
         sizes["preview"] = DESIGN.total
         return cost_model.estimate(subject, self.mode, self._work(subject), **sizes, at_most=self.cap is not None)

@@ -78,6 +78,7 @@ class Trace(Probe):
     """
 
     name: ClassVar[str] = "trace"
+    differentiates: ClassVar[bool] = True
     by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"

@@ -124,7 +124,10 @@ class Uncertainty(Probe):
         return values
 
     def _layers(self, subject: Subject) -> list[Layer]:
-        return [layer for layer in spatial_layers(subject, self.layers) if layer.grid != (1, 1)]
+        layers = [layer for layer in spatial_layers(subject, self.layers) if layer.grid != (1, 1)]
+        if not layers:
+            raise ValueError("every map of this model is a single position, which has no spread; give larger images")
+        return layers
 
     def _noise_hooks(self, layers: list[Layer], found: list[dict[str, Tensor]]) -> FeatureHooks:
         def on_features(position: int, tensor: Tensor) -> None:

@@ -91,6 +91,11 @@ def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
     return Protocol(said, str(data.attrs.get("data_sha256", "")), words)
 
 
+def samples_of(data: xr.Dataset) -> str:
+    """How many samples of which split a result is of: `360 test`; "" where neither is stored."""
+    return " ".join(filter(None, (str(data.attrs.get("samples", "")), str(stored(data, "spec").get("split", "")))))
+
+
 def side_by_side(data: xr.Dataset) -> Mapping[str, str]:
     """The facts that must agree between networks of one figure, with what was changed about the network."""
     facts, changes = protocol_of(data).facts, stored(data, "spec")

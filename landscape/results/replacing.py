@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -33,9 +34,11 @@ def replacing(path: Path, *, temporary: str = "") -> Iterator[BinaryIO]:
     file in between where only one process writes at a time: what a kill leaves behind, the next one replaces.
 
     Raises:
-        OSError: the folder cannot be written, or the disk is full.
+        OSError: the folder cannot be written, the disk is full, or the path is that of a device, a pipe or a folder.
     """
     path = behind_link(path)
+    if path.exists() and not path.is_file():  # a device or a pipe, in whose place no file may come
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     between = path.with_name(temporary or f".{path.name[:200]}.{secrets.token_hex(4)}")
     if temporary:
         between.unlink(missing_ok=True)

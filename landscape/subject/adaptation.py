@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
@@ -21,8 +22,10 @@ from landscape.data.dataset import Batches, count_of
 from landscape.data.structure import Nested, common_length, map_tensors, rows_of, tensors_in
 from landscape.subject.losses import Loss, per_sample
 from landscape.subject.outputs import logits_or_none
+from landscape.subject.restoration import refusing_written_weights
 from landscape.subject.subject import Subject, Whole
 
+MANY = 10_000  # mini-batches, above which only the first is looked at
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +39,37 @@ def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
     Raises:
         ValueError: the model or the loss fails, or the loss returns no tensor of the right size.
     """
+    with refusing_written_weights(subject.model):
+        if loss.unreduced is not None:
+            apart = _adapted(
+                subject, replace(loss, function=loss.unreduced, unreduced=None, per_output=True), noting=False
+            )
+            if _same_mean(apart, loss):
+                _log.info("%s is taken without its mean: one loss per sample", _named(loss))
+                return apart
+        return _adapted(subject, loss, noting=noting)
+
+
+def _same_mean(apart: Subject, loss: Loss) -> bool:
+    """Whether losses per sample have the mean that PyTorch's loss returns, as without weights of classes."""
+    if apart.mean_only:
+        return False
+    i = _largest_batch(apart)
+    inputs, targets = apart.batch(i)
+    with fixed_rng(0), apart.evaluating():
+        outputs = apart.outputs(inputs)
+        whole = loss.function(outputs, targets).item()
+        mean = apart.losses(outputs, targets).mean().item()
+    return math.isclose(whole, mean, rel_tol=1e-5) or (math.isnan(whole) and math.isnan(mean))
+
+
+def _largest_batch(subject: Subject) -> int:
+    """The mini-batch with the most samples: the first may hold a single one, which has no mean and no sum."""
+    lengths = [common_length(targets) or 0 for _, targets in subject.batches] if len(subject.batches) < MANY else [0]
+    return max(range(len(lengths)), key=lengths.__getitem__)
+
+
+def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     subject = _with_loss(subject, loss)
     try:
         inputs, targets = subject.example()
@@ -58,7 +92,7 @@ def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
     _refuse_padding(loss, found, targets)
     samples = common_length(targets)
     per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
-    mean_only = found.dim() == 0 and samples != 1
+    mean_only = found.dim() == 0 and (samples != 1 or any((common_length(t) or 1) != 1 for _, t in subject.batches))
     subject = replace(subject, mean_only=mean_only)
     with fixed_rng(0), subject.evaluating():
         right = subject.right(subject.outputs(inputs), targets)
@@ -87,7 +121,7 @@ def _is_coupled(subject: Subject, loss: Loss) -> bool:
     Raises:
         ValueError: it is their sum.
     """
-    inputs, targets = subject.batch(0)
+    inputs, targets = subject.batch(_largest_batch(subject))
     length = min(common_length((inputs, targets)) or 0, 16) // 2 * 2
     if length < 2:
         return False
@@ -156,19 +190,20 @@ def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, 
         except Exception:
             raise (_failed(loss, error) if loss.takes_model else misfit(subject, inputs, error)) from error
         subject = replace(subject, forward=_with_graph(subject.forward), needs_graph=True)
-        _log.info("the model differentiates inside its forward pass: every pass records a graph, which takes longer")
+        _log.debug("the model differentiates inside its forward pass: every pass records a graph, which takes longer")
     features = subject.spec is not None and not subject.spec.logits
     if features and not loss.own and logits_or_none(returned) is None:  # of an encoder, which has no logits
         subject = replace(subject, forward=_with_graph(call_model) if subject.needs_graph else call_model)
     pairs = zip(tensors_in(inputs), tensors_in(given), strict=False)
     if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
         subject = replace(subject, forward=_on_copies(subject.forward))
-        _log.info("the model changes its input in place: it gets a copy of the samples")
+        _log.debug("the model changes its input in place: it gets a copy of the samples")
     return subject, returned
 
 
 def _found(subject: Subject, loss: Loss, outputs: Any, targets: Nested) -> Any:
-    with fixed_rng(0), subject.evaluating():
+    with fixed_rng(0), subject.evaluating(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")  # PyTorch would broadcast one of them
         return loss.function(outputs, targets)
 
 

@@ -18,6 +18,7 @@ from landscape.subject.losses import MEANINGS, cross_entropy
 from landscape.subject.members import calls_of
 from landscape.subject.next_tokens import of_tokens
 from landscape.subject.outputs import logits_in
+from landscape.subject.probabilities import refuse_probabilities
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.subject.targets import refuse_targets
@@ -116,6 +117,7 @@ def refuse_misfit(subject: Subject) -> None:
             outputs = subject.outputs(inputs)
             if subject.spec is None or subject.spec.logits:
                 _refuse_outputs(subject, outputs, targets)
+                refuse_probabilities(subject, outputs)
     except (RuntimeError, AssertionError, TypeError, IndexError) as error:
         raise misfit(subject, inputs, error) from error
 
@@ -186,6 +188,15 @@ def require_tensor_outputs(subject: Subject) -> None:
     if got:
         raise ValueError(
             f"the Gauss-Newton matrix needs a loss of one output tensor, got {got}; give --operator hessian or fisher"
+        )
+
+
+def require_losses_per_sample(subject: Subject) -> None:
+    """Reject a loss that gives a mean over the mini-batch where the gradient of every sample is needed."""
+    if subject.mean_only:
+        raise ValueError(
+            "the Fisher matrix is a mean over the gradients of single samples, and the loss returns the mean of a "
+            'mini-batch; return one loss per sample (reduction="none"), or give --operator hessian or ggn'
         )
 
 

@@ -253,6 +253,7 @@ def frozen_masks(model: Callable[..., Any], masks: FrozenMasks) -> Iterator[None
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         own = _active.get() is masks  # another thread may have hooks on the same model
+        own = own and (not args or output is args[0])  # in evaluation mode it passes its input on, whatever its name
         return masks.stochastic_depth(output, depth_rate(module)) if own else None
 
     def see_order(module: nn.Module, args: Any) -> None:

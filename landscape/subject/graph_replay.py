@@ -112,7 +112,7 @@ class GraphReplay:
         return self._results
 
     def _give_up(self, why: str) -> None:
-        _log.info("no CUDA graph of the %s (%s): its kernels are launched one by one", self._name, why)
+        _log.debug("no CUDA graph of the %s (%s): its kernels are launched one by one", self._name, why)
         self._failed, self._replay, self._results, self._kept, self._given = True, None, (), [], []
 
 

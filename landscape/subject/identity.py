@@ -51,7 +51,8 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     augmentation = subject.batches.augmentation if isinstance(subject.batches, Batches) else None
     used = {*uses, *(("batch_size", "seed") if augmentation else ()), *(("batch_size",) if subject.coupled else ())}
     fields = {"batch_size": subject.batch_size, "weight_decay": subject.weight_decay, "seed": subject.seed}
-    loss: dict[str, Any] = {} if subject.losses is cross_entropy else {"loss": loss_identity(subject)}
+    usual = subject.losses is cross_entropy and subject.loss_name in ("", "cross-entropy")
+    loss: dict[str, Any] = {} if usual else {"loss": loss_identity(subject)}
     if subject.meaning.accuracy and subject.losses in MEANINGS:
         loss["accuracy"] = subject.meaning.accuracy
     # Of a model that is built from a checkpoint or a name these follow from its architecture.

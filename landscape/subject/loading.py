@@ -39,6 +39,7 @@ from landscape.subject.model_building import architecture_of, build
 from landscape.subject.networks_in_memory import checkpoint_of
 from landscape.subject.next_tokens import with_next_tokens
 from landscape.subject.preprocessing import DataObject, augmentation_of, described, load_images, of_provider, resolved
+from landscape.subject.probabilities import taken_as_probabilities
 from landscape.subject.process_group import refuse_sharded
 from landscape.subject.restoration import measuring
 from landscape.subject.smoothing import insert, options_of, smoothed
@@ -180,7 +181,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     )
     with measuring(subject):
         refuse_vocabulary(subject)
-        subject = with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting)))
+        subject = taken_as_probabilities(with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting))))
         refuse_misfit(subject)
         subject = with_members(subject, spec.mc_dropout)
     return subject

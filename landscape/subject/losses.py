@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import import_callable, refuse_file_alone
 from landscape.data.masks import are_masks
@@ -148,7 +150,10 @@ CLASSIFICATION = Meaning("nats")
 PER_PIXEL = Meaning("nats", class_accuracy, "share of an image's labelled pixels whose class is the most probable one")
 OWN = Meaning("loss")  # of a user's loss, whose units are unknown
 OWN_WITHOUT_ACCURACY = Meaning("loss", undefined_accuracy, "none: outputs and targets are not one class per sample")
-NAMES: Mapping[str, Losses] = {"cross-entropy": cross_entropy, "mse": mse, "l1": l1, "huber": huber, "bce": bce}
+NAMES: Mapping[str, Losses] = {
+    "cross-entropy": cross_entropy, "nll": cross_entropy, "mse": mse, "l1": l1, "huber": huber, "bce": bce,
+    "bce-probabilities": bce,
+}  # fmt: skip
 NONE = "none: a regression has no classes"
 MEANINGS: Mapping[Losses, Meaning] = {
     cross_entropy: CLASSIFICATION,
@@ -168,6 +173,9 @@ class Loss:
     own: bool = False  # a user's function, which takes what the model returns as it is
     takes_model: bool = False  # called with (model, batch) instead of (outputs, ...)
     takes_batch: bool = False  # its second argument is the whole batch instead of the targets
+    # of one of PyTorch's own losses that returns a mean: the same loss without it, one number per output
+    unreduced: Callable[[Any, Any], Any] | None = None
+    per_output: bool = False  # it returns one number per output, whose mean is the loss of a sample
 
 
 DEFAULT = Loss(cross_entropy)
@@ -207,7 +215,23 @@ def _of_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
         return Loss(function, name, own=True)
     given = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_model = bool(given) and given[0] in MODEL_NAMES
-    return Loss(function, name, True, takes_model, takes_model or (len(given) > 1 and given[1] in BATCH_NAMES))
+    takes_batch = takes_model or (len(given) > 1 and given[1] in BATCH_NAMES)
+    return Loss(function, name, True, takes_model, takes_batch, *_reduction_of(function))
+
+
+def _reduction_of(function: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any] | None, bool]:
+    """Of one of PyTorch's losses that returns a mean the same without it, and whether it has none already."""
+    inner, given = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
+    if isinstance(function, nn.Module) and type(function).__module__ == "torch.nn.modules.loss":
+        reduction = getattr(function, "reduction", "")
+        bare = copy.copy(function)
+        bare.reduction = "none"
+    elif getattr(inner, "__module__", "") == F.__name__ and "reduction" in inspect.signature(inner).parameters:
+        reduction = given.get("reduction", inspect.signature(inner).parameters["reduction"].default)
+        bare = wraps(inner)(partial(inner, **{**given, "reduction": "none"}))
+    else:
+        return None, False
+    return (bare, False) if reduction == "mean" else (None, reduction == "none")
 
 
 def per_sample(loss: Loss, found: Any, samples: int | None) -> Tensor:
@@ -217,6 +241,8 @@ def per_sample(loss: Loss, found: Any, samples: int | None) -> Tensor:
         ValueError: it is neither.
     """
     what = f"--loss {loss.name}" if loss.name else "the loss"
+    if isinstance(found, Tensor) and loss.per_output and found.dim() > 1 and samples in (None, len(found)):
+        return found.flatten(1).mean(dim=1)
     if isinstance(found, Tensor) and found.dim() == 0:
         return found.expand(samples or 1)
     if isinstance(found, Tensor) and found.dim() >= 1 and found.numel() == len(found) and samples in (None, len(found)):

@@ -145,7 +145,7 @@ def _refuse_unfrozen(model: Any) -> None:
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         kind, where = type(module).__name__, name or "the model"
         rate = getattr(module, "drop_prob", getattr(module, "p", 1.0))
-        if "DropBlock" in kind and rate:
+        if rate and any(map(_is_drop_block, type(module).__mro__)):
             raise ValueError(
                 f"{where} is a {kind}, which scales its blocks by the whole mini-batch: its masks cannot be frozen per "
                 "sample; build the model with a rate of 0 there, or drop --mc-dropout"
@@ -160,6 +160,11 @@ def _refuse_unfrozen(model: Any) -> None:
     if means:
         more = f" and {len(means) - 1} more" if len(means) > 1 else ""
         _log.info("note: %s%s (RReLU) keep their mean slope; --mc-dropout draws dropout masks only", means[0], more)
+
+
+def _is_drop_block(kind: type) -> bool:
+    """Whether a class is a library's: a network's own of that name may be anything."""
+    return kind.__name__.startswith("DropBlock") and kind.__module__.partition(".")[0] in ("torchvision", "timm")
 
 
 def calls_of(subject: Subject) -> list[DropoutCall]:

@@ -6,7 +6,8 @@ the mantissa instead of 23 (on CUDA it is switched on for convolutions unless on
 of half-precision tensors may be rounded. The relative error is 1e-3 or more: no residual of an eigenvalue and no
 curvature would mean anything. `exact_arithmetic` switches all of this off for the duration of a measurement and then
 restores what it found, also after an error. It also lets cuDNN neither choose its algorithms by a benchmark nor take
-one that adds in a random order, so that the same unit gives the same numbers again.
+one that adds in a random order, so that the same unit gives the same numbers again, and takes the one path of
+transformer layers that has gradients.
 
 The one place that asks for less is the execution mode bf16 of surfaces (`weight_space.forward_mode`), whose deviation
 is measured at control points. Training has its own precision, that of the recipe.
@@ -15,8 +16,10 @@ is measured at control points. Training has its own precision, that of the recip
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
@@ -56,6 +59,11 @@ def _exact_process() -> Iterator[None]:
         _switch(found, _backends.cudnn, "deterministic", True)
         for name in REDUCED:
             _forbid_reduction(found, name)
+        _one_attention(found)
+        for owner in (torch, sys.modules["torch.nn.utils.weight_norm"]):
+            _switch(found, owner, "_weight_norm", composed_weight_norm)
+        for name, function in DENSE.items():
+            _switch(found, torch, name, function)
         _forbid_tf32(found)
         _blocks.append(block := _Block(found.pop_all()))
     try:
@@ -102,7 +110,39 @@ def _restore_precision(product: Any, before: str) -> None:
         product.fp32_precision = before
 
 
-def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: bool) -> None:
+def _one_attention(found: contextlib.ExitStack) -> None:
+    """Run transformer layers by one path: the fast one, of passes without gradients alone, computes another function.
+
+    It zeroes padded positions, so that losses without gradients would differ from those that curvature belongs to.
+    """
+    if (mha := getattr(_backends, "mha", None)) is not None:
+        found.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+
+
+def composed_weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """The weight v g / |v|, the norm over all dimensions but one, from operations with right second derivatives.
+
+    PyTorch's fused kernel, which weight normalisation takes for the first and the last dimension, has wrong ones.
+    """
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _dense(function: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """The function without its argument `sparse`, at that position: sparse gradients have no derivative."""
+
+    @wraps(function)
+    def dense(*args: Any, **options: Any) -> Any:
+        return function(*(False if i == position else value for i, value in enumerate(args)),
+                        **{name: name != "sparse" and value for name, value in options.items()})  # fmt: skip
+
+    return dense
+
+
+DENSE = {"embedding": _dense(torch.embedding, 4), "embedding_bag": _dense(torch.embedding_bag, 5)}
+
+
+def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     """Set a setting, if this version of PyTorch has it, and restore it later."""
     with contextlib.suppress(AttributeError):
         found.callback(setattr, owner, name, getattr(owner, name))

@@ -110,7 +110,13 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
         ValueError: neither names the data, or the checkpoint's description is invalid.
     """
     loaded = _of_object(spec, given) if given.made is not None else _of_name(spec, stored, given)
-    return with_unlabelled(loaded, spec.ignore_index, keep=spec.ordered) if given.by_class else loaded
+    marked = with_unlabelled(loaded, spec.ignore_index, keep=spec.ordered) if given.by_class else loaded
+    if marked is loaded and spec.ignore_index != Spec.ignore_index:
+        raise OptionError(
+            f"--ignore-index {spec.ignore_index} has no effect: it is for the cross-entropy of a class per pixel, "
+            f"which {loaded.name} has not; leave it out, or leave these samples out of the data"
+        )
+    return marked
 
 
 def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images | BatchList:

@@ -37,6 +37,40 @@ def recording_graphs() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def refusing_written_weights(model: nn.Module) -> Iterator[None]:
+    """Reject a model whose passes in the block write its weights, which are restored: a moved weight would not stay.
+
+    Raises:
+        ValueError: naming the weight.
+    """
+    weights = [(name, p) for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)]
+    before = [(name, p, p.data, p.data_ptr(), p._version, p.detach().clone()) for name, p in weights]
+    try:
+        yield
+    finally:
+        written = [
+            (name, p, data, values)
+            for name, p, data, place, version, values in before
+            if p.data_ptr() != place or p._version != version or not _same(p.detach(), values)
+        ]
+        with torch.no_grad():
+            for _, p, data, values in written:
+                p.data = data
+                p.copy_(values)
+    if written:
+        raise ValueError(
+            f"the forward pass writes the model's own weights ({written[0][0]}), so that weights moved for a "
+            "measurement would not stay where they are put; apply the constraint (max_norm, renorm, clamp) to the "
+            "weights once, save them, and measure without it, or register it as a parametrization "
+            "(torch.nn.utils.parametrize)"
+        )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+@contextlib.contextmanager
 def measuring(subject: Subject) -> Iterator[None]:
     """A measurement of a subject's model, which may be the caller's own, in the middle of its training.
 

@@ -75,7 +75,7 @@ def smoothed(subject: Subject) -> Subject:
     plain = subject.as_is()
     with subject.evaluating():
         places = insert(plain.model, options, plain.example()[0], plain.forward)
-    _log.info("smoothing blocks (%s) after %s", options, ", ".join(places))
+    _log.debug("smoothing blocks (%s) after %s", options, ", ".join(places))
     return subject
 
 

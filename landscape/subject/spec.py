@@ -5,6 +5,7 @@ Importing this module does not import torch: the command line reads its options 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,12 @@ class Spec:
     augment: Annotated[bool, "augment by the checkpoint's own recipe, drawn once"] = False
     recipe: Annotated[str, "augment by this recipe of landscape train, such as cifar-vit, in place of its own"] = ""
     weight_decay: Annotated[float, "coefficient of (1/2) ||w||^2 in the objective"] = 0.0
-    loss: Annotated[str, "cross-entropy (default), mse, l1, huber, bce, or file.py:callable: a loss per sample"] = ""
+    loss: Annotated[
+        str,
+        "cross-entropy (default) and bce, of logits; nll and bce-probabilities, of probabilities; mse, l1, huber; or "
+        "file.py:callable: a loss per sample",
+    ] = ""
+    outputs: Annotated[Literal["", "logits"], "logits: the outputs are logits, although all lie in 0 to 1"] = ""
     mc_dropout: Annotated[int, "average over this many networks with frozen dropout masks; 0 leaves dropout off"] = 0
     ignore_index: Annotated[int, "class number of pixels without a label; negative ones never have any"] = 255
     image_size: Annotated[int | None, "side of the images in pixels"] = None
@@ -90,12 +96,14 @@ class Spec:
         at_least("weight_decay", self.weight_decay, 0.0)
         at_least("mc_dropout", self.mc_dropout, 0)
         one_of("split", self.split, ("train", "test"))
+        one_of("outputs", self.outputs or "logits", ("logits",))
         one_of("adapter", self.adapter, get_args(Adapter))
         for name in ("batch_size", "image_size", "block_size"):
             if (value := getattr(self, name)) is not None:
                 plain_number(name, value, 1)
                 at_least(name, value, 1)
-        if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if not finite or len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
             mean, std = (",".join(f"{value:g}" for value in values) or "nothing" for values in (self.mean, self.std))
             raise OptionError(
                 f"--mean and --std must both be given, one number per channel and --std above 0, such as --mean 0.5 "

@@ -128,7 +128,7 @@ _noted: set[str] = set()
 def _note_load(load: str, threads: int) -> None:
     if not _noted:
         _noted.add(load)
-        _log.info("note: %s; %d thread%s per operation", load, threads, "s" if threads > 1 else "")
+        _log.debug("%s; %d thread%s per operation", load, threads, "s" if threads > 1 else "")
 
 
 @once_per_weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from landscape.options import at_least, require
@@ -22,5 +23,5 @@ def monitor_of(wanted: bool, every: int, overhead: float) -> MonitorOptions | No
         OptionError: a value is out of its range.
     """
     at_least("monitor_every", every, 1)
-    require(overhead > 0, "monitor_overhead", overhead, "above 0")
+    require(0 < overhead < math.inf, "monitor_overhead", overhead, "above 0")
     return MonitorOptions(every, overhead) if wanted else None

@@ -87,7 +87,7 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
     learnt = {name for name, tensor in own.items() if isinstance(tensor, nn.Parameter)}
     weights = [{name: t.detach() for name, t in tensors.items() if name in learnt} for tensors in (own, others)]
     found = match(proof.permutations, *weights, restarts=restarts, seed=seed)
-    _log.info(
+    _log.debug(
         "align: %d groups of units, outputs equal to %.0e under random permutations; similarity of the weights %.3f, "
         "%.3f aligned", len(proof.permutations.groups), proof.error, found.cosine(found.before),
         found.cosine(found.similarity),

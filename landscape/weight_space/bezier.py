@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -19,6 +20,7 @@ from landscape.checkpoints.user_code import fixed_rng
 from landscape.data import user_cache
 from landscape.data.dataset import Batches
 from landscape.data.structure import Nested
+from landscape.options import forecast_level, format_duration
 from landscape.probe import derived_seed
 from landscape.subject.identity import identity
 from landscape.subject.subject import Subject
@@ -87,7 +89,7 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
             )
         control = stored_curves.store(key, _trained(train, line.end, training))
     else:
-        _log.info("line: the curve is known from an earlier run and not trained again")
+        _log.debug("line: the curve is known from an earlier run and not trained again")
     known = [line.identity, state_dict_sha256(control)]
     return replace(line, control=control, name=f"{line.name}, trained curve", identity=known)
 
@@ -111,6 +113,7 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
         trained = {name: p for name, p in train.parameters.items() if name in control}
         optimizer = torch.optim.SGD([control[name] for name in trained], lr=training.rate, momentum=MOMENTUM)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, max(1, training.epochs - 1))
+        began = time.monotonic()
         for epoch in range(training.epochs):
             losses = []
             for inputs, targets in _shuffled(train, derived_seed(training.seed, "order", epoch)):
@@ -128,7 +131,10 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
                     f"the training of the curve diverged in epoch {epoch + 1} (loss {np.mean(losses)}); give a smaller "
                     f"--connect-rate than {training.rate:g}"
                 )
-            _log.info("line: epoch %d of %d of the curve, loss %.4f", epoch + 1, training.epochs, np.mean(losses))
+            _log.debug("line: epoch %d of %d of the curve, loss %.4f", epoch + 1, training.epochs, np.mean(losses))
+            if epoch == 0:
+                seconds = training.epochs * (time.monotonic() - began)
+                _log.log(forecast_level(seconds), "line: training the curve first: about %s", format_duration(seconds))
     for tensor in control.values():
         tensor.grad = None
     return control

@@ -84,8 +84,8 @@ def estimate(
     workers: int,
     at_most: bool,
     preview: int = 2**62,
-) -> str:
-    """How long the pending units of a grid take after the directions are known, in words.
+) -> tuple[float, str]:
+    """How long the pending units of a grid take after the directions are known, in seconds and in words.
 
     Each of several workers computes the eigenvectors itself. `at_most`: points may be left early. From ten minutes on
     the options for a shorter run are named; `preview`: points that a preview evaluates.
@@ -106,11 +106,11 @@ def estimate(
     if points != units:
         text = f"{text}, or {words(units)} if interpolation errs and all are evaluated"
     if seconds(points) <= LONG_SECONDS:
-        return text
+        return seconds(points), text
     coarsest = timed.before(work, MIN_SAMPLES) + timed.during(MIN_POINTS**2, 0, MIN_SAMPLES, work.data)
     minutes = math.ceil(max(LONG_SECONDS, 2 * coarsest) / 60)
     fewer = f"--preview takes about {words(preview)} and " if preview < points else ""
-    return f"{text}; {fewer}--budget {minutes}m lowers resolution and samples to fit"
+    return seconds(points), f"{text}; {fewer}--budget {minutes}m lowers resolution and samples to fit"
 
 
 def hessian_product_seconds(subject: Subject) -> float:

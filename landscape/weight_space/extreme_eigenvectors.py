@@ -15,7 +15,7 @@ from landscape.curvature.operator import Curvature
 from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, memory
 from landscape.curvature.vectors import flat, random_unit, unflat
-from landscape.options import format_duration
+from landscape.options import forecast_level, format_duration
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model
 
@@ -40,7 +40,7 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     if _log.isEnabledFor(logging.INFO):
         count = cost_model.PRODUCTS
         seconds = count * len(subject) * cost_model.hessian_product_seconds(subject)
-        _log.info("Hessian eigenvectors first: some %d products, about %s", count, format_duration(seconds))
+        _log.log(forecast_level(seconds), "Hessian eigenvectors first: about %s", format_duration(seconds))
     parameters = list(subject.parameters.values())
     product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)

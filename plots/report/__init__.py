@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from landscape.plots.report import findings
 from landscape.plots.report.checks import Check
 from landscape.plots.report.page import document
 from landscape.plots.report.table import summary_table as summary_table
@@ -30,3 +31,10 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path], examined:
     with replacing(out) as stream:
         stream.write(text.encode())
     return out
+
+
+def findings_of(path: Path | str) -> list[findings.Finding]:
+    """The answers at the beginning of the page."""
+    with reader.streaming(path) as stored:
+        found = [(name, data) for name, data in stored if not name.startswith("compare/")]
+        return findings.findings(reader.by_checkpoint(found), Path(path))

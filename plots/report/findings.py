@@ -37,13 +37,14 @@ class Finding:
     detail: str = ""
     section: str = ""
     command: str = ""
+    number: str = ""  # the sentence of the answer that has a number with its 95 % interval, where one has
 
 
 def findings(stored: Stored, file: Path) -> list[Finding]:
-    """Which network is flatter, what filters high frequencies, which unit matters most, and what to run next."""
+    """Which network is flatter, whether two are in one basin, what filters, what matters most, and what to run next."""
     names = checkpoints(reader.by_checkpoint(list(stored)))
     ordered = [(name, data) for name, (_, data) in zip(names, reader.by_checkpoint(list(stored)), strict=True)]
-    return [flatter(ordered), filters(ordered), matters(ordered), _next(ordered, file)]
+    return [flatter(ordered), basins(ordered), filters(ordered), matters(ordered), _next(ordered, file)]
 
 
 def flatter(ordered: Stored) -> Finding:
@@ -51,24 +52,24 @@ def flatter(ordered: Stored) -> Finding:
     question = "Which network is flatter, and is that certain?"
     winners: dict[str, list[str]] = {}
     sharper: set[str] = set()  # networks that some measure finds sharper than another network
-    unsure, detail = [], []
+    unsure, detail, number_said = [], [], ""
     for title, compared in _measures(ordered).items():
         reading = next(iter(compared.values())).reading
         ranked = sorted(compared.items(), key=lambda item: item[1].value, reverse=reading == FLATTER_ABOVE)
         (first, flattest), others = ranked[0], ranked[1:]
-        detail.append(f"{title}: " + ", ".join(f"{name} {one}" for name, one in ranked[:SHOWN])
-                      + (f" and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""))  # fmt: skip
+        shown = listed([f"{one} of {name}" for name, one in ranked], SHOWN)
+        detail.append(f"{title}: {shown}")
         behind = [name for name, other in others if _apart(flattest, other)]
         sharper |= set(behind)
+        rest = listed([f"{other} of {name}" for name, other in others], SHOWN)
         if len(behind) == len(others):
+            number_said = number_said if winners else f"{first} is the flattest by {title}: {flattest}, against {rest}."
             winners.setdefault(first, []).append(title)
         else:
-            of = (
-                f"told apart from {len(behind)} of {len(others)}"
-                if behind
-                else f"told apart from none of {len(others)}"
+            unsure.append(f"{title}: flattest {first}, told apart from {len(behind) or 'none'} of {len(others)}")
+            number_said = (
+                number_said or f"By {title}, none is told apart as the flattest: {flattest} of {first}, {rest}."
             )
-            unsure.append(f"{title}: flattest {first}, {of}")
     said = "; ".join(detail)
     if not detail:
         text = (
@@ -77,19 +78,39 @@ def flatter(ordered: Stored) -> Finding:
         return Finding(question, [text], "not measured")
     lines = [f"{name} is the flattest by {listed(by)}." for name, by in winners.items()]
     lines += [f"Not told apart by {text}." for text in unsure]
+    lines.append(number_said)
     if not winners:
-        return Finding(question, ["These numbers cannot tell.", *lines], "cannot tell", said, "surface")
+        lines.insert(0, "These numbers cannot tell.")
+        return Finding(question, lines, "cannot tell", said, "surface", number=number_said)
     if len(winners) > 1 or sharper & set(winners):
         lines.insert(
             0, "There is no single answer: it depends on the measure, and on how far from the weights one looks."
         )
-    return Finding(question, lines, "mixed" if unsure or len(winners) > 1 else "certain", said, "surface")
+    certainty: Certainty = "mixed" if unsure or len(winners) > 1 else "certain"
+    return Finding(question, lines, certainty, said, "surface", number=number_said)
+
+
+def basins(ordered: Stored) -> Finding:
+    """Whether the loss rises between two trained networks, and whether a permutation of units explains that."""
+    question = "Are two trained networks in one basin?"
+    found, sure = [], True
+    for name, data in _newest(ordered, "align").items():
+        known = {one.name: one for one in measured(data)}
+        if not {"barrier before", "barrier"} <= set(known):
+            continue
+        before, after = known["barrier before"], known["barrier"]
+        sure &= before.low > 0
+        rise = f"The loss rises by {before} on the straight line from {name} to {data.attrs.get('other', '')}"
+        found.append(f"{rise}, and by {after} after the units of the second are permuted to match.")
+    if not found:
+        return Finding(question, ["Not measured (align)."], "not measured")
+    return Finding(question, found, "certain" if sure else "mixed", number=found[0])
 
 
 def filters(ordered: Stored) -> Finding:
     """Which layer of every network lowers the amplitude at the highest frequency most, and whether it stands out."""
     question = "Which layer filters high frequencies?"
-    found, counts, sure = [], [], True
+    found, counts, sure, largest = [], [], True, (math.inf, "")
     for name, data in _newest(ordered, "fourier").items():
         if "high_frequency" not in data:
             continue
@@ -104,12 +125,14 @@ def filters(ordered: Stored) -> Finding:
         first, *others = sorted(changes, key=lambda one: one.value)
         rivals = [one.name for one in others if not _apart(first, one)]
         amount = f"by {-first.value:.3g} [{-first.high:.3g}, {-first.low:.3g}] nats"
+        lowers = f"{name}: {first.name} lowers high frequencies"
         if not first.high < 0:
-            found.append(f"{name}: no layer lowers them beyond its error ({first.name}: {amount}).")
+            found.append(f"{name}: no layer lowers high frequencies beyond its error ({first.name}: {amount}).")
         elif rivals:
-            found.append(f"{name}: {first.name} lowers them {amount}, not told apart from {listed(rivals, SHOWN)}.")
+            found.append(f"{lowers} {amount}, not told apart from {listed(rivals, SHOWN)}.")
         else:
-            found.append(f"{name}: {first.name} lowers them most, {amount}.")
+            found.append(f"{lowers} most, {amount}.")
+        largest = min(largest, (first.value if first.high < 0 else math.inf, found[-1]))
         sure &= first.high < 0 and not rivals
         for kind in ("msa", "mlp", "conv"):
             own = [one for one in changes if one.at == kind]
@@ -119,13 +142,14 @@ def filters(ordered: Stored) -> Finding:
     if not found:
         return Finding(question, ["Not measured (fourier)."], "not measured")
     detail = "; ".join(counts) + ". Layers that reduce the map are left out, as their frequencies are others."
-    return Finding(question, found, "certain" if sure else "mixed", detail, "layers")
+    number_said = largest[1] if math.isfinite(largest[0]) else ""
+    return Finding(question, found, "certain" if sure else "mixed", detail, "layers", number=number_said)
 
 
 def matters(ordered: Stored) -> Finding:
     """Which unit of every network costs most when it is removed, and whether that is told apart from the second."""
     question = "Which unit matters most?"
-    found, detail, sure = [], [], True
+    found, detail, sure, largest = [], [], True, (-math.inf, "")
     for name, data in _newest(ordered, "lesion").items():
         quantity = next((q for q in ("accuracy_drop", "loss_increase") if q in data and data[q].notnull().any()), "")
         if not quantity:
@@ -139,10 +163,12 @@ def matters(ordered: Stored) -> Finding:
         text += f", not told apart from {listed(rivals, SHOWN)}" if rivals else ""
         sure &= not rivals
         found.append(f"{text}.")
-        detail.append(f"{name}: {', '.join(f'{one.name} {one}' for one in (first, *others)[:SHOWN])}")
+        largest = max(largest, (first.value, found[-1]))
+        detail.append(f"{name}: {listed([f'{one.name} {one}' for one in (first, *others)], SHOWN)}")
     if not found:
         return Finding(question, ["Not measured (lesion)."], "not measured")
-    return Finding(question, found, "certain" if sure else "mixed", "; ".join(detail), "layers")
+    certainty: Certainty = "certain" if sure else "mixed"
+    return Finding(question, found, certainty, "; ".join(detail), "layers", number=largest[1])
 
 
 def _next(ordered: Stored, file: Path) -> Finding:

@@ -41,7 +41,8 @@ def next_step(ordered: Stored, file: Path) -> Step:
     }
     for probe in WANTED:
         examples = {name: data for name, data in ordered if data.attrs.get("probe") == probe}
-        lacks = [name for name in paths if name not in examples]
+        measured = {checkpoint(data) for data in examples.values()}
+        lacks = [name for name, path in paths.items() if name not in examples and path not in measured]
         if lacks and (not examples or len(lacks) <= len(examples)):
             example = next((data for data in examples.values() if checkpoint(data)), None)
             options = _options(example, file) if example is not None else ["--out", str(file)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from landscape.plots.measured import measured
 from landscape.plots.report import protocols
 from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
+from landscape.results.protocols import samples_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ HIGH_FREQUENCY = "relative log amplitude at the highest frequency,"
 NUMBERS: Sequence[Number] = (
     Number("calibration", "accuracy", "share of right classes", ("accuracy",)),
     Number("lesion", "accuracy", "share of right classes of the intact network", ("intact accuracy",)),
+    Number("sensitivity", "accuracy", "share of right classes of the intact network", ("intact accuracy",)),
     Number("surface", "accuracy", "share of right classes at the centre of the surface", ("accuracy",)),
     Number("surface", "loss", "loss at the centre of the surface, in its units", ("loss",)),
     Number("calibration", "ECE", "expected calibration error", ("ece",)),
@@ -65,6 +66,11 @@ class Column:
     distinct: str = ""  # in what it differs from other columns of the same number
     cells: dict[str, Measured] = field(default_factory=dict)  # by checkpoint
     partial: dict[str, str] = field(default_factory=dict)  # by checkpoint, how much of its result is there
+
+    @property
+    def samples(self) -> str:
+        """How many samples of which split the numbers are of: `360 test`."""
+        return samples_of(self.example)
 
 
 @dataclass
@@ -128,17 +134,16 @@ def _digest(data: xr.Dataset) -> str:
     return str(data.attrs.get("checkpoint_sha256", ""))
 
 
-def summary_table(path: Path | str) -> list[dict[str, str | float]]:
-    """One row per checkpoint of a file with the numbers of `comparison`, NaN where not measured, for a terminal."""
+def summary_table(path: Path | str) -> list[dict[str, str]]:
+    """One row per number of `comparison`, for a terminal: the samples it is of, and its interval for every checkpoint.
+
+    Empty text stands where a checkpoint was not measured.
+    """
     with reader.streaming(path) as stored:
         table = comparison([(name, data) for name, data in stored if not name.startswith("compare/")])
     found = []
-    for name, model in table.checkpoints.items():
-        row: dict[str, str | float] = {"checkpoint": name, "model": model}
-        for column in table.columns:
-            title = f"{column.number.title} ({column.distinct})" if column.distinct else column.number.title
-            row[title] = column.cells[name].value if name in column.cells else math.nan
-            if column.number.probe == "lesion" and column.number.title != "accuracy":
-                row["worst unit"] = column.cells[name].at.removeprefix("at ") if name in column.cells else ""
-        found.append(row)
+    for column in table.columns:
+        title = f"{column.number.title} ({column.distinct})" if column.distinct else column.number.title
+        cells = {name: str(column.cells[name]) if name in column.cells else "" for name in table.checkpoints}
+        found.append({"number": title, "samples": column.samples, **cells})
     return found

@@ -1,20 +1,23 @@
-"""A results file of a study of several networks, written by `results.writer.Writer` from made-up numbers."""
+"""A results file of a study of several networks, stored from made-up numbers in one change of the file."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import h5py
 from analytic import attention_net
 
-from landscape.probe import Plan, Unit
+from landscape.probe import Plan, Unit, Values
 from landscape.probes import PROBES, probe_class
+from landscape.results import group as groups
 from landscape.results.run_key import RunKey
-from landscape.results.writer import Writer
+from landscape.results.updating import change_file
+from landscape.results.writer import record_of
 from landscape.run import reduce_of
 from synthetic.curvature import density, flatness, hessian, monitor, noise_scale, step, trace
 from synthetic.features import attention, fourier, probe_linear, similarity, variance
@@ -33,33 +36,50 @@ ALL = (*PROBES, "monitor")  # what figures are drawn of
 def write(
     path: Path, networks: Sequence[Network] = NETWORKS, *, probes: Iterable[str] = ALL, share: float = 1.0
 ) -> Path:
-    """Store every probe of every network, the first `share` of its units finished."""
-    for number, network in enumerate(networks):
-        for probe in probes:
-            plan, measure = MADE_UP[probe](network) if probe in MADE_UP else measured(probe)
-            parameters = PARAMETERS.get(probe, {}) if probe in MADE_UP else probe_class(probe).smallest
-            attributes: dict[str, Any] = {
-                "parameters": json.dumps(parameters),
-                "model": network.model,
-                "data": "cifar100",
-                "batch_size": 128,
-                "samples": 1024,
-                "epoch": 300.0,
-                "checkpoint_sha256": f"{number:064x}",
-                "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
-            }
-            place = ALL.index(probe)
-            key = RunKey(probe, network.label, f"{number:05x}{place:05x}", plan, attributes)
-            with Writer(path, key, reduce_of=reduce_of) as writer:
-                for unit in first(list(plan.units()), share):
-                    writer.write(unit, measure(unit))
+    """Store every probe of every network, the first `share` of its units finished; networks are measured in turn."""
+    probes = tuple(probes)
+
+    def change(file: h5py.File) -> None:
+        for number, network in enumerate(networks):
+            for probe in probes:
+                plan, measure = MADE_UP[probe](network) if probe in MADE_UP else measured(probe)
+                key = _key(number, network, probe, plan)
+                group = groups.open_or_create(file, key)
+                group.attrs["created"] = f"2025-01-01T{number:02}:{ALL.index(probe):02}:00+00:00"
+                units = first(list(plan.units()), share)
+                groups.merge(group, (record_of(key, unit, measure(unit)) for unit in units), reduce_of)
+
+    change_file(path, change)
     return path
 
 
+def _key(number: int, network: Network, probe: str, plan: Plan) -> RunKey:
+    parameters = PARAMETERS.get(probe, {}) if probe in MADE_UP else probe_class(probe).smallest
+    attributes: dict[str, Any] = {
+        "parameters": json.dumps(parameters),
+        "model": network.model,
+        "data": "cifar100",
+        "batch_size": 128,
+        "samples": 1024,
+        "epoch": 300.0,
+        "checkpoint_sha256": f"{number:064x}",
+        "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
+    }
+    return RunKey(probe, network.label, f"{number:05x}{ALL.index(probe):05x}", plan, attributes)
+
+
+@cache
 def measured(name: str) -> tuple[Plan, Measure]:
-    """A probe without made-up numbers, measured on a tiny network."""
+    """A probe without made-up numbers, measured on a tiny network; once for all networks."""
     probe, subject = probe_class(name)(**probe_class(name).smallest), attention_net()
-    return probe.plan(subject), partial(probe.measure, subject)
+    plan, found = probe.plan(subject), dict[tuple[int, ...], Values]()
+
+    def measure(unit: Unit) -> Values:
+        if unit.index not in found:
+            found[unit.index] = probe.measure(subject, unit)
+        return found[unit.index]
+
+    return plan, measure
 
 
 def first(units: list[Unit], share: float) -> Iterator[Unit]:

@@ -1,0 +1,75 @@
+"""Networks that end in a softmax or a sigmoid are refused as logits, and measured as what they give if one says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import landscape
+
+generator = torch.Generator().manual_seed(1)
+INPUTS = torch.randn(96, 6, generator=generator)
+CLASSES = torch.randint(4, (96,), generator=generator)
+LABELS = torch.randint(2, (96, 3), generator=generator).float()
+
+
+def net(outputs: int, *end: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, outputs), *end)
+
+
+CASES = {
+    "softmax": (net(4, nn.Softmax(dim=1)), net(4), CLASSES, "", "nll"),
+    "sigmoid of one": (net(1, nn.Sigmoid()), net(1), LABELS[:, :1], "bce", "bce-probabilities"),
+    "sigmoid of several": (net(3, nn.Sigmoid()), net(3), LABELS, "bce", "bce-probabilities"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_probabilities_are_refused_as_logits_and_equal_the_logits_under_their_own_loss(case: str) -> None:
+    ends, logits, targets, loss, own = CASES[case]
+    with pytest.raises(ValueError, match=rf"--loss {own} for probabilities, or --outputs logits"):
+        landscape.load(ends, data=(INPUTS, targets), loss=loss)
+    assert landscape.load(ends, data=(INPUTS, targets), loss=loss, outputs="logits").loss_name == loss
+    found, expected = (
+        landscape.evaluate(landscape.load(model, data=(INPUTS, targets), loss=name))
+        for model, name in ((ends, own), (logits, loss))
+    )
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_curvature_of_probabilities_is_that_of_the_logits_behind_them() -> None:
+    ends, logits, targets, loss, own = CASES["softmax"]
+    traces = [
+        landscape.measure("trace", landscape.load(model, data=(INPUTS, targets), loss=name), vectors=8).trace.item()
+        for model, name in ((ends, own), (logits, loss))
+    ]
+    assert traces[0] == pytest.approx(traces[1], rel=1e-4)
+
+
+class InRange(nn.Module):
+    """Logits between 0 and 1 for all samples but the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scale * inputs[:, :1]
+
+
+def test_a_single_output_outside_of_0_to_1_tells_logits() -> None:
+    inputs = torch.rand(96, 1, generator=generator)
+    targets = torch.randint(2, (96, 1), generator=generator).float()
+    with pytest.raises(ValueError, match="ends in a sigmoid"):
+        landscape.load(InRange(), data=(inputs, targets), loss="bce", batch_size=16)
+    inputs[-1] = -0.5
+    landscape.load(InRange(), data=(inputs, targets), loss="bce", batch_size=16)
+
+
+def test_a_head_that_is_still_zero_gives_logits() -> None:
+    model = net(1)
+    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
+    landscape.load(model, data=(INPUTS, LABELS[:, :1]), loss="bce")
