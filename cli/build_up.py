@@ -42,7 +42,8 @@ def build_up(
     from landscape import models
     from landscape.plots import drawing
     from landscape.plots.build_up import column
-    from landscape.results.statistics import mean_and_standard_error
+    from landscape.results.rounding import interval
+    from landscape.results.seed_groups import mean_interval
 
     at_least("seeds", seeds, 1)
     if runs and data:
@@ -65,9 +66,8 @@ def build_up(
     file = _write(out, rows)
     for count in sorted({row["msa"] for row in rows}):
         accuracies = column(rows, "accuracy", count)
-        mean, error = mean_and_standard_error(accuracies)
-        of = f" ± {error:.4f} over {len(accuracies)} seeds" if len(accuracies) > 1 else ""
-        typer.echo(f"{count} MSA  accuracy {mean:.4f}{of}")
+        of = f" over {len(accuracies)} seeds" if len(accuracies) > 1 else ""
+        typer.echo(f"{count} MSA  accuracy {interval(*mean_interval(accuracies, 'share'))}{of}")
     typer.echo(file)
     for path in drawing.draw_build_up(rows, out):
         typer.echo(path)

@@ -74,7 +74,8 @@ def rise(study: str, data: xr.Dataset) -> float:
 
 def table_of(studies: Mapping[str, Study], results: Sequence[Mapping[tuple[str, str], xr.Dataset]]) -> str:
     """The trainings as a Markdown table, with their ratios on the plateau over seeds; empty without any."""
-    from landscape.cli.findings import t_interval
+    from landscape.cli.findings import half_width_over_seeds
+    from landscape.results.rounding import plus_minus
 
     lines = [
         "",
@@ -91,7 +92,7 @@ def table_of(studies: Mapping[str, Study], results: Sequence[Mapping[tuple[str, 
         each, first = (", ".join(f"{value:.3f}" for value in some) for some in (means, [v[0] for v in series]))
         lines.append(
             f"| {name} | {study.optimizer}, {arguments} | {study.images} | 2 x {study.width} | {study.steps} | {first} "
-            f"| {np.mean(means):.3f} ± {t_interval(means):.3f} | {each} |"
+            f"| {plus_minus(float(np.mean(means)), half_width_over_seeds(means), 2)} | {each} |"
         )
     return "\n".join([*lines, ""]) if studies else ""
 

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from scipy import stats
 
 from landscape.cli.claims import Claim, Results
+from landscape.results.rounding import plus_minus
+from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.intervals import FEWEST, LEVEL, p_value, quantile
 
-CONFIDENCE = 0.95
-LEAST_SEEDS = 3  # for a verdict: an interval from two may be narrow, or empty, by chance
+LEAST_SEEDS = 3  # for a verdict: two may agree by chance
 RULE = (
-    "A claim holds if the 95 % interval of Student's t over seeds lies on the claimed side of zero, and fails if it "
-    "lies on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Small networks with short "
-    "training decide little."
+    "A claim holds if Student's t test over seeds tells its number apart from zero, at 95 %, on the claimed side, and "
+    "fails if on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Intervals are given from "
+    f"{FEWEST} seeds on. Small networks with short training decide little."
 )
 Verdict: TypeAlias = Literal["holds", "fails", "cannot tell"]
 
@@ -36,23 +37,25 @@ class Finding:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the 95 % interval (Student's t) over seeds; infinite for one seed, NaN if a number is."""
-        return t_interval(self.numbers)
+        """Half the width of the 95 % interval over seeds; NaN of fewer than four, or if a number is."""
+        return half_width_over_seeds(self.numbers)
 
     @property
     def verdict(self) -> Verdict:
         """See `RULE`."""
-        if len(self.numbers) < LEAST_SEEDS or not abs(self.mean) > self.half_width:
+        if len(self.numbers) < LEAST_SEEDS:
+            return "cannot tell"
+        mean, error = mean_and_standard_error(np.asarray(self.numbers, dtype=float))
+        if not p_value(mean, error, len(self.numbers)) < 1 - LEVEL:
             return "cannot tell"
         return "holds" if math.copysign(1, self.mean) == self.claim.sign else "fails"
 
 
-def t_interval(numbers: Sequence[float]) -> float:
-    """Half the width of the 95 % interval (Student's t) of a mean; infinite for one number, NaN if one is."""
-    count = len(numbers)
-    if count < 2:
-        return math.inf
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * (np.std(numbers, ddof=1) / count**0.5))
+def half_width_over_seeds(numbers: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of a mean; NaN of fewer than four numbers, or if one is."""
+    if not numbers:
+        return math.nan
+    return float(quantile(len(numbers)) * mean_and_standard_error(np.asarray(numbers, dtype=float))[1])
 
 
 def findings(claims: Iterable[Claim], studies: Sequence[Results]) -> list[Finding]:
@@ -71,7 +74,7 @@ def markdown_table(findings: Sequence[Finding]) -> str:
     ]
     for finding in findings:
         claim = finding.claim
-        here = f"{finding.mean:.3g} ± {finding.half_width:.2g}" if finding.numbers else "not measured"
+        here = plus_minus(finding.mean, finding.half_width, 2) if finding.numbers else "not measured"
         each = ", ".join(f"{number:.3g}" for number in finding.numbers)
         sign = "negative" if claim.sign < 0 else "positive"
         lines.append(

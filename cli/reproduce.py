@@ -15,7 +15,8 @@ from landscape.cli.command_options import Debug, Quiet, Verbose
 from landscape.cli.training import run_training
 from landscape.options import alternatives, at_least, format_duration, invalid
 from landscape.progress import say
-from landscape.results.statistics import mean_and_standard_error
+from landscape.results.rounding import interval
+from landscape.results.seed_groups import mean_interval
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -188,15 +189,14 @@ def _protocol(
         "",
         f"{data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, {epochs} epochs, recipe demo:",
         "",
-        "| network | model | parameters | images | epochs | accuracy, mean ± standard error over seeds |",
+        "| network | model | parameters | images | epochs | accuracy, mean over seeds (95 % from four seeds on) |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, network in networks.items():
         runs = [read_checkpoint(out / "checkpoints" / f"{name}-s{seed}" / "final.pt") for seed in range(seeds)]
         accuracies = np.array([run.metrics.get("accuracy", np.nan) for run in runs])
-        mean, standard_error = mean_and_standard_error(accuracies)
-        error = f" ± {standard_error:.4f}" if seeds > 1 else ""
-        accuracy = f"{mean:.4f}{error}" if np.isfinite(mean) else "no labels"
+        mean = mean_interval(accuracies, "share")
+        accuracy = interval(*mean) if np.isfinite(mean[0]) else "no labels"
         size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not key.endswith(BUFFERS))
         arguments = "".join(f" {key}={value}" for key, value in network.model_args.items())
         arguments += f" objective={network.objective}" if network.objective != "classification" else ""
