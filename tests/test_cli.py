@@ -216,6 +216,14 @@ def test_the_split_reaches_a_function_of_the_user_and_one_part_is_called_so(comm
     assert "mine.py:whole (one part), 30 samples" in whole
 
 
+def test_without_an_error_none_is_printed(command: Command, tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.py").write_text(SPLITS)
+    words = ("evaluate", "--model", f"{mine}:model", "--data", f"{mine}:whole", "--samples")
+    assert [("+-" in found, "nan" in found) for _, found, _ in (command(*words, n) for n in ("1", "9"))] == [
+        (False, False), (True, False),
+    ]  # fmt: skip
+
+
 def test_a_linear_probe_of_one_part_scores_samples_that_it_is_not_fitted_on(command: Command, tmp_path: Path) -> None:
     (mine := tmp_path / "mine.py").write_text(SPLITS)
     words = ("probe-linear", "--model", f"{mine}:model", "--layers", "0:other", "--out", tmp_path / "r.h5")

@@ -28,7 +28,8 @@ def import_callable(spec: str) -> Callable[..., Any]:
     """The callable that `path/file.py:callable` or `package.module:callable` names.
 
     A file is imported by its path under a private module name, once for the same bytes. During the import its folder
-    (for a module: the working directory) is on `sys.path`, so that it can import its neighbours.
+    (for a module: the working directory) comes first on `sys.path`, so that it can import its neighbours; it stays
+    there as the last one, for what its functions import when they run.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -119,13 +120,15 @@ def spec_sha256(spec: str) -> str | None:
 
 @contextmanager
 def on_path(folder: Path) -> Iterator[None]:
-    """Put a folder first on `sys.path`."""
+    """Put a folder first on `sys.path`, and afterwards last."""
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         with suppress(ValueError):  # the imported code may have changed the path itself
             sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
 
 
 def rng_states() -> list[Any]:
