@@ -57,13 +57,7 @@ def load_into(
     differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
     lacking = [name for name in found.missing if not may_miss(name)]
     _refuse_without_classifier(checkpoint, lacking)
-    for name, own in found.names.items():
-        if wanted[name].is_floating_point() and not given[own].is_floating_point():
-            raise ValueError(
-                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
-                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights are not scaled "
-                "here; save them in floating point"
-            )
+    _refuse_quantized(checkpoint, wanted, given, found)
     if lacking or (found.unexpected and not allow_missing):
         raise ValueError(f"{checkpoint.path} does not fit the model: {_mismatch(found, len(wanted))}")
     for name in differing:
@@ -102,6 +96,18 @@ def _converted(model: nn.Module, given: Mapping[str, Tensor], found: KeyMatch) -
             if not any(model.load_state_dict(plain, strict=False)):
                 return prefix
     return None
+
+
+def _refuse_quantized(
+    checkpoint: Checkpoint, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], found: KeyMatch
+) -> None:
+    for name, own in found.names.items():
+        if wanted[name].is_floating_point() and not given[own].is_floating_point():
+            raise ValueError(
+                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
+                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights are not scaled "
+                "here; save them in floating point"
+            )
 
 
 def _refuse_another_average(checkpoint: Checkpoint, found: KeyMatch) -> None:

@@ -103,6 +103,17 @@ def guarded(what: str, function: Callable[[], Any]) -> Any:
         raise ValueError(f"{what} failed with {type(error).__name__}{reason}") from error
 
 
+@contextmanager
+def refusing_exit() -> Iterator[None]:
+    """Turn the end of the program that a user's code asks for into an error: it would look like a finished run."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ValueError(
+            f"a user's code called sys.exit({error.code!r}); everything finished is kept, remove that call"
+        ) from error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
