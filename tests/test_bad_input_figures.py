@@ -80,8 +80,9 @@ def test_a_surface_of_one_point_is_drawn(command: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_twelve_networks_of_two_hundred_layers_with_long_names_are_drawn(tmp_path: Path) -> None:
-    networks = [synthetic.transformer(f"{HOSTILE} {i} {'long ' * 12}", depth=100) for i in range(12)]
+@pytest.mark.parametrize(("count", "depth"), [(3, 20), pytest.param(12, 100, marks=pytest.mark.campaign)])
+def test_many_networks_of_many_layers_with_long_names_are_drawn(count: int, depth: int, tmp_path: Path) -> None:
+    networks = [synthetic.transformer(f"{HOSTILE} {i} {'long ' * 12}", depth=depth) for i in range(count)]
     path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "lesion"))
     drawn = drawing.draw(path, tmp_path, figures=("variance", "lesion"))
     assert [file.stem for file in drawn] == ["variance", "lesion"]
