@@ -38,7 +38,6 @@ NAMED: Mapping[str, Callable[..., Images]] = {  # called with `root` and `split`
     **{name: partial(cifar.load, name) for name in cifar.RELEASES},
 }
 NAMES = tuple(NAMED)
-OF_ROOT = frozenset(NAMES) - {"digits"}  # those that are read from files under a data root
 FORMS = (
     "a folder of class folders or of images/ and masks/, FILE.parquet or a folder of them, FILE.npz, X.npy,Y.npy, "
     "file.py:callable, module:callable, or a token file .npy"

@@ -259,7 +259,7 @@ def _refuse_unused(spec: Spec, images: Images | BatchList, stored: Checkpoint | 
 
 def _unused(images: Images | BatchList, spec: Spec) -> Iterator[str]:
     """The options that cannot have an effect on such data."""
-    if images.name not in datasets.OF_ROOT and not cifar_c.knows(images.name):
+    if images.name not in datasets.NAMES and not cifar_c.knows(images.name):
         yield "data_root"
     if isinstance(images, BatchList):
         yield from OF_DATA
