@@ -37,6 +37,7 @@ def monitored(
     start = epochs_done * trainer.schedule.per_epoch
     return Monitor(
         trainer.network, "", batch, every=options.every, overhead=options.overhead, out=folder / FILE,
-        data=f"{images.name} train (first {samples} of the {len(images):,} trained on)", label=folder.name, start=start, overwrite=True,
+        data=f"{images.name} train (first {samples} of the {len(images):,} trained on)", label=folder.name, start=start,
+        overwrite=True,
         optimizer=optimizer_in_use(trainer.optimizer), seed=trainer.seed,
     )  # fmt: skip
