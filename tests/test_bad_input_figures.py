@@ -62,7 +62,7 @@ def test_a_surface_without_a_number_is_refused_and_one_with_infinite_cells_is_dr
     assert said.splitlines()[-1].startswith(f"landscape: {tmp_path / 'n.h5'} holds nothing finished to draw")
     assert "its numbers are not finite" in said
     path = changed(tmp_path / "i.h5", infinite)
-    assert command("plot", path, "--out", tmp_path / "f")[0] == 0
+    assert command("plot", path, "--figure", "surface,surface_3d", "--out", tmp_path / "f")[0] == 0
     assert command("report", path, "--out", tmp_path / "p.html")[0] == 0
     assert (tmp_path / "f" / "surface.png").exists()
 

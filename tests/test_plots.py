@@ -293,10 +293,10 @@ OLD = {  # probe: a quantity that versions before did not store, and the figures
 
 @pytest.mark.parametrize("probe", OLD)
 def test_a_result_of_another_version_is_drawn_with_what_it_has_or_left_out_in_one_line(
-    study: Path, probe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    probe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, (lacks, left_out) = tmp_path / "old.h5", OLD[probe]
-    path.write_bytes(study.read_bytes())
+    lacks, left_out = OLD[probe]
+    path = synthetic.write(tmp_path / "old.h5", synthetic.NETWORKS[:2], probes=[probe])
     with h5py.File(path, "r+") as file:
         first, *others = sorted(file[probe])
         del file[probe][first][lacks]
@@ -342,6 +342,7 @@ print(json.dumps([codes, again, len(before), content() == before]))
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_a_full_disk_leaves_the_figures_pages_and_files_that_were_there(tmp_path: Path) -> None:
     study = synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:1], probes=["surface"])
     command = [sys.executable, "-c", FULL, str(study), str(tmp_path / "out")]
