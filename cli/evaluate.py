@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as encoding
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,8 @@ def _print_metrics(subject: Subject, passes: int, *, json: bool) -> None:
     typer.echo(f"{subject.label}, {protocol(subject)}{averaged}")
     for name, value in found.items():
         if name != "samples" and not name.endswith("_se"):
-            typer.echo(f"{name:10} {value:.4f} +- {found[f'{name}_se']:.4f}")
+            error = found[f"{name}_se"]
+            typer.echo(f"{name:10} {value:.4f}{f' +- {error:.4f}' if math.isfinite(error) else ''}")
     if "accuracy" not in found:
         typer.echo(f"accuracy   {subject.meaning.accuracy or 'none: the targets are not one class per sample'}")
 

@@ -75,7 +75,7 @@ def measure(
         ValueError, OSError: see the message.
     """
     naming, part = named(options), Shard(*parse_shard("shard", shard))
-    made, loading = configure(probe, {**preset_of(probe, preset), **naming.options})
+    made, loading = configure(probe, {**_seed_of(subject, probe), **preset_of(probe, preset), **naming.options})
     loaded = _loaded(subject, probe, loading, label, given=set(options) - set(parameter_defaults(probe)))
     path = Path(out) if out is not None else None
     _say_protocol(probe, loaded, quiet=quiet)
@@ -111,8 +111,8 @@ def features(
     Raises:
         OptionError, ValueError, OSError: as `measure`; no probe fits the network.
     """
-    made, loading = configure_shared_pass(probes, preset, options)
-    loaded = _loaded(subject, probes[0], loading, label, given=set(loading))
+    made, loading = configure_shared_pass(probes, preset, {**_seed_of(subject, *probes), **options})
+    loaded = _loaded(subject, probes[0], loading, label, given=set(loading) & set(options))
     path = Path(out) if out is not None else None
     _say_protocol(probes[0], loaded, quiet=quiet)
     bar = Progress(
@@ -167,6 +167,12 @@ def _loaded(
     if late := [name for name in loading if name in given]:
         raise OptionError(f"{', '.join(late)} must be given to landscape.load, got it with a loaded subject")
     return subject
+
+
+def _seed_of(subject: Source, *probes: str) -> dict[str, Any]:
+    """The seed that a subject was loaded with, where it is an option of a probe too; on the command line it is one."""
+    drawing = any("seed" in parameter_defaults(probe) for probe in probes)
+    return {"seed": subject.seed} if isinstance(subject, Subject) and drawing else {}
 
 
 _said: WeakKeyDictionary[Subject, set[str]] = WeakKeyDictionary()  # probes whose protocol was printed

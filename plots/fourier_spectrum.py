@@ -48,7 +48,10 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row of tiles per network, with one scale."""
-    figure = style.page(results, looks, height=(0.6 if narrow() else 1.0) * HEIGHT * len(results), note=NOTE)
+    known = {(len(shown(data)), len(_known(data))) for data in results}
+    thinned = [f"{some} of {every}" for some, every in sorted(known) if some < every]
+    note = f"{NOTE} Drawn: {' and '.join(thinned)} layers, evenly spaced." if thinned else NOTE
+    figure = style.page(results, looks, height=(0.6 if narrow() else 1.0) * HEIGHT * len(results), note=note)
     axes = figure.subplots(len(results), 1, squeeze=False)[:, 0]
     norm = _scale(results)
     for data, look, ax in zip(results, looks, axes, strict=True):
@@ -61,11 +64,17 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def shown(data: xr.Dataset) -> list[int]:
-    """Positions of the layers with more than one frequency and finite values, thinned evenly to `TILES`."""
+    """Positions of the layers that have a spectrum, thinned evenly to `TILES`."""
+    found = _known(data)
+    return [found[i] for i in np.unique(np.linspace(0, len(found) - 1, TILES).round().astype(int))] if found else []
+
+
+def _known(data: xr.Dataset) -> list[int]:
+    """Positions of the layers with more than one frequency and finite values."""
     rows, columns = (np.isfinite(data[f"{side}_frequency"].values).sum(axis=1) for side in ("row", "column"))
     finite = np.isfinite(data["spectrum"].values).any(axis=(1, 2))
-    found = np.flatnonzero((rows * columns > 1) & finite).tolist()
-    return [found[i] for i in np.unique(np.linspace(0, len(found) - 1, TILES).round().astype(int))] if found else []
+    found: list[int] = np.flatnonzero((rows * columns > 1) & finite).tolist()
+    return found
 
 
 def _edges(frequencies: np.ndarray) -> tuple[float, float]:

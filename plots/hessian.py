@@ -26,7 +26,7 @@ MEANING = (
     "results of one protocol; of the preconditioned Hessian, a dotted line is the stability threshold."
 )
 Range = tuple[float, float]
-UNEVEN = 10.0  # ratio of the densities' peaks from which a linear axis hides the lower one
+UNEVEN = 10.0  # ratio of the widths of spectra from which a linear axis hides the lower one
 FAR = 2.0  # a stability threshold beyond so many times the largest eigenvalues is not drawn
 PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
 
@@ -59,21 +59,34 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     """All results overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").legend_handle() for data, look in pairs]
-    figure = style.page(results, looks, height=2.1, legend=legend)
+    note = (
+        f"Logarithmic density, as the spectra differ in width by more than {UNEVEN:g} times." if uneven(results) else ""
+    )
+    figure = style.page(results, looks, height=2.1, legend=legend, note=note)
     left, right = figure.subplots(1, 2, sharey=True)
     for data, look in pairs:
         draw(data, (left, right), look=look, ranges=ranges or axis_ranges(results))
-    even_out((left, right))
+    even_out((left, right), results)
     return figure
 
 
-def even_out(axes: tuple[Axes, Axes]) -> None:
-    """Name the sides; make the density that they share logarithmic where one sharp peak would flatten the others."""
+def uneven(results: Sequence[xr.Dataset]) -> bool:
+    """Whether one sharp peak would flatten the others: by the widths of the spectra, not by how a kernel smooths them.
+
+    The peak of a density is about the inverse of the range that holds half of the eigenvalues.
+    """
+    quartiles = [np.quantile(values, (0.25, 0.75)) for data in results if (values := eigenvalues(data)).size > 1]
+    widths = [high - low for low, high in quartiles if high > low]
+    return len(widths) > 1 and max(widths) > UNEVEN * min(widths)
+
+
+def even_out(axes: tuple[Axes, Axes], results: Sequence[xr.Dataset]) -> None:
+    """Name the sides; make the density that they share logarithmic where the spectra are uneven."""
     left, right = axes
-    peaks = [
-        max(float(np.max(line.get_ydata())) for line in pair) for pair in zip(left.lines, right.lines, strict=True)
-    ]
-    if max(peaks) > UNEVEN * min(peaks):
+    if uneven(results):
+        peaks = [
+            max(float(np.max(line.get_ydata())) for line in pair) for pair in zip(left.lines, right.lines, strict=True)
+        ]
         left.set_yscale("log")
         left.set_ylim(0.03 * min(peaks), 2 * max(peaks))
     left.set_title("negative")

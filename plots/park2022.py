@@ -55,7 +55,7 @@ def spectra(figure: Any, results: Results) -> None:
     ranges = hessian.axis_ranges([data for data, _ in results])
     for data, look in results:
         hessian.draw(data, axes, look=look, ranges=ranges)
-    hessian.even_out(axes)
+    hessian.even_out(axes, [data for data, _ in results])
     for ax in axes:
         ax.set_xlabel("")
     figure.supxlabel("Hessian eigenvalue", fontsize=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -260,3 +261,50 @@ def test_maps_of_few_positions_give_numbers_or_say_that_they_give_none(probe: st
     none = (probe, side) in {("fourier", 1), ("fourier", 2), ("variance", 1)}
     assert (row["headline"] == "no number is finite: more samples or larger maps may have some") is none
     assert row["headline"]
+
+
+class Positions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(x)
+        return scores
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv1d(2, 3, 1)
+
+
+def test_classes_of_positions_that_lie_second_are_told_to_lie_last() -> None:
+    data = (torch.randn(6, 2, 5), torch.randint(3, (6, 5)))
+    with pytest.raises(ValueError, match=r"\(2, 3, 5\) for targets \(2, 5\): .* return outputs.transpose\(1, 2\)"):
+        landscape.load(Positions(), data=data)
+    last = nn.Sequential(Transposed(), nn.Linear(2, 3))
+    assert metrics_of(landscape.load(last, data=data))["loss"] > 0
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+class Translating(nn.Module):
+    """Needs targets to run, as the encoder-decoders of transformers do, and returns its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        if labels is None:
+            raise ValueError("You have to specify either decoder_input_ids or decoder_inputs_embeds")
+        logits = self.head(self.table(input_ids))
+        return SimpleNamespace(loss=F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits=logits)
+
+
+def test_a_model_that_needs_its_targets_is_told_to_take_its_own_loss() -> None:
+    data = [{"input_ids": torch.randint(9, (4, 5)), "labels": torch.randint(9, (4, 5))}] * 2
+    with pytest.raises(
+        ValueError, match=r"decoder_input_ids.*or take the loss of the model itself, a function \(model, b"
+    ):
+        landscape.load(Translating(), data=data)
+    subject = landscape.load(Translating(), data=data, loss=lambda model, batch: model(**batch).loss)
+    assert metrics_of(subject)["loss"] > 0

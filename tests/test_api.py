@@ -447,3 +447,14 @@ def test_a_checkout_that_is_not_installed_measures(monkeypatch: pytest.MonkeyPat
         assert '"landscape": "not installed"' in trace.attrs["versions"]
     finally:
         run_key._versions.cache_clear()
+
+
+def test_the_seed_of_a_loaded_subject_is_that_of_the_probe_unless_it_is_given() -> None:
+    torch.manual_seed(0)
+    network, data = torch.nn.Linear(4, 3), (torch.randn(16, 4), torch.arange(16) % 3)
+    zero, one = (landscape.load(network, data=data, seed=seed) for seed in (0, 1))
+    traces = [
+        float(landscape.measure("trace", subject, out=None, quiet=True, vectors=4, **options).trace)
+        for subject, options in ((zero, {}), (one, {}), (one, {"seed": 0}), (zero, {"seed": 1}))
+    ]
+    assert traces[0] == traces[2] != traces[1] == traces[3]

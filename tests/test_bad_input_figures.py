@@ -62,7 +62,7 @@ def test_a_surface_without_a_number_is_refused_and_one_with_infinite_cells_is_dr
     assert said.splitlines()[-1].startswith(f"landscape: {tmp_path / 'n.h5'} holds nothing finished to draw")
     assert "its numbers are not finite" in said
     path = changed(tmp_path / "i.h5", infinite)
-    assert command("plot", path, "--out", tmp_path / "f")[0] == 0
+    assert command("plot", path, "--figure", "surface,surface_3d", "--out", tmp_path / "f")[0] == 0
     assert command("report", path, "--out", tmp_path / "p.html")[0] == 0
     assert (tmp_path / "f" / "surface.png").exists()
 
@@ -80,8 +80,9 @@ def test_a_surface_of_one_point_is_drawn(command: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_twelve_networks_of_two_hundred_layers_with_long_names_are_drawn(tmp_path: Path) -> None:
-    networks = [synthetic.transformer(f"{HOSTILE} {i} {'long ' * 12}", depth=100) for i in range(12)]
+@pytest.mark.parametrize(("count", "depth"), [(3, 20), pytest.param(12, 100, marks=pytest.mark.campaign)])
+def test_many_networks_of_many_layers_with_long_names_are_drawn(count: int, depth: int, tmp_path: Path) -> None:
+    networks = [synthetic.transformer(f"{HOSTILE} {i} {'long ' * 12}", depth=depth) for i in range(count)]
     path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "lesion"))
     drawn = drawing.draw(path, tmp_path, figures=("variance", "lesion"))
     assert [file.stem for file in drawn] == ["variance", "lesion"]

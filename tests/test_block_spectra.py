@@ -127,7 +127,7 @@ def test_distances_are_0_for_equal_1_for_disjoint_spectra_and_do_not_depend_on_t
     np.testing.assert_allclose(scaled["js_distance"], found["js_distance"], atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign  # a sweep over steps
 def test_the_distances_come_to_those_of_the_dense_blocks_with_more_steps() -> None:
     subject = wide_net()
     wanted = [distances(spectra(subject, "tensor"), own_scale=own) for own in (False, True)]
@@ -145,6 +145,7 @@ def test_the_distances_come_to_those_of_the_dense_blocks_with_more_steps() -> No
         assert (np.abs(of_pairs(found[f"{name}_distance"] - dense)) <= bound).all()
 
 
+@pytest.mark.campaign  # of 24 repetitions
 def test_errors_are_those_of_repetitions_and_noise_adds_no_distance() -> None:
     """Two spectra are equal: without a correction their distance would be that of the noise."""
     generator = np.random.default_rng(1)

@@ -18,7 +18,7 @@ from typing import Any
 import forked
 import pytest
 from measured_runs import assert_same, loaded, save, small, stored_result
-from test_executors import KILLER
+from test_executors import KILLER, counting
 
 from landscape.cli.main import exit_code
 from landscape.executors.executor import PoisonUnits
@@ -126,6 +126,14 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(cluste
         run(probe, subject, path, executor=executor)
     done = groups.read_group(path, str(groups.stored_group(path, probe.name, digest(probe, subject))))["done"]
     assert done.ravel().tolist() == [1, 1, 0]
+
+
+def test_a_unit_that_ends_the_program_ends_the_run_with_an_error(cluster: Cluster, tmp_path: Path) -> None:
+    subject, path, probe = counting(tmp_path, end="5"), tmp_path / "r.h5", small("trace")
+    with DaskCluster(str(cluster.file)) as executor, pytest.raises(ValueError, match=r"called sys.exit\(0\)"):
+        run(probe, subject, path, executor=executor)
+    done = groups.read_group(path, str(groups.stored_group(path, probe.name, digest(probe, subject))))["done"]
+    assert done.ravel()[-1] == 0
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")

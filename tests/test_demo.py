@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ SHORT = tuple(
     }.items()
     if step.probe == probe
 )
+FEW = ("surface", "align", "features", "lesion")
 NUMBER_WITH_INTERVAL = r"\d \[-?\d\S*, -?\d\S*\]|\d ± \d"
 
 
@@ -48,12 +50,24 @@ def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() ->
     assert {step.probe for step in demo.CORE} - {"features"} <= probes
 
 
+class Here:
+    """In place of the pool of processes: this one."""
+
+    imap = staticmethod(map)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "CORE", SHORT)
-    demo.demo(out=tmp_path, epochs=1, samples=48)
+    """In this process, of two untrained networks and a few probes; or in its own, of three trained ones."""
+    steps, epochs = (SHORT, 1) if whole else (tuple(step for step in SHORT if step.probe in FEW), 0)
+    if not whole:
+        monkeypatch.setattr(demo, "processes", lambda: nullcontext(Here))
+        monkeypatch.setattr(demo, "MODELS", ("vit_demo", demo.AGAIN))
+    monkeypatch.setattr(demo, "CORE", steps)
+    demo.demo(out=tmp_path, epochs=epochs, samples=48)
     said = capfd.readouterr()
     assert "already measured" not in said.err
     table, found, commands = re.split(r"\n\n", said.out.strip())
@@ -64,14 +78,14 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     assert [line.startswith("$ landscape ") for line in commands.splitlines()[1:]] == [True] * 3
     assert all(re.search(r"  48 (test|train)  ", row) for row in table.splitlines()[1:])
     drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {name for name in demo.FIGURES if FIGURES[name].probe in {s.probe for s in SHORT} | set(FEATURES)}
+    assert drawn == {name for name in demo.FIGURES if FIGURES[name].probe in {s.probe for s in steps} | set(FEATURES)}
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
     before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
-    demo.demo(out=tmp_path, epochs=1, samples=48)
+    demo.demo(out=tmp_path, epochs=epochs, samples=48)
     again = capfd.readouterr().err
-    assert again.count("already trained") == 4
-    assert again.count("already measured") == len(SHORT)
+    assert again.count("already trained") == len(demo.MODELS) + 1
+    assert again.count("already measured") == len(steps)
     assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
 
 

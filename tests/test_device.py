@@ -85,9 +85,10 @@ CASES = {
     "trace, blocks": Case(
         "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full", "hvp": "kept"}, rtol=1e-2, per_unit=20, once=40
     ),
-    # The length of the critical step depends on which side of its start a loss falls.
+    # The length of the critical step depends on which side of its start a loss falls; the estimated error of an
+    # eigenvalue, a square of a small residual, differs by 3e-6 on some processors.
     "step": Case(
-        "step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, simulated=1e-6, per_unit=80, once=40
+        "step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, simulated=1e-5, per_unit=80, once=40
     ),
     "flatness": Case(
         "flatness", {"steps": 2, "draws": 4, "vectors": 2, "hvp": "kept"}, rtol=1e-2, simulated=1e-6, per_unit=60,
@@ -125,6 +126,10 @@ CASES = {
 }  # fmt: skip
 
 
+# Options whose products or arithmetic differ, not the way to the device.
+VARIANTS = {name for name in CASES if ", " in name} - {"hessian, kept", "trace, xtrace"} | {"convexity"}
+
+
 def subject_for(case: Case, device: str) -> Subject:
     return subject_on(device, case.model, split=case.split)
 
@@ -141,7 +146,9 @@ def test_every_probe_is_here() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # imported while a graph is traced
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.campaign if name in VARIANTS else ()) for name in CASES]
+)
 def test_a_device_gives_the_numbers_of_the_cpu(name: str, kind: str) -> None:
     case = CASES[name]
     expected = landscape.measure(case.probe, subject_for(case, "cpu"), out=None, quiet=True, **case.options)

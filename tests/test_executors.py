@@ -36,6 +36,7 @@ from landscape.results import group as groups
 from landscape.results import reader
 from landscape.run import digest, run
 from landscape.subject import loading
+from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -125,6 +126,48 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(
     assert "unit 4" in str(caught.value)
     done = groups.read_group(path, str(groups.stored_group(path, probe.name, digest(probe, subject))))["done"]
     assert done.reshape(5, -1).all(axis=1).tolist() == [True] * 4 + [False]
+
+
+# A network that counts its calls, which changes no number, and may ask for the end of the program in a worker.
+COUNTING = """
+import os, sys, torch
+def net(end=""):
+    class Net(torch.nn.Sequential):
+        calls, seen = 0, ()
+        def forward(self, x):
+            self.calls, self.seen = self.calls + 1, (*self.seen, len(x))
+            if end and os.getpid() != MAIN and len(x) == int(end):
+                sys.exit(0)
+            return super().forward(x)
+    torch.manual_seed(0)
+    return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 10))
+""".replace("MAIN", str(os.getpid()))
+
+
+def counting(folder: Path, end: str = "") -> Subject:
+    (folder / "net.py").write_text(COUNTING)
+    arguments = {"model": f"{folder}/net.py:net", "model_arg": {"end": end}, "data": "digits", "samples": 21}
+    return loading.load(**arguments, batch_size=8)
+
+
+def test_a_model_that_counts_its_calls_is_the_same_in_workers(tmp_path: Path, workers: SimpleNamespace) -> None:
+    subject, probe = counting(tmp_path), small("trace")
+    key = digest(probe, subject)
+    whole = run(probe, subject, None).data
+    assert digest(probe, subject) == key
+    outcome = run(probe, subject, None, executor=workers.executor)
+    assert outcome.measured == outcome.units
+    assert float(outcome.data.trace) == float(whole.trace)  # type: ignore[union-attr]
+    subject.model.extra = 1  # type: ignore[assignment]
+    assert digest(probe, subject) != key
+
+
+def test_a_unit_that_ends_the_program_ends_the_run_with_an_error(tmp_path: Path, workers: SimpleNamespace) -> None:
+    subject, path, probe = counting(tmp_path, end="5"), tmp_path / "r.h5", small("trace")
+    with pytest.raises(ValueError, match=r"a user's code called sys.exit\(0\); everything finished is kept, remove"):
+        run(probe, subject, path, executor=workers.executor)
+    done = groups.read_group(path, str(groups.stored_group(path, probe.name, digest(probe, subject))))["done"]
+    assert done.reshape(3, -1)[-1].sum() == 0
 
 
 def replace_checkpoint(folder: Path) -> None:

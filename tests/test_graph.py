@@ -94,3 +94,11 @@ def test_attention_inside_torchs_fused_encoder_layer_is_recorded() -> None:
     names = {operation.name for operation in record(layer, torch.randn(2, 5, 8)).operations}
     assert names & {"multi_head_attention_forward", "scaled_dot_product_attention", "softmax"}
     assert {"linear", "layer_norm", "add"} <= names | {"__add__"}
+
+
+def test_what_a_hook_gives_back_is_recorded_what_it_only_reads_is_not() -> None:
+    network, kept = Network(), []
+    network.linear.register_forward_hook(lambda _, args, output: output.exp())
+    network.outer.register_forward_pre_hook(lambda _, args: kept.append(args[0].sin()))
+    names = [operation.name for operation in record(network, torch.randn(2, 4)).operations]
+    assert names == ["linear", "exp", "relu", "linear", "exp", "add_", "mul"]

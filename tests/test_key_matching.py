@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import utils
 
-from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from landscape.checkpoints.key_matching import match_keys
 from landscape.checkpoints.state_dict_loading import load_into
 from landscape.models.providers import advice
@@ -184,3 +188,101 @@ def test_a_classifier_may_be_missing_where_no_logits_are_used() -> None:
     taken = load_into(model, stored(given), logits=False)
     assert taken.headless
     assert taken.missing == ("head.weight", "head.bias")
+
+
+AVERAGED = ["ema_model.", "model_ema.", "ema.module.", "averaged.", "swa_model.", "momentum_model."]
+
+
+@pytest.mark.parametrize("average", AVERAGED)
+@pytest.mark.parametrize("first", ["raw", "average"])
+def test_of_weights_and_their_average_in_one_dict_the_asked_ones_are_taken(average: str, first: str) -> None:
+    networks = [under("net.", MODEL), under(average, MODEL)]
+    beside = ["criterion.weight", "val_acc.total", "train_metrics.count", "ema_decay"]
+    names = [*itertools.chain(*(networks if first == "raw" else networks[::-1])), *beside]
+    for weights, taken, other in (("raw", "net.", average), ("ema", average, "net.")):
+        found = match_keys(names, MODEL, weights)
+        assert dict(found.names) == dict(zip(MODEL, under(taken, MODEL), strict=True))
+        assert (found.missing, found.unexpected) == ((), ())
+        assert set(found.dropped) == {*under(other, MODEL), *beside}
+        assert f"dropped {len(MODEL) + 4} ({other.split('.')[0]} " in found.words
+
+
+def test_losses_and_metrics_beside_the_weights_are_left_out_and_named_other_modules_are_not() -> None:
+    found = match_keys([*MODEL, "criterion.weight", "val_accuracy.total"], MODEL)
+    assert (found.dropped, found.unexpected) == (("criterion.weight", "val_accuracy.total"), ())
+    assert match_keys([*MODEL, "blocks.2.weight"], MODEL).unexpected == ("blocks.2.weight",)
+    head = match_keys([*under("model.", BODY), "head.weight"], BODY)  # without it the function would be another one
+    assert head.unexpected == ("head.weight",)
+
+
+def test_an_average_that_does_not_fit_is_not_replaced_by_the_raw_weights(tmp_path: Path) -> None:
+    weights = network().state_dict()
+    names = {f"model.{name}": tensor for name, tensor in weights.items()}
+    torch.save(names | {"model_ema.flat": torch.zeros(3)}, tmp_path / "w.pt")
+    load_into(network(), read_checkpoint(tmp_path / "w.pt"))
+    with pytest.raises(ValueError, match=r"holds a moving average under other names \(model_ema.flat\)"):
+        load_into(network(), read_checkpoint(tmp_path / "w.pt", weights="ema"))
+
+
+def normalised(form: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the old forms are deprecated
+        return nn.Sequential(form(nn.Linear(4, 3)), nn.Tanh(), form(nn.Linear(3, 2))).eval()
+
+
+class Renaming(nn.Module):
+    """A layer that reads its weight transposed, under the name that it had once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w.T
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *others: Any) -> None:
+        if (old := state_dict.pop(f"{prefix}old", None)) is not None:
+            state_dict[f"{prefix}w"] = old.T
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_keys_are_compared_after_the_modules_own_conversion(prefix: str) -> None:
+    old, new = normalised(utils.weight_norm), normalised(utils.parametrizations.weight_norm)
+    with torch.no_grad():
+        for parameter in old.parameters():
+            parameter += 0.5
+    taken = load_into(new, stored({f"{prefix}{name}": value for name, value in old.state_dict().items()})).taken
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(new(x), old(x))
+    assert taken.endswith("converted by the model's modules")
+    model, weight = nn.Sequential(Renaming(), nn.Linear(2, 2)), torch.randn(4, 2)
+    given = {name: value for name, value in model.state_dict().items() if name != "0.w"} | {"0.old": weight}
+    load_into(model, stored({f"{prefix}{name}": value for name, value in given.items()}))
+    assert torch.equal(model.state_dict()["0.w"], weight.T)
+    with pytest.raises(ValueError, match=r"1 missing keys \(0.w\), 1 unexpected keys \(0.other\)"):
+        load_into(model, stored({name.replace("old", "other"): value for name, value in given.items()}))
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (utils.spectral_norm, utils.parametrizations.spectral_norm),
+        (utils.parametrizations.spectral_norm, utils.spectral_norm),
+        (utils.parametrizations.weight_norm, utils.weight_norm),
+    ],
+)
+def test_a_form_that_torch_does_not_convert_is_named(there: Any, here: Any) -> None:
+    message = r"normalised weight in the form of torch\.nn\.utils\..*, which PyTorch does not convert \(0\."
+    with pytest.raises(ValueError, match=message):
+        load_into(normalised(here), stored(dict(normalised(there).state_dict())))
+
+
+def test_quantized_weights_are_refused_before_their_scales_are() -> None:
+    weights = network().state_dict() | {"0.weight": torch.ones(3, 4, dtype=torch.int8), "0.weight_scale": torch.ones(3)}
+    for allow_missing in (False, True):
+        with pytest.raises(
+            ValueError, match=r"0.weight as int8 .*: quantized weights are not scaled here; save them in"
+        ):
+            load_into(network(), stored(weights), allow_missing=allow_missing)

@@ -147,6 +147,11 @@ def test_spectra_are_tiles_at_their_true_frequencies_with_one_scale(study: Path)
     page = module.page(data, appearance.looks(data))
     scales = {image.norm for ax in page.axes for image in ax.images}
     assert len(scales) == 1
+    left_out = [one.sizes["layer"] for one in data if len(module.shown(one)) < one.sizes["layer"]]
+    text = " ".join(" ".join(text.get_text() for text in page.texts).split())
+    assert left_out
+    assert all(f"{module.TILES} of {count}" in text for count in left_out)
+    assert "layers, evenly spaced." in text
     for one, ax in zip(data, page.axes, strict=False):
         layers = module.shown(one)
         assert layers[0] == 0

@@ -328,3 +328,29 @@ def test_discovery_and_hooks_restore_the_model() -> None:
     discover(model, images)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), random)
+
+
+READING = {
+    "detach": lambda output: output.detach(),
+    "statistics": lambda output: output.abs().mean((2, 3)) @ torch.ones(output.shape[1], 2),
+    "copy": lambda output: output.clone().add_(1),
+}
+
+
+@pytest.mark.parametrize("reading", READING)
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_of_the_user_that_only_read_move_no_layer(reading: str, before: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    ).eval()  # fmt: skip
+    images = torch.randn(2, 3, 6, 6)
+    plain, kept = discover(model, images), []
+    for module in (model[0], model[1], model[2], model[3]):
+        if before:
+            module.register_forward_pre_hook(lambda _, args: kept.append(READING[reading](args[0])))
+        else:
+            module.register_forward_hook(lambda _, args, output: kept.append(READING[reading](output)))
+    assert discover(model, images) == plain
+    assert kept

@@ -248,7 +248,8 @@ def labels(): return INPUTS, HALF.float()[:, None]
 def three(): return INPUTS, torch.arange(12) % 3
 def vectors(): return INPUTS, INPUTS[:, :3]
 def several(): return INPUTS, torch.ones(12, 3)
-def hot(): return INPUTS, torch.ones(12, 3, dtype=torch.int64)
+def every(): return INPUTS, torch.ones(12, 3, dtype=torch.int64)
+def hot(): return INPUTS, torch.eye(3, dtype=torch.int64)[three()[1] % 3]
 def floats(): return INPUTS, three()[1].float()
 def squeezed(): return INPUTS, three()[1][:, None]
 def pairs(): return INPUTS, INPUTS[:, :2]
@@ -268,7 +269,13 @@ def soft(): return INPUTS, torch.softmax(INPUTS[:, :3], 1).half()
         ("net", 1, "three", "one output is always 0; let the model return one output per class"),
         ("net", 3, "vectors", r"targets \(12, 3\) float32: rows do not sum to 1, .*give --loss mse for a regression"),
         ("net", 3, "several", "rows do not sum to 1, .*give --loss bce for several labels per sample"),
-        ("net", 3, "hot", "they are not class numbers .*give --loss bce for several labels per sample"),
+        ("net", 3, "every", "they are not class numbers .*give --loss bce for several labels per sample"),
+        (
+            "net",
+            3,
+            "hot",
+            r"one-hot integers are no class numbers .*; return targets.argmax\(1\), or targets.float\(\)",
+        ),
         ("net", 3, "floats", r"class numbers \(samples,\) as integers; return targets\.long\(\)"),
         ("net", 3, "squeezed", r"class numbers \(samples,\) as integers; return targets\[:, 0\]\.long\(\)"),
         ("net", 3, "pairs", "for a regression let the model return as many numbers as the targets have"),

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+import landscape
 from landscape.cli.main import exit_code
 from landscape.results import reader
 from landscape.training import train as training
+from landscape.training.training_set import splits
 
 pytestmark = pytest.mark.slow
 TRAIN = ["train", "vit_demo", "--data", "digits", "--epochs", "3", "--fraction", "0.1", "--batch-size", "32"]
@@ -55,6 +57,15 @@ def test_the_weights_are_the_same_and_a_killed_run_continues_its_series(
     assert resumed["loss"].values == pytest.approx(whole_series["loss"].values, rel=1e-6)
     assert resumed["distance"].values == pytest.approx(whole_series["distance"].values, rel=0.02)
     assert np.isfinite(whole_series["preconditioned_threshold"].values[1:]).all()
+    images, _ = splits("digits", root=None, fraction=0.1)  # what the protocol names, in the initial network
+    assert (
+        f"digits train (first 32 of the {len(images)} trained on), one mini-batch of 32 " in resumed.attrs["protocol"]
+    )
+    data = images.normalised(images.inputs[:32]), images.targets[:32]
+    subject = landscape.load(tmp_path / "whole" / "init.pt", data=data, batch_size=32)
+    found = landscape.measure("hessian", subject, out=None, quiet=True, top=1)
+    assert found.loss.item() == pytest.approx(float(whole_series["loss"][0]), rel=1e-5)
+    assert found.eigenvalue.item() == pytest.approx(float(whole_series["eigenvalue"][0].max()), rel=0.01)
 
 
 def test_options_of_the_monitor_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,6 +124,11 @@ def test_the_error_of_the_loss_per_token_is_that_of_a_ratio() -> None:
     ratios = (counts * losses)[chosen].sum(dim=1) / counts[chosen].sum(dim=1)
     assert found["token_loss"] == pytest.approx(((counts * losses).sum() / counts.sum()).item(), rel=1e-12)
     assert found["token_loss_se"] == pytest.approx(ratios.std().item(), rel=0.1)
+    right = torch.cat([subject.right(subject.outputs(x), y) for x, y in subject.each_batch()]).detach()
+    ratios = (counts * right)[chosen].sum(dim=1) / counts[chosen].sum(dim=1)
+    assert found["token_accuracy"] == pytest.approx(((counts * right).sum() / counts.sum()).item(), rel=1e-12)
+    assert found["token_accuracy_se"] == pytest.approx(ratios.std().item(), rel=0.1)
+    assert "token_accuracy" not in metrics_of(loaded((ids, ids), batch_size=64))  # where it is the accuracy
 
 
 def test_an_attention_mask_takes_the_target_of_padding() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from contextlib import nullcontext
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -112,12 +110,9 @@ def test_a_study_draws_its_figures_in_the_order_of_the_table(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_STUDY)
-def test_every_figure_is_whole_and_readable_at_every_width(study: Path, name: str, tmp_path: Path) -> None:
-    """Of three networks: as a file of its own width, and, where that differs, one and two columns wide."""
-    stored = [data for _, data in stored_in(study)]
-    draw = partial(getattr(landscape.plots, name), stored)
+def test_every_figure_is_a_file_of_its_width_whole_and_readable(study: Path, name: str, tmp_path: Path) -> None:
     with theme.applied(theme.SCREEN):
-        page = draw()
+        page = getattr(landscape.plots, name)([data for _, data in stored_in(study)])
         path = save(page, name, tmp_path)
         if name in EVERYDAY:
             check_text(page, name)
@@ -126,14 +121,19 @@ def test_every_figure_is_whole_and_readable_at_every_width(study: Path, name: st
         assert image.width in [round(width * style.RC["savefig.dpi"]) for width in widths]
         inked = np.asarray(image.convert("L")) < 200
     assert not inked[:, [0, 1, -2, -1]].any(), f"{name} is cut off at its left or right edge"
-    for columns, width in ((1, style.COLUMN), (2, style.PAGE)) if name in EVERYDAY else ():
-        title = "A title with $ and <b>" if columns == 1 else ""
-        if page.get_figwidth() != width:
-            narrow = draw(style="paper", columns=columns, title=title)
-            with theme.applied(theme.Theme("paper", columns, title)):
-                check_text(tidied(narrow), name)
-            assert narrow.get_figwidth() == width
-            assert narrow.get_suptitle() == appearance.escaped(title)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("columns", "width"), [(1, style.COLUMN), (2, style.PAGE)])
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_every_figure_is_readable_in_the_columns_of_a_paper(study: Path, name: str, columns: int, width: float) -> None:
+    title = "A title with $ and <b>"
+    stored = [data for _, data in stored_in(study)]
+    narrow = getattr(landscape.plots, name)(stored, style="paper", columns=columns, title=title)
+    with theme.applied(theme.Theme("paper", columns, title)):
+        check_text(tidied(narrow), name)
+    assert narrow.get_figwidth() == width
+    assert narrow.get_suptitle() == appearance.escaped(title)
 
 
 @pytest.fixture(scope="session")
@@ -156,8 +156,7 @@ def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(begun: Pat
     for data in (few, spoilt(whole, errors=True), spoilt(whole, errors=False)):
         if FIGURES[name].drawable(data):
             with theme.applied(theme.SCREEN):
-                page = tidied(FIGURES[name].module.page([data], appearance.looks([data])))
-                page.savefig(io.BytesIO(), format="raw", dpi=50)
+                FIGURES[name].module.page([data], appearance.looks([data])).draw_without_rendering()
 
 
 def test_a_figure_of_unfinished_results_says_how_much_of_them_is_there(tmp_path: Path) -> None:
@@ -294,10 +293,10 @@ OLD = {  # probe: a quantity that versions before did not store, and the figures
 
 @pytest.mark.parametrize("probe", OLD)
 def test_a_result_of_another_version_is_drawn_with_what_it_has_or_left_out_in_one_line(
-    study: Path, probe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    probe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, (lacks, left_out) = tmp_path / "old.h5", OLD[probe]
-    path.write_bytes(study.read_bytes())
+    lacks, left_out = OLD[probe]
+    path = synthetic.write(tmp_path / "old.h5", synthetic.NETWORKS[:2], probes=[probe])
     with h5py.File(path, "r+") as file:
         first, *others = sorted(file[probe])
         del file[probe][first][lacks]
@@ -343,6 +342,7 @@ print(json.dumps([codes, again, len(before), content() == before]))
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_a_full_disk_leaves_the_figures_pages_and_files_that_were_there(tmp_path: Path) -> None:
     study = synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:1], probes=["surface"])
     command = [sys.executable, "-c", FULL, str(study), str(tmp_path / "out")]

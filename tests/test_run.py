@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from torch import nn
 
 from landscape.executors.executor import Executor
 from landscape.options import OptionError
-from landscape.probe import Plan, Quantity, Shard
+from landscape.probe import Plan, Quantity, Shard, Unit, Values
+from landscape.probes.variance import Variance
 from landscape.results import group as groups
+from landscape.results import reader
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
 from landscape.run import digest, run, run_key
 from landscape.subject import identity, loading, subject
+from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -123,6 +127,29 @@ def test_a_report_counts_from_what_is_stored(snapshots: Path, tmp_path: Path) ->
         run(probe, loaded(snapshots), path, report=stop_after(4))
     run(probe, loaded(snapshots), path, report=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 9) for done in range(5, 10)]
+
+
+@dataclass(frozen=True)
+class Refusing(Variance):
+    """Refuses its data when the given unit is measured."""
+
+    at: int = 0
+
+    def measure(self, subject: Subject, unit: Unit) -> Values:
+        if unit.index[0] == self.at:
+            raise ValueError("these data cannot be measured")
+        return super().measure(subject, unit)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_is_refused_at_its_first_unit_leaves_no_result(snapshots: Path, tmp_path: Path, at: int) -> None:
+    path = tmp_path / "r.h5"
+    run(small("variance"), loaded(snapshots), path, label="another")
+    with pytest.raises(ValueError, match="these data cannot be measured"):
+        run(Refusing(at=at), loaded(snapshots), path, label="refused")
+    done = {str(data.attrs["label"]): int(data["done"].sum()) for _, data in reader.groups(path)}
+    assert done.keys() == ({"another", "refused"} if at else {"another"})
+    assert not list(tmp_path.glob("*journal*"))
 
 
 def test_a_half_finished_result_resumes_with_its_own_batch_size(snapshots: Path, tmp_path: Path) -> None:

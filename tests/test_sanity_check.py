@@ -89,10 +89,19 @@ def test_losses_that_are_not_finite_are_counted_and_their_cause_is_named() -> No
     assert (check.lost, check.samples) == (1, 200)
     said = warning(check, initial=True)
     assert said.startswith("warning: the loss of 1 of 200 samples is not finite")
-    assert "the inputs of the data are not finite" in said
+    assert "the inputs of sample 3 of the data are not finite" in said
 
 
 # --- causes ---
+
+
+def test_a_number_that_is_not_finite_in_one_sample_is_not_blamed_on_the_checkpoint() -> None:
+    inputs = INPUTS.clone()
+    inputs[70, 3] = torch.nan  # in the second mini-batch
+    check = check_sanity(subject(inputs=inputs))
+    assert (check.lost, check.cause) == (
+        1, "the inputs of sample 70 of the data are not finite; check --data, --mean and --std",
+    )  # fmt: skip
 
 
 def test_another_order_of_the_classes_is_detected() -> None:

@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 from analytic import quadratic, run_probe, symmetric, tanh_net
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from landscape.options import OptionError
 from landscape.plots import (
@@ -25,7 +26,9 @@ from landscape.plots import (
     hessian_phases,
     saddle,
 )
+from landscape.plots.appearance import look
 from landscape.plots.density import axis_resolution_of
+from landscape.plots.report.panels import Drawn, densities
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.surface import Surface
@@ -112,6 +115,33 @@ def test_the_correlation_of_loss_and_sharpness_is_that_of_scipy(file: Path) -> N
     expected = scipy.stats.spearmanr(tied["loss"], np.abs(data["eigenvalue"][:, 0])).statistic
     assert hessian_loss.correlation(tied) == pytest.approx(expected)
     assert np.isnan(hessian_loss.correlation(data.isel(batch=[0, 1])))
+
+
+def _spectrum(scale: float, draws: int) -> xr.Dataset:
+    values = scale * np.random.default_rng(draws).standard_normal((1, draws))
+    about = {"label": f"{scale:g}", "probe": "hessian"}
+    return xr.Dataset({"eigenvalue": (("batch", "rank"), values), "done": ("batch", [1])}, attrs=about)
+
+
+@pytest.mark.parametrize(("scale", "logarithmic"), [(4.0, False), (7.0, False), (14.0, True), (100.0, True)])
+@pytest.mark.parametrize("draws", [40, 41, 42, 400])
+def test_the_density_is_logarithmic_by_the_widths_of_the_spectra_and_says_so(
+    scale: float, logarithmic: bool, draws: int
+) -> None:
+    results = [_spectrum(1.0, draws), _spectrum(scale, draws + 1)]
+    looks = [look(data) for data in results]
+    figure = hessian.page(results, looks)
+    assert {ax.get_yscale() for ax in figure.axes} == {"log" if logarithmic else "linear"}
+    said = [text.get_text() for text in figure.findobj(Text) if "Logarithmic density" in text.get_text()]
+    assert bool(said) is logarithmic
+
+
+def test_the_report_broadens_densities_as_the_figure_does() -> None:
+    results = [run(Density(vectors=4, steps=4, seed=seed), tanh_net(), None).data for seed in (0, 1)]
+    drawn = [Drawn(data, str(i), "#000000", "a") for i, data in enumerate(results) if data is not None]
+    resolution = axis_resolution_of([one.data for one in drawn])
+    found = densities(drawn)
+    assert {(panel["linear"], panel["kernel"]) for panel in found} == {(resolution.linear, resolution.width)}
 
 
 def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -> None:

@@ -168,6 +168,12 @@ def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str],
     assert spec_sha256("collections:OrderedDict") is None
 
 
+def test_a_file_may_import_its_neighbours_when_its_functions_run(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_inside.py").write_text("VALUE = 5\n")
+    (tmp_path / "mine.py").write_text("def f():\n    from neighbour_inside import VALUE\n    return VALUE\n")
+    assert import_callable(f"{tmp_path}/mine.py:f")() == 5
+
+
 def test_a_file_without_a_callable_names_those_it_defines_and_does_not_run(tmp_path: Path) -> None:
     (path := tmp_path / "mine.py").write_text("1 / 0\nclass Net: ...\ndef my_data(): ...\ndef _hidden(): ...\n")
     for value in (str(path), f"{path}:"):

@@ -22,6 +22,8 @@ BRANCHES = (
     ("encoder_q", "encoder_k"), ("base_encoder", "momentum_encoder"), ("online_network", "target_network"),
     ("online_encoder", "target_encoder"), ("student", "teacher"),
 )  # fmt: skip
+# A part of a name that says that what follows is a moving average, such as `ema_model` or `model_ema`.
+AVERAGES = re.compile(r"(.*_)?(ema|swa|avg|averaged?|shadow|momentum|teacher|target)(_.*)?")
 FORMAT = 1
 AVERAGED = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 THE_FILE = "the file itself"
@@ -82,7 +84,12 @@ def is_native(content: Any) -> bool:
 def _has_average(names: Mapping[str, Any]) -> bool:
     """Whether a state dict is a moving average, or holds one next to the network."""
     parts = {part for name in names for part in name.split(".")}
-    return AVERAGED in parts or any(average in parts for _, average in BRANCHES)
+    return AVERAGED in parts or any(average in parts for _, average in BRANCHES) or any(map(is_average, names))
+
+
+def is_average(name: str) -> bool:
+    """Whether one of the first parts of a name, or of a prefix, says that it is of a moving average."""
+    return any(map(AVERAGES.fullmatch, name.split(".")[:-1]))
 
 
 def is_state_dict(value: object) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from landscape.checkpoints.containers import AVERAGED, BRANCHES
+from landscape.checkpoints.containers import AVERAGED, BRANCHES, is_average
 
 # DDP and SWA, torch.compile, FSDP and activation checkpointing wrap a module and add a part to every name.
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -15,6 +15,8 @@ WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 DISCARDED = re.compile(
     r"projector|projection(_head)?|proj_head|predictor|prediction_head|queue(_ptr)?|decoder(_\w+)?|mask_token"
 )
+# What a trainer's module holds beside its network: losses and metrics with tensors of their own.
+BESIDE = re.compile(r"criterion|(.*_)?loss(es)?(_fn|_function)?|(.*_)?(metric|acc|accuracy)s?")
 HEADS = {"fc", "head", "heads", "classifier"}
 # Counters of wrappers and profilers, and tables that a model recomputes.
 RECOMPUTED = {AVERAGED, "total_ops", "total_params", "relative_position_index", "attn_mask", "position_ids"}
@@ -68,7 +70,7 @@ def match_keys(names: Iterable[str], wanted: Collection[str], weights: str = "ra
         plain, model = {name: name for name in own}, {name: name for name in wanted}
     other = _other_branch(plain, model, weights)
     candidates = [name for name in plain if name not in other]
-    prefix, added = _prefixes(candidates, model)
+    prefix, added = _prefixes(candidates, model, weights)
     matched, rest = {}, []
     for name in candidates:
         bare = added + name.removeprefix(prefix)
@@ -76,7 +78,9 @@ def match_keys(names: Iterable[str], wanted: Collection[str], weights: str = "ra
             matched[bare] = name
         else:
             rest.append(name)
-    discarded = [name for name in rest if _is_discarded(name, prefix)]
+    whole = prefix != "" and len(matched) == len(model)
+    beside = [name for name in rest if _is_beside(name, prefix, whole)]
+    discarded = [name for name in rest if name not in beside and _is_discarded(name, prefix)]
     if _beside_a_projection(prefix, discarded):  # then the encoder's own head is a projection too
 
         def heads(names: Iterable[str]) -> list[str]:
@@ -89,8 +93,8 @@ def match_keys(names: Iterable[str], wanted: Collection[str], weights: str = "ra
         names={name: found[name] for name in wanted if name in found},
         prefix=prefix,
         added=added,
-        dropped=tuple(plain[name] for name in [*other, *discarded]),
-        unexpected=tuple(plain[name] for name in rest if name not in discarded),
+        dropped=tuple(plain[name] for name in [*other, *discarded, *beside]),
+        unexpected=tuple(plain[name] for name in rest if name not in discarded and name not in beside),
         missing=tuple(name for name in wanted if name not in found),
     )
 
@@ -129,8 +133,8 @@ def _other_branch(plain: Mapping[str, str], model: Mapping[str, str], weights: s
     return []
 
 
-def _prefixes(names: Collection[str], model: Mapping[str, str]) -> tuple[str, str]:
-    """The prefix to remove and the one to add that make most names the model's."""
+def _prefixes(names: Collection[str], model: Mapping[str, str], weights: str) -> tuple[str, str]:
+    """The prefix to remove and the one to add that make most names the model's, of equal ones that of the `weights`."""
     scores: Counter[tuple[str, str]] = Counter()
     ends: dict[str, list[str]] = {}  # name without its first parts -> those parts
     for name in model:
@@ -139,7 +143,13 @@ def _prefixes(names: Collection[str], model: Mapping[str, str]) -> tuple[str, st
     for name in names:
         for prefix, bare in _splits(name, DEPTH):
             scores.update((prefix, added) for added in ends.get(bare, ()))
-    best = max(scores, key=lambda pair: (scores[pair], -pair[1].count("."), -pair[0].count(".")), default=("", ""))
+
+    def rank(pair: tuple[str, str]) -> tuple[bool, int, bool, int, int]:
+        asked = is_average(pair[0]) == (weights == "ema")
+        enough = 2 * scores[pair] >= min(len(names), len(model))
+        return asked and enough and weights == "ema", scores[pair], asked, -pair[1].count("."), -pair[0].count(".")
+
+    best = max(scores, key=rank, default=("", ""))
     # a few names that agree without their first parts, as those of two blocks do, are no evidence
     return best if 2 * scores[best] >= min(len(names), len(model)) else ("", "")
 
@@ -157,6 +167,12 @@ def _is_discarded(name: str, prefix: str) -> bool:
     return _last(prefix) in ENCODERS and not name.startswith(prefix) and parts[0] in HEADS
 
 
+def _is_beside(name: str, prefix: str, whole: bool) -> bool:
+    """Whether a name is of a loss or a metric; or of another module than the one that is the `whole` model."""
+    first = name.split(".")[0]
+    return BESIDE.fullmatch(first) is not None or (whole and not name.startswith(prefix) and first not in HEADS)
+
+
 def grouped(names: Sequence[str]) -> str:
     """How many names, by the module they belong to: `63 (momentum_encoder 61, predictor, head)`."""
     counts = Counter(_owner(name) for name in names)
@@ -166,7 +182,8 @@ def grouped(names: Sequence[str]) -> str:
 def _owner(name: str) -> str:
     parts = name.split(".")
     heads = [part for part in parts if part in HEADS or DISCARDED.fullmatch(part)]
-    return [*heads, *(part for part in parts if part in TRAINED_ALONE), parts[-1]][0]
+    trained = [part for part in parts if part in TRAINED_ALONE or BESIDE.fullmatch(part) or is_average(f"{part}.")]
+    return [*heads, *trained, parts[-1] if parts[-1] in RECOMPUTED else parts[0]][0]
 
 
 def _beside_a_projection(prefix: str, discarded: Sequence[str]) -> bool:

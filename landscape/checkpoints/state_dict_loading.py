@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.containers import is_average
 from landscape.checkpoints.key_matching import KeyMatch, grouped, is_head, listed, match_keys
 from landscape.checkpoints.timm_keys import RENAMED, renamed_by_timm
 from landscape.checkpoints.transformers_keys import is_transformers_model, read_by_transformers
@@ -38,6 +40,12 @@ def load_into(
     """
     wanted = model.state_dict()
     given, found, renamed = _matched(model, wanted, checkpoint)
+    _refuse_another_average(checkpoint, found)
+    if (found.missing or found.unexpected) and not allow_missing and _converts(model):
+        prefix = _converted(model, given, found)
+        if prefix is not None:
+            words = (f"without the prefix {prefix}" if prefix else "", "converted by the model's modules")
+            return replace(checkpoint, taken=", ".join(filter(None, (checkpoint.taken, *words))), missing=())
     tied = _tied(wanted)
     missing = [name for name in found.missing if not tied[name] & found.names.keys()]
     found = replace(found, missing=tuple(missing))
@@ -49,6 +57,7 @@ def load_into(
     differing = [name for name, own in found.names.items() if given[own].shape != wanted[name].shape]
     lacking = [name for name in found.missing if not may_miss(name)]
     _refuse_without_classifier(checkpoint, lacking)
+    _refuse_quantized(checkpoint, wanted, given, found)
     if lacking or (found.unexpected and not allow_missing):
         raise ValueError(f"{checkpoint.path} does not fit the model: {_mismatch(found, len(wanted))}")
     for name in differing:
@@ -60,19 +69,55 @@ def load_into(
                 f"{checkpoint.path} does not fit the model: {name} is {there} in the file and {here} in the model; "
                 f"{what}, or leave such weights as initialised with --allow-missing"
             )
-    for name, own in found.names.items():
-        if wanted[name].is_floating_point() and not given[own].is_floating_point():
-            raise ValueError(
-                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
-                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights lack their scales here; "
-                "save them in floating point"
-            )
     found = found.without(differing)
     if not found.names:
         raise ValueError(f"{checkpoint.path} has none of the model's {len(wanted)} weights; give another --model")
     model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
     taken = ", ".join(filter(None, (checkpoint.taken, renamed, found.words)))
     return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _converts(model: nn.Module) -> bool:
+    """Whether modules of their own, or parametrised ones, may read a state dict under other names than they have."""
+    return any(
+        module._load_state_dict_pre_hooks
+        or not getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.nn.modules.")
+        for module in model.modules()
+    )
+
+
+def _converted(model: nn.Module, given: Mapping[str, Tensor], found: KeyMatch) -> str | None:
+    """Load weights that the modules rename or reshape themselves; returns the prefix removed, None if they do not."""
+    kept = [name for name in given if name not in found.dropped]
+    tops = {name.split(".")[0] for name in kept}
+    for prefix in dict.fromkeys((found.prefix, f"{tops.pop()}." if len(tops) == 1 else "")):
+        plain = {name.removeprefix(prefix): given[name] for name in kept}
+        with contextlib.suppress(RuntimeError):  # shapes that differ, which are reported instead
+            if not any(model.load_state_dict(plain, strict=False)):
+                return prefix
+    return None
+
+
+def _refuse_quantized(
+    checkpoint: Checkpoint, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], found: KeyMatch
+) -> None:
+    for name, own in found.names.items():
+        if wanted[name].is_floating_point() and not given[own].is_floating_point():
+            raise ValueError(
+                f"{checkpoint.path} has {own} as {str(given[own].dtype).removeprefix('torch.')} and the model as "
+                f"{str(wanted[name].dtype).removeprefix('torch.')}: quantized weights are not scaled "
+                "here; save them in floating point"
+            )
+
+
+def _refuse_another_average(checkpoint: Checkpoint, found: KeyMatch) -> None:
+    """Refuse `--weights ema` where the weights that fit are not those of the average that the file holds."""
+    averages = [name for name in checkpoint.state_dict if is_average(name)]
+    if checkpoint.weights == "ema" and averages and found.names and not set(averages) & set(found.names.values()):
+        raise ValueError(
+            f"{checkpoint.path} holds a moving average under other names ({averages[0]}) than the model's; drop "
+            "--weights ema, or give the average as a state dict of its own"
+        )
 
 
 def _refuse_without_classifier(checkpoint: Checkpoint, lacking: Sequence[str]) -> None:
@@ -120,6 +165,14 @@ def _mismatch(found: KeyMatch, wanted: int) -> str:
     dropped = f"; dropped {grouped(found.dropped)}" if found.dropped else ""
     change = found.prefix or found.added
     how = f"{'without' if found.prefix else 'with'} the prefix {change}" if change else "with the names as they are"
+    forms = [any("parametrizations." in name for name in names) for names in (found.missing, found.unexpected)]
+    form = "the form of torch.nn.utils.weight_norm and spectral_norm", "the form of torch.nn.utils.parametrizations"
+    if forms[0] != forms[1]:
+        here, there = form if forms[1] else form[::-1]
+        return (
+            f"the file holds a normalised weight in {there}, the model in {here}, which PyTorch does not convert "
+            f"({(found.missing or found.unexpected)[0]} is missing); build the model in the form of the file"
+        )
     return (
         f"{len(found.missing)} missing keys{listed(found.missing)}, {len(found.unexpected)} unexpected "
         f"keys{listed(found.unexpected)}{dropped}; best match: {len(found.names)} of {wanted} {how}; "

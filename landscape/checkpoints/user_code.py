@@ -28,7 +28,8 @@ def import_callable(spec: str) -> Callable[..., Any]:
     """The callable that `path/file.py:callable` or `package.module:callable` names.
 
     A file is imported by its path under a private module name, once for the same bytes. During the import its folder
-    (for a module: the working directory) is on `sys.path`, so that it can import its neighbours.
+    (for a module: the working directory) comes first on `sys.path`, so that it can import its neighbours; it stays
+    there as the last one, for what its functions import when they run.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -102,6 +103,17 @@ def guarded(what: str, function: Callable[[], Any]) -> Any:
         raise ValueError(f"{what} failed with {type(error).__name__}{reason}") from error
 
 
+@contextmanager
+def refusing_exit() -> Iterator[None]:
+    """Turn the end of the program that a user's code asks for into an error: it would look like a finished run."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ValueError(
+            f"a user's code called sys.exit({error.code!r}); everything finished is kept, remove that call"
+        ) from error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -119,13 +131,15 @@ def spec_sha256(spec: str) -> str | None:
 
 @contextmanager
 def on_path(folder: Path) -> Iterator[None]:
-    """Put a folder first on `sys.path`."""
+    """Put a folder first on `sys.path`, and afterwards last."""
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         with suppress(ValueError):  # the imported code may have changed the path itself
             sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
 
 
 def rng_states() -> list[Any]:

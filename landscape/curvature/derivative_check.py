@@ -8,15 +8,14 @@ that of something else, however well its eigenvalues converge.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.curvature.double_precision import double_of
 from landscape.curvature.hessian_product import differentiable_attention
-from landscape.data.structure import map_tensors
+from landscape.data.structure import Nested, map_tensors
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -24,7 +23,6 @@ DIRECTIONS = 3  # of which the one that agrees best counts: a kink of ReLU may l
 FIRST, SECOND = 1e-5, 1e-7  # steps of differences of the loss and of the gradient, in units of the weights
 TOLERANCE = 1e-3
 LARGEST = 1 << 32  # bytes of the weights in double precision, above which nothing is checked
-Pair = tuple[float, float, float]  # by autograd, by differences, and the size that is typical
 Tensors = Sequence[Tensor]
 Gradient = Callable[[bool], list[Tensor]]  # of the loss; with its graph
 _log = logging.getLogger(__name__)
@@ -54,39 +52,52 @@ def _compared(subject: Subject) -> str:
         named = dict(copy.named_parameters())
         weights = [named[name] for name in subject.parameters]
         for weight in weights:
-            weight.requires_grad_(True)
-
-        def loss() -> Tensor:
-            return subject.losses(subject.forward(copy, inputs), targets).mean()
-
-        def gradient(graph: bool) -> list[Tensor]:
-            found = torch.autograd.grad(loss(), weights, create_graph=graph, allow_unused=True)
-            return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
-
-        scale = math.sqrt(sum(float(w.detach().square().sum()) for w in weights) / subject.size) or 1.0
-        generator = torch.Generator().manual_seed(0)
-        slopes, curvatures = [], []
-        for _ in range(DIRECTIONS):
-            u, v = ([scale * torch.randn(w.shape, generator=generator).to(w) for w in weights] for _ in range(2))
-            slopes.append(_slopes(weights, u, loss, gradient))
-            curvatures.append(_curvatures(weights, u, v, gradient))
-        return _in_words(_closest(slopes), _closest(curvatures))
+            weight.requires_grad_(True)  # until the copy is given back
+        try:
+            return _in_words(*_pairs(subject, copy, weights, inputs, targets))
+        finally:
+            for weight in weights:
+                weight.requires_grad_(False)
 
 
-def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: Gradient) -> Pair:
-    """The derivative of the loss along u."""
+def _pairs(
+    subject: Subject, copy: nn.Module, weights: Tensors, inputs: Nested, targets: Nested
+) -> tuple[Sequence[float], Sequence[float]]:
+    """First and second derivatives of the direction that agrees best, see `_slopes`."""
+
+    def loss() -> Tensor:
+        return subject.losses(subject.forward(copy, inputs), targets).mean()
+
+    def gradient(graph: bool) -> list[Tensor]:
+        found = torch.autograd.grad(loss(), weights, create_graph=graph, allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+
+    size = sum(w.numel() for w in weights)
+    scale = (_inner(weights, weights).detach() / size).sqrt()
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    generator = torch.Generator().manual_seed(0)
+    pairs = []
+    for _ in range(DIRECTIONS):
+        u, v = ([scale * torch.randn(w.shape, generator=generator).to(w) for w in weights] for _ in range(2))
+        pairs += [_slopes(weights, u, loss, gradient), _curvatures(weights, u, v, gradient)]
+    found = torch.stack(pairs).tolist()  # the only numbers that the host waits for
+    return _closest(found[::2]), _closest(found[1::2])
+
+
+def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: Gradient) -> Tensor:
+    """The derivative of the loss along u: by autograd, by differences, and the size that is typical."""
     values = []
     for sign in (1, -1):
         _move(weights, u, sign * FIRST)
-        values.append(loss().item())
+        values.append(loss().detach())
         _move(weights, u, -sign * FIRST)
     slope = gradient(False)
-    typical = math.sqrt(float(_inner(slope, slope) * _inner(u, u)) / sum(w.numel() for w in weights))
-    return float(_inner(slope, u)), (values[0] - values[1]) / (2 * FIRST), typical
+    typical = (_inner(slope, slope) * _inner(u, u) / sum(w.numel() for w in weights)).sqrt()
+    return torch.stack([_inner(slope, u), (values[0] - values[1]) / (2 * FIRST), typical]).detach()
 
 
-def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient) -> Pair:
-    """The second derivative along u and v, v' H u."""
+def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient) -> Tensor:
+    """The second derivative along u and v, v' H u, likewise."""
     slope = gradient(True)
     along = _inner(slope, u)
     if along.requires_grad:
@@ -100,17 +111,17 @@ def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient) ->
         slopes.append(gradient(False))
         _move(weights, u, -sign * SECOND)
     difference = [(a - b) / (2 * SECOND) for a, b in zip(*slopes, strict=True)]
-    size = max(float(_inner(product, product)), float(_inner(difference, difference)))
-    typical = math.sqrt(size * float(_inner(v, v)) / sum(w.numel() for w in weights))
-    noise = 1e-7 * math.sqrt(float(_inner(slopes[0], slopes[0]) * _inner(v, v)))  # of a loss without curvature
-    return float(_inner(product, v)), float(_inner(difference, v)), max(typical, noise)
+    size = torch.maximum(_inner(product, product), _inner(difference, difference))
+    typical = (size * _inner(v, v) / sum(w.numel() for w in weights)).sqrt()
+    noise = 1e-7 * (_inner(slopes[0], slopes[0]) * _inner(v, v)).sqrt()  # of a loss without curvature
+    return torch.stack([_inner(product, v), _inner(difference, v), torch.maximum(typical, noise)]).detach()
 
 
-def _closest(pairs: Sequence[Pair]) -> Pair:
+def _closest(pairs: Sequence[Sequence[float]]) -> Sequence[float]:
     return min(pairs, key=lambda pair: abs(pair[0] - pair[1]) / max(abs(pair[0]), abs(pair[1]), pair[2], 1e-300))
 
 
-def _in_words(slopes: Pair, curvatures: Pair) -> str:
+def _in_words(slopes: Sequence[float], curvatures: Sequence[float]) -> str:
     for (own, other, typical), what in (
         (slopes, "the gradient is not the derivative of the loss ({} by autograd, {} by differences of the loss)"),
         (curvatures, "second derivatives are not those of the gradient ({} by autograd, {} by differences)"),

@@ -81,6 +81,8 @@ def _of_batches(data: BatchList, ignored: int) -> BatchList:
                     "or negative; leave it out, or name another number with --ignore-index -1"
                 )
         pairs.append((inputs, targets))
+    if not any(are_masks(targets) for _, targets in pairs):
+        return data
     classes = max((int(t.max()) + 1 for _, t in pairs if are_masks(t)), default=data.classes)
     return replace(data, pairs=pairs, classes=classes)
 

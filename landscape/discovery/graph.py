@@ -115,7 +115,9 @@ def record(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> F
     recorder = _Recorder()
     handles = []
     for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(recorder.before_hooks, with_kwargs=True, prepend=True))
         handles.append(module.register_forward_pre_hook(partial(recorder.enter, name), with_kwargs=True))
+        handles.append(module.register_forward_hook(recorder.before_hooks_of_output, prepend=True))
         handles.append(module.register_forward_hook(recorder.leave))
     training = {module: module.training for module in model.modules()}
     fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -142,6 +144,8 @@ class _Recorder(TorchFunctionMode):
         self._nodes: dict[int, Node] = {}  # id of a tensor -> its current node
         self._kept: list[Tensor] = []  # keeps every tensor alive, so that no id is used twice
         self._open: list[int] = [-1]  # calls not yet returned, innermost last
+        # Operations and calls so far, and what a module is given or returns, before the user's own hooks on it run.
+        self._before_hooks: list[tuple[int, int, tuple[Node, ...]]] = []
         self._counts: dict[str, int] = {}
         self._functions: dict[str, int] = {}
 
@@ -174,13 +178,28 @@ class _Recorder(TorchFunctionMode):
             self.flow.operations.append(operation)
         return result
 
+    def before_hooks(self, module: nn.Module, *values: Any) -> None:
+        state = len(self.flow.operations), len(self.flow.calls), tuple(self._recorded(values))
+        self._before_hooks.append(state)
+
+    def before_hooks_of_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.before_hooks(module, output)
+
+    def _forget_hooks(self, values: Any) -> None:
+        """Drop the operations of hooks that only read: what they read is not what the network reads."""
+        position, calls, nodes = self._before_hooks.pop()
+        if nodes == tuple(self._recorded(values)):
+            del self.flow.operations[position:], self.flow.calls[calls:]
+
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._forget_hooks((args, kwargs))
         number = self._counts[name] = self._counts.get(name, -1) + 1
         reads = tuple(self._recorded((args, kwargs)))
         self.flow.calls.append(Call(name, number, self._open[-1], len(self.flow.operations), reads))
         self._open.append(len(self.flow.calls) - 1)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._forget_hooks(output)
         call = self.flow.calls[self._open.pop()]
         call.writes, call.stop = tuple(self._recorded(output)), len(self.flow.operations)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from landscape.checkpoints.user_code import refusing_exit
 from landscape.executors.memory_limit import sweep_within_memory
 from landscape.probe import Probe, Sweeps, Unit, Values
 from landscape.results.run_key import versions
@@ -89,7 +90,7 @@ def loaded(work: Work) -> Subject:
 
 def measured(work: Work, subject: Subject, units: Sequence[Unit]) -> Generator[Timed]:
     """Units one after the other, each as soon as it is finished."""
-    with exact_arithmetic(), suitable_threads(subject):  # a worker has settings of its own
+    with exact_arithmetic(), suitable_threads(subject), refusing_exit():  # a worker has settings of its own
         start = time.perf_counter()
         for values in sweep_within_memory(work.probe, subject, units):
             now = time.perf_counter()

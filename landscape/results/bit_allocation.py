@@ -17,6 +17,11 @@ SCALE = 1e4  # of the largest cost, in the solver whose absolute tolerance is 1e
 ASSUMPTION = "the increases of single units add up"
 
 
+def _with_error(value: float, error: float, sign: str = "") -> str:
+    """A value and its error; without one the value alone."""
+    return f"{value:{sign}.4g}{f' +- {error:.2g}' if math.isfinite(error) else ''}"
+
+
 @dataclass(frozen=True)
 class BitTable:
     """Bit-widths of units, and what they are expected to cost."""
@@ -47,7 +52,7 @@ class BitTable:
         """A row per unit."""
         columns = zip(self.names, self.sizes, self.bits, self.increase, self.increase_se, strict=True)
         return [
-            {"unit": name, "weights": int(size), "bits": int(bits), "loss increase": f"{up:.4g} +- {error:.2g}"}
+            {"unit": name, "weights": int(size), "bits": int(bits), "loss increase": _with_error(up, error)}
             for name, size, bits, up, error in columns
         ]
 
@@ -55,13 +60,13 @@ class BitTable:
         """What is expected of the table, under which assumption, and how far that was from the truth."""
         said = [
             f"mean {self.mean_bits:.3g} bits per weight, {self.bytes:,} bytes without scales; expected loss increase "
-            f"{self.expected:.4g} +- {self.expected_se:.2g} {self.units}, if {ASSUMPTION} "
+            f"{_with_error(self.expected, self.expected_se)} {self.units}, if {ASSUMPTION} "
             f"({self.held_out:.4g} on samples that it is not chosen by)"
         ]
         for bits, together, together_se, error, error_se in self.uniform:
             said.append(
-                f"measured: all units at {bits} bits increase the loss by {together:.4g} +- {together_se:.2g}, "
-                f"{error:+.4g} +- {error_se:.2g} from the sum of the single increases"
+                f"measured: all units at {bits} bits increase the loss by {_with_error(together, together_se)}, "
+                f"{_with_error(error, error_se, '+')} from the sum of the single increases"
             )
         return said
 

@@ -154,6 +154,9 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
+    def _without_group(self, file: h5py.File) -> None:
+        del file[self.group]
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -161,6 +164,10 @@ class Writer:
             if kind is None or not issubclass(kind, OSError):
                 self.merge()  # also after an interrupt: finished units are kept
                 self._journal.remove()
+            refused = kind is not None and issubclass(kind, ValueError)
+            if refused and not read_group(self.path, self.group)["done"].any():
+                with locked(self.path):
+                    update(self.path, self._without_group)  # a question that was refused has no result
         finally:
             self._journal.__exit__(kind, error, trace)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.checkpoints.user_code import fixed_rng
+from landscape.checkpoints.user_code import fixed_rng, parameters_of
 from landscape.data.batch_layout import INPUTS, TARGETS, BatchLayout, Forward, KeywordInputs, call_model
 from landscape.data.dataset import Batches, count_of
 from landscape.data.structure import Nested, common_length, map_tensors, rows_of, tensors_in
@@ -226,16 +226,18 @@ def _logits_of(forward: Forward) -> Forward:
 def misfit(subject: Subject, inputs: Nested, error: Exception) -> ValueError:
     """The error of a model that fails on its inputs."""
     reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    own = "labels" in parameters_of(getattr(subject.model, "forward", subject.model))
+    loss = ", or take the loss of the model itself, a function (model, batch): model(**batch).loss" if own else ""
     if isinstance(inputs, Mapping) and not isinstance(inputs, KeywordInputs):
         return ValueError(
             f"the model fails on a batch with the fields {', '.join(map(str, inputs))} from {subject.data_in_words} "
             f"({reason}); name the input like a parameter of the model's forward or {', '.join(INPUTS[:3])}, and the "
-            f"target {', '.join(TARGETS[:3])}"
+            f"target {', '.join(TARGETS[:3])}{loss}"
         )
     shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
     return ValueError(
         f"the model fails on inputs of shape {shapes} from {subject.data_in_words} ({reason}); check "
-        f"{_causes(subject, inputs)}"
+        f"{_causes(subject, inputs)}{loss}"
     )
 
 

@@ -132,10 +132,15 @@ def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
         refuse_targets(subject, outputs)
     if of_tokens(subject) and (outputs.dim() == 3 or (images is not None and images.sequences)):
         classes = images.classes if images is not None else 1 + max(int(t.max()) for _, t in subject.batches)
+        if outputs.shape[:-1] != targets.shape and (len(outputs), *outputs.shape[2:]) == targets.shape:
+            raise ValueError(
+                f"the model returns {tuple(outputs.shape)} for targets {tuple(targets.shape)}: the classes of a "
+                "position lie second, expected last; return outputs.transpose(1, 2)"
+            )
         if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < classes:
             raise ValueError(
                 f"the model returns {tuple(outputs.shape)} for sequences {tuple(targets.shape)} of tokens up to "
-                f"{classes - 1}, expected (samples, tokens, vocabulary); measure a causal language model on them"
+                f"{classes - 1}, expected (samples, tokens, vocabulary), with a class or a token as the target of each"
             )
     elif subject.losses is not cross_entropy:
         guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ OF_MODULES = set(vars(nn.Module())) | {"training"}  # attributes of every module
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
 OF_FILES = "_landscape_"  # start of the module names of files that `import_callable` imports
+_changing: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # attributes that forward passes change
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
@@ -38,6 +40,27 @@ def object_sha256(value: object, *, weights: bool = True) -> str:
     for text in described.of_module(value, weights=weights) if isinstance(value, nn.Module) else described.of(value):
         digest.update(f"{text}\n".encode())
     return digest.hexdigest()
+
+
+@contextmanager
+def forward_passes(model: nn.Module) -> Iterator[None]:
+    """Notice which attributes the passes in the block change, such as counters of calls: they identify nothing."""
+    before = _attributes(model)
+    yield
+    for part, texts in _attributes(model).items():
+        changed = {name for name, text in texts.items() if part in before and before[part].get(name) != text}
+        if changed:
+            _changing[part] = _changing.get(part, set()) | changed
+
+
+def _attributes(model: nn.Module) -> dict[nn.Module, dict[str, str]]:
+    """The attributes of every module of the user's, as text."""
+    own = [part for part in model.modules() if not type(part).__module__.startswith("torch.")]
+    return {
+        part: {name: "\n".join(_Description().of(inner, DEEPEST)) for name, inner in vars(part).items()
+               if name not in OF_MODULES}
+        for part in own
+    }  # fmt: skip
 
 
 class _Description:
@@ -72,7 +95,7 @@ class _Description:
         for name, part in parts:
             yield name
             yield from self.of(type(part), depth)
-            yield from self._of_attributes(part, depth, leave_out=OF_MODULES)
+            yield from self._of_attributes(part, depth, leave_out=OF_MODULES | _changing.get(part, set()))
             yield from (_source(hook) for name in HOOKS for hook in vars(part)[name].values() if _has_source(hook))
 
     def _of_container(self, value: Any, depth: int) -> Iterator[str]:

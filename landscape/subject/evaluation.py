@@ -125,15 +125,15 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         metrics["loss_se"] = math.nan
     if not correct.isnan().any():
         metrics["accuracy"], metrics["accuracy_se"] = mean_and_standard_error(correct)
-    return metrics | _perplexity(subject, loss) if of_tokens(subject) else metrics
+    return metrics | _perplexity(subject, loss, correct) if of_tokens(subject) else metrics
 
 
-def _perplexity(subject: Subject, loss: Tensor) -> dict[str, float]:
+def _perplexity(subject: Subject, loss: Tensor, correct: Tensor) -> dict[str, float]:
     """Perplexity, the exponential of the mean loss over all tokens with a target, given that of each sequence (N,).
 
     Where sequences differ in the number n of these tokens, that mean is the ratio sum(n l) / sum(n), which differs from
-    the mean over sequences; it is given too, as `token_loss`. Errors over sequences are those of a ratio, by the delta
-    method, and of its exponential.
+    the mean over sequences; it is given too, as `token_loss`, and likewise `token_accuracy`. Errors over sequences are
+    those of a ratio, by the delta method, and of its exponential.
     """
     counts = torch.cat([(targets >= 0).sum(dim=1) for _, targets in subject.each_batch()]).double().cpu()
     mean, ratio_of = loss.mean(), counts / counts.mean()
@@ -143,7 +143,12 @@ def _perplexity(subject: Subject, loss: Tensor) -> dict[str, float]:
     _, error = mean_and_standard_error(ratio_of * (loss - mean))
     perplexity = math.exp(mean)
     metrics = {"perplexity": perplexity, "perplexity_se": perplexity * error}
-    return metrics if alike else {"token_loss": mean.item(), "token_loss_se": error, **metrics}
+    if alike:
+        return metrics
+    share = (ratio_of * correct).mean()
+    _, share_error = mean_and_standard_error(ratio_of * (correct - share))
+    tokens = {"token_loss": mean.item(), "token_loss_se": error}
+    return {**tokens, "token_accuracy": share.item(), "token_accuracy_se": share_error, **metrics}
 
 
 def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:

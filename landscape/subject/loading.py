@@ -31,6 +31,7 @@ from landscape.models.adapters import FIELDS, with_adapter
 from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
+from landscape.subject.code_identity import forward_passes
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import cross_entropy, loss_of
@@ -92,11 +93,10 @@ def load(
     if isinstance(checkpoint, nn.Module):
         with kept_rng():
             return load_spec(Spec(**options), objects, label=label)
-    path = Path(checkpoint) if checkpoint is not None else None
-    if path is not None:
-        path = folders.checkpoint_of(path, **_reading(Spec(**options)))
-    if path is None and not options.get("model"):
-        path = newest_checkpoint()
+    if checkpoint is not None:
+        path: Path | None = folders.checkpoint_of(Path(checkpoint), **_reading(Spec(**options)))
+    else:
+        path = None if options.get("model") else newest_checkpoint()
     with kept_rng():
         subject = load_spec(Spec(checkpoint=path, **options), objects, label=label)
     if subject.checkpoint is not None:
@@ -179,7 +179,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         objects=objects.data is not None or objects.loss is not None,
         original=module if module is not model else None,
     )
-    with measuring(subject):
+    with measuring(subject), forward_passes(model):
         refuse_vocabulary(subject)
         subject = taken_as_probabilities(with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting))))
         refuse_misfit(subject)

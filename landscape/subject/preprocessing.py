@@ -14,7 +14,7 @@ import torch
 
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data import mask_folder, tokens, torch_dataset
+from landscape.data import cifar_c, mask_folder, tokens, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import BatchList, Images
@@ -30,6 +30,7 @@ from landscape.subject.spec import Spec
 
 MOST_PIXELS = 8192  # largest image side that a checkpoint may ask for
 LONGEST = 1024  # tokens per sequence unless --block-size asks for more
+OF_DATA = ("image_size", "mean", "std", "interpolation", "crop", "block_size")  # options of some kinds of data
 SHARED = 2  # selections of images that are kept for the checkpoints of one command
 _shared: ContextVar[dict[tuple[Any, ...], Images | BatchList] | None] = ContextVar("shared images", default=None)
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def resolved(
     no preprocessing to fill in.
     """
     images = load_images(filled, stored, given)
-    _warn_of_unused(named, images)
+    _refuse_unused(named, images, stored)
     if isinstance(images, BatchList):
         return filled, images
     if not named.crop:
@@ -116,7 +117,7 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
             f"--ignore-index {spec.ignore_index} has no effect: it is for the cross-entropy of a class per pixel, "
             f"which {loaded.name} has not; leave it out, or leave these samples out of the data"
         )
-    return marked
+    return marked if given.classes is None else replace(marked, classes=given.classes)
 
 
 def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images | BatchList:
@@ -153,7 +154,7 @@ def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images
         while len(shared) >= SHARED:
             del shared[next(iter(shared))]
         shared[key] = loaded
-    return loaded if given.classes is None else replace(loaded, classes=given.classes)
+    return loaded
 
 
 def _note_normalisation(images: Images) -> None:
@@ -175,12 +176,13 @@ def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
     )
     loaded = replace(torch_dataset.data_of(given.made, request), name="in memory", one_part=True)
     if isinstance(loaded, Images):
+        loaded = replace(loaded, resized_from=resize.seen) if resize else loaded
         if spec.mean and loaded.mean:
             loaded = replace(loaded, mean=spec.mean, std=spec.std)
         else:
             _note_normalisation(loaded)
-        return loaded if given.classes is None else replace(loaded, classes=given.classes, counted=False)
-    return loaded if given.classes is None else replace(loaded, classes=given.classes)
+        return loaded if given.classes is None else replace(loaded, counted=False)
+    return loaded
 
 
 def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
@@ -235,22 +237,43 @@ def _warn_of_crop(spec: Spec, images: Images) -> None:
         )
 
 
-def _warn_of_unused(spec: Spec, images: Images | BatchList) -> None:
-    """Name the given options that have no effect on such data."""
-    if isinstance(images, BatchList):
-        given = ("image_size", "mean", "std", "interpolation", "crop", "block_size")
-        if ignored := [f"--{name.replace('_', '-')}" for name in given if getattr(spec, name)]:
-            log.warning("note: %s has no effect: the mini-batches of %s are used as they are", ignored[0], images.name)
-        return
-    names: tuple[str, ...] = () if images.sequences else ("block_size",)
-    if images.sequences or images.inputs.dtype != torch.uint8:
-        names += ("image_size", "mean", "std", "interpolation", "crop")
-    unused = [f"--{name.replace('_', '-')}" for name in names if getattr(spec, name)]
-    if images.size and spec.image_size == images.size:
-        unused = [name for name in unused if name != "--image-size"]
+def _refuse_unused(spec: Spec, images: Images | BatchList, stored: Checkpoint | None) -> None:
+    """Reject given options that have no effect, all at once.
+
+    Raises:
+        OptionError: names them, and says how the data are used.
+    """
+    unused = {name for name in _unused(images, spec) if getattr(spec, name) != getattr(Spec, name, ())}
+    how = "its samples are used as they are"
     if unused:
-        kind = "token numbers" if images.sequences else f"{str(images.inputs.dtype).removeprefix('torch.')} inputs"
-        log.warning("note: %s has no effect: %s has %s, used as they are", ", ".join(unused), images.name, kind)
+        names = [name for name in (*OF_DATA, "data_root") if name in unused]
+    else:
+        how = "there is no checkpoint"
+        names = (
+            [] if stored else [name for name in ("weights", "adapter") if getattr(spec, name) != getattr(Spec, name)]
+        )
+    if names:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise OptionError(f"{given}: no effect on {images.name}, as {how}; leave it out")
+
+
+def _unused(images: Images | BatchList, spec: Spec) -> Iterator[str]:
+    """The options that cannot have an effect on such data."""
+    if images.name not in datasets.NAMES and not cifar_c.knows(images.name):
+        yield "data_root"
+    if isinstance(images, BatchList):
+        yield from OF_DATA
+        return
+    if not images.sequences:
+        yield "block_size"
+    if images.sequences or not images.mean:
+        yield from ("mean", "std")
+    place = Path(images.name).expanduser()
+    fixed = ":" in images.name or images.name == "in memory" or mask_folder.folder_of_split(place, spec.split)
+    if images.size != spec.image_size:
+        yield "image_size"
+    if images.inputs.dtype != torch.uint8 or (fixed and not images.resized_from):
+        yield from ("interpolation", "crop")
 
 
 def augmentation_of(spec: Spec, stored: Checkpoint | None, size: int) -> Augmentation | None:

@@ -164,10 +164,15 @@ def are_classes(outputs: Tensor, targets: Nested) -> bool:
 
 def _not_finite(subject: Subject) -> str:
     """What is not finite: inputs, or weights by name."""
-    inputs, targets = subject.batch(0)
-    for what, part in (("inputs", inputs), ("targets", targets)):
-        if any(tensor.is_floating_point() and not tensor.isfinite().all() for tensor in tensors_in(part)):
-            return f"the {what} of the data are not finite; check --data, --mean and --std"
+    first = 0
+    for i in range(len(subject.batches)):
+        for what, part in zip(("inputs", "targets"), subject.batch(i), strict=True):
+            for tensor in (one for one in tensors_in(part) if one.is_floating_point()):
+                lost = (~tensor.isfinite()).reshape(len(tensor) if tensor.dim() else 1, -1).any(dim=1)
+                if bool(lost.any()):
+                    where = "" if bool(lost.all()) else f" of sample {first + int(lost.nonzero()[0])}"
+                    return f"the {what}{where} of the data are not finite; check --data, --mean and --std"
+        first += subject.samples(i)
     for name, tensor in subject.model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             return f"the weight {name} is not finite; give an earlier checkpoint"

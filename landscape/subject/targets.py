@@ -79,6 +79,8 @@ def _several_outputs(targets: Tensor, classes: int) -> str:
     if flat and bool((targets == targets.round()).all()):
         squeeze = "" if targets.dim() == 1 else "[:, 0]"
         return f"cross-entropy needs class numbers (samples,) as integers; return targets{squeeze}.long()"
+    if shape[1:] == (classes,) and not soft and are_probabilities(targets.float()):
+        return "one-hot integers are no class numbers (samples,); return targets.argmax(1), or targets.float()"
     if shape[1:] == (classes,):
         label = (
             "--loss bce for several labels per sample" if _between_0_and_1(targets) else "--loss mse for a regression"

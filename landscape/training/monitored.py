@@ -24,8 +24,8 @@ def monitored(
     """The monitor of a run that has finished so many epochs; None without options.
 
     Measured is the cross-entropy of the first training samples, in the balanced order of the data set, without
-    augmentation, mixing and label smoothing: as many as a mini-batch has, and at most `SAMPLES`. Under `torchrun` rank
-    0 measures.
+    augmentation, mixing and label smoothing: as many as a mini-batch has, and at most `SAMPLES`. Another selection, by
+    `--samples`, need not begin with them: the protocol says what they are. Under `torchrun` rank 0 measures.
     """
     if options is None:
         return nullcontext()
@@ -37,6 +37,7 @@ def monitored(
     start = epochs_done * trainer.schedule.per_epoch
     return Monitor(
         trainer.network, "", batch, every=options.every, overhead=options.overhead, out=folder / FILE,
-        data=f"{images.name} train", label=folder.name, start=start, overwrite=True,
+        data=f"{images.name} train (first {samples} of the {len(images):,} trained on)", label=folder.name, start=start,
+        overwrite=True,
         optimizer=optimizer_in_use(trainer.optimizer), seed=trainer.seed,
     )  # fmt: skip

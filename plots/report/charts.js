@@ -175,9 +175,9 @@ function spectraPart(host) {
     }
   }
   if (nodes.length) {
-    const [low, high] = extent(nodes.flatMap((p) => p.v)), width = 1e-3 * Math.max(-low, high) || 1;
+    const [low, high] = extent(nodes.flatMap((p) => p.v)), width = nodes[0].linear; // axis and kernel of the figure
     charts.push(chart(place, "Density of all eigenvalues per unit of this axis", () => {
-      const from = Math.asinh((1.3 * low) / width), to = Math.asinh((1.3 * high) / width), sigma = 0.12 * factor;
+      const from = Math.asinh((1.3 * low) / width), to = Math.asinh((1.3 * high) / width), sigma = nodes[0].kernel * factor;
       const series = shown(nodes).map((p) => {
         const points = [];
         for (let i = 0; i <= 300; i++) {

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from landscape.plots import density
 from landscape.plots.figure import FigureEntry
 from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
 from landscape.results import reader
@@ -100,16 +101,21 @@ def spectra(drawn: Sequence[Drawn]) -> list[Panel]:
 
 
 def densities(drawn: Sequence[Drawn]) -> list[Panel]:
-    """Densities of all eigenvalues: the nodes of the quadrature with their weights, which sum to 1."""
+    """Densities of all eigenvalues: the nodes of the quadrature, their weights, which sum to 1, and the figure's axis.
+
+    `kernel` is what broadens a node there, on the axis that is linear up to `linear`.
+    """
+    shown = [one for one in drawn if DENSITY.drawable(one.data)]
+    resolution = density.axis_resolution_of([one.data for one in shown]) if shown else None
     found = []
-    for one in drawn:
-        if DENSITY.drawable(one.data):
-            nodes, weights = (one.data[name].values.ravel() for name in ("nodes", "weights"))
-            known = np.isfinite(nodes) & np.isfinite(weights)
-            weight = weights[known] / (weights[known].sum() or 1.0)
-            largest = np.sort(np.argsort(-weight, kind="stable")[:MOST_NODES])
-            held = {"values": float32(nodes[known][largest]), "weights": float32(weight[largest])}
-            found.append(one.head | held)
+    for one in shown:
+        nodes, weights = (one.data[name].values.ravel() for name in ("nodes", "weights"))
+        known = np.isfinite(nodes) & np.isfinite(weights)
+        weight = weights[known] / (weights[known].sum() or 1.0)
+        largest = np.sort(np.argsort(-weight, kind="stable")[:MOST_NODES])
+        held = {"values": float32(nodes[known][largest]), "weights": float32(weight[largest])}
+        assert resolution is not None
+        found.append(one.head | held | {"linear": resolution.linear, "kernel": resolution.width})
     return found
 
 
