@@ -121,11 +121,12 @@ def plane_of(data: xr.Dataset, loss: xr.DataArray) -> xr.Dataset:
 
 
 def headline(data: xr.Dataset) -> Numbers:
-    """The rise of the loss along every direction at the largest coordinate, with its error."""
+    """The rise of the loss along every direction at the largest coordinate."""
+    return {words: float(data["line_rise"][i, -1]) for i, words in enumerate(words_of(data))}
+
+
+def words_of(data: xr.Dataset) -> list[str]:
+    """The names of the headline numbers: of every direction the rise at the largest coordinate."""
     if "line_rise" not in data:
-        return {}
-    found: Numbers = {}
-    for i, name in enumerate(data["direction_name"].values):
-        words = f"{NAMES.get(str(name), name)} rise at {data['t'].values[-1]:g}"
-        found |= {words: float(data["line_rise"][i, -1]), f"{words}_se": float(data["line_rise_se"][i, -1])}
-    return found
+        return []
+    return [f"{NAMES.get(str(name), name)} rise at {data['t'].values[-1]:g}" for name in data["direction_name"].values]

@@ -255,6 +255,14 @@ def _stream(data: xr.Dataset) -> Iterator[Measured]:
             yield from number(data, words, name, LOWER, {"prediction": 0, "tau": tau})
 
 
+def _input_surface(data: xr.Dataset) -> Iterator[Measured]:
+    """The rise of the loss along every direction at the largest coordinate."""
+    from landscape.plots.input_surface import words_of
+
+    for i, words in enumerate(words_of(data)):
+        yield from number(data, words, "line_rise", at={"direction": i, "t": -1})
+
+
 OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "align": _align,
     "attack": _attack,
@@ -272,6 +280,7 @@ OF_PROBE: Mapping[str, Callable[[xr.Dataset], Iterator[Measured]]] = {
     "fourier": partial(_ends, (("", "high_frequency"),)),
     "geometry": _geometry,
     "hessian": _hessian,
+    "input-surface": _input_surface,
     "lesion": partial(_largest_change, "unit"),
     "line": _line,
     "noise": partial(_largest_change, "band"),

@@ -193,10 +193,10 @@ def test_surface_spectrum_and_noise_are_read_where_they_are_stored() -> None:
 
 
 def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
-    text = markdown_table([Finding(claim(), [1.0, 1.1, 0.9]), Finding(claim(-1), [])])
+    text = markdown_table([Finding(claim(), [1.0, 1.1, 0.9, 1.0]), Finding(claim(-1), [])])
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
     assert {len(row) for row in rows} == {8}
-    assert rows[2][5:] == ["1 ± 0.25", "1, 1.1, 0.9", "**holds**"]
+    assert rows[2][5:] == ["1.00 ± 0.13", "1, 1.1, 0.9, 1", "**holds**"]
     assert rows[3][5:] == ["not measured", "", "**cannot tell**"]
     assert text.endswith("\n\nIn all: 1 holds, 1 cannot tell.\n")
 
@@ -216,7 +216,7 @@ def test_claims_are_reproduced_from_training_to_the_table(
     assert "preresnet, seed 1: accuracy in" in said
     assert (tmp_path / f"CLAIMS-{'+'.join(CHECKED)}.md").read_text() == first
     assert not (tmp_path / "CLAIMS.md").exists()  # that of all claims
-    assert "| 0 ± 0 | 0, 0 | **cannot tell** |" in first  # equal networks from equal seeds
+    assert "| 0 | 0, 0 | **cannot tell** |" in first  # equal networks from equal seeds
     assert "AlterNet is above the CNN" in first
     (row,) = [line for line in first.splitlines() if "Temporal smoothing of a stream" in line]
     assert row.count("-0.") + row.count("0.") >= 3  # a mean and two seeds

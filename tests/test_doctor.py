@@ -16,7 +16,7 @@ import synthetic
 import xarray as xr
 from command_line import Command, one_line
 
-from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
+from landscape.doctor import accuracy, lines, panels, protocols, recomputed, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 
@@ -168,6 +168,15 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         made("flatness", {"value": ("measure", [np.nan, np.nan])}),
         made("flatness", {"value": ("measure", [np.nan, 1.0])}),
         "evaluate net.pt",
+    ),
+    "derivatives": (
+        spectra.derivatives, made("trace", {}, derivatives="the gradient is not the derivative"), made("trace", {}),
+        "without detached terms"),
+    "number of samples": (
+        recomputed.samples,
+        made("variance", {"samples": ("batch", [60.0, 60.0]), "done": ("batch", [1, 1])}, samples=50000),
+        made("variance", {"samples": ("batch", [60.0, 60.0]), "done": ("batch", [1, 1])}, samples=120),
+        "--overwrite",
     ),
     "few mini-batches": (
         spectra.few_values,

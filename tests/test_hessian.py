@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from analytic import (
     symmetric,
     tanh_net,
 )
+from scipy import stats
 
 from landscape.curvature.hvp_backends import CODES
 from landscape.curvature.operator import Operator
@@ -271,19 +273,21 @@ def test_verifying_finds_every_copy_and_counts_those_missed() -> None:
 
 
 def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches() -> None:
-    found = run_probe(Hessian(top=3), _bowl([4.0, 2.0, -3.0, 0.1], [1.0, 2.0]))  # 4, -3, 2 and 8, -6, 4
+    found = run_probe(Hessian(top=3), _bowl([4.0, 2.0, -3.0, 0.1], [1.0, 2.0, 1.0, 2.0]))  # 4, -3, 2 and 8, -6, 4
     assert found["nep"] == pytest.approx(1 / 3)
     assert found["ape"] == pytest.approx((4 + 2 + 8 + 4) / 4)
+    assert found["mean_largest"] == pytest.approx(6.0)
+    assert found["ape_se"] == pytest.approx(np.std([3, 6, 3, 6], ddof=1) / 2)  # every mini-batch has two positive ones
     assert found["nep_low"] <= found["nep"] <= found["nep_high"]
-    assert found["ape_low"] == pytest.approx(3.0)
-    assert found["ape_high"] == pytest.approx(6.0)
+    half = stats.t.ppf(0.975, 3) * found["ape_se"] / found["ape"]
+    assert (found["ape_low"], found["ape_high"]) == pytest.approx((4.5 / math.exp(half), 4.5 * math.exp(half)))
 
 
 def test_without_a_positive_value_there_is_no_mean_of_them() -> None:
     found = run_probe(Hessian(top=2), _bowl([-1.0, -2.0, -5.0], [1.0, 1.0]))
     assert found["nep"] == 1.0
     assert np.isnan(found["ape"])
-    assert "ape_low" not in found
+    assert np.isnan(found["ape_low"])
     assert negative_share(np.array([0.0, 1.0])) == 0.0
     assert np.isnan(positive_mean(np.zeros(3)))
 

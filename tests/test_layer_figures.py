@@ -21,6 +21,7 @@ from landscape.plots import (
     lesion,
 )
 from landscape.plots import depth as plots_depth
+from landscape.statistics.stored import half_width
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_lines_over_depth_are_the_stored_numbers_with_their_errors(study: Path, 
     np.testing.assert_array_equal(line.get_xdata(), data["depth"].values[shown])
     np.testing.assert_array_equal(line.get_ydata(), data[quantity].values[shown])
     heights = [segment[1, 1] - segment[0, 1] for segment in bars.get_segments()]
-    np.testing.assert_allclose(heights, 2 * data[f"{quantity}_se"].values[shown], rtol=1e-6)
+    np.testing.assert_allclose(heights, 2 * half_width(data, quantity)[shown], rtol=1e-6)
 
 
 def test_bands_span_each_attention_unit_and_each_reduction() -> None:
@@ -137,7 +138,7 @@ def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), data["band"].values[shown])
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), data["accuracy_drop"].values[shown])
     top = ax.collections[0].get_datalim(ax.transData).y1
-    upper = data["accuracy_drop"] + 1.96 * data["accuracy_drop_se"]
+    upper = data["accuracy_drop"] + half_width(data, "accuracy_drop")
     assert top == pytest.approx(upper.max().item())
 
 

@@ -49,7 +49,7 @@ def test_axes_are_coordinates_and_attributes_are_plain_python(study: Path) -> No
     assert data["loss"].dims == ("x", "y")
     np.testing.assert_array_equal(data["loss"]["x"], np.linspace(-1, 1, 21))
     assert {type(value) for value in data.attrs.values()} <= {str, int, float}
-    assert data["loss"].attrs == {"long_name": "loss", "units": "1"}
+    assert data["loss"].attrs == {"long_name": "loss", "units": "1", "bounds": "positive"}
 
 
 def test_groups_come_by_probe_then_by_time(study: Path) -> None:

@@ -231,7 +231,7 @@ def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_
         for name, group in file["surface"].items():
             group["height"][...] = next((v for label, v in values.items() if name.startswith(label)), 9.0)
             group["height_se"][...] = error
-            for basin in [name for name in group if name.startswith("basin_mean")]:
+            for basin in [name for name in group if name.startswith("basin")]:
                 group[basin][...] = np.nan
 
     apart = {VIT: 1.0, RESNET: 2.0}

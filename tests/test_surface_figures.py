@@ -20,6 +20,7 @@ from landscape.plots import (
     surface_heat,
     surface_height,
 )
+from landscape.statistics.stored import half_width
 
 
 def test_contours_have_the_checkpoint_in_the_middle_and_dots_where_the_loss_overflows(study: Path) -> None:
@@ -75,7 +76,7 @@ def test_lines_are_the_stored_numbers_with_their_bands_and_barriers(study: Path)
     curves = [drawn for drawn in left.lines if len(drawn.get_xdata()) == data.sizes["t"]]
     np.testing.assert_array_equal([drawn.get_ydata() for drawn in curves], data["loss"].values)
     band = left.collections[0].get_paths()[0].vertices[:, 1]
-    assert band.max() == pytest.approx((data["loss"] + 2 * data["loss_se"])[0].max().item())
+    assert band.max() == pytest.approx((data["loss"] + half_width(data, "loss"))[0].max().item())
     bars = [drawn.get_ydata() for drawn in left.lines if drawn.get_marker() == "_"]
     np.testing.assert_allclose([top - low for low, top in bars], data["barrier"].values)
     curves = [drawn.get_ydata() for drawn in right.lines if len(drawn.get_xdata()) == data.sizes["t"]]
@@ -92,8 +93,7 @@ def test_several_random_directions_are_a_mean_and_a_spread() -> None:
     )  # fmt: skip
     ax, _ = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)))
     np.testing.assert_array_equal(ax.lines[3].get_ydata(), [4.0, 1.0, 5.0])
-    heights = ax.collections[0].get_paths()[0].vertices[:, 1]
-    assert heights.max() == pytest.approx(5 + np.std([2, 4, 9], ddof=1))
+    assert not ax.collections or not np.isfinite(ax.collections[0].get_paths()[0].vertices[:, 1]).any()  # of three
     page = FIGURES["line"].module.page([data], appearance.looks([data]))
     assert [text.get_text() for text in page.legends[0].get_texts()] == ["net: 3 random directions"]
 
@@ -112,7 +112,7 @@ def test_lines_of_one_checkpoint_differ_in_label_and_line_style(study: Path) -> 
         one.attrs["parameters"] = f'{{"bn": "{bn}"}}'
     page = FIGURES["line"].module.page(data, appearance.looks(data))
     labels = [text.get_text() for text in page.legends[0].get_texts()]
-    assert labels[0].startswith(f"{VIT} (bn auto): towards a, barrier 0.17 ± 0.02")
+    assert labels[0].startswith(f"{VIT} (bn auto): towards a, barrier 0.17 ± 0.04")
     assert labels[3].startswith(f"{VIT} (bn recalibrate:4): towards b, barrier")
     assert len({entry.get_linestyle() for entry in page.legends[0].get_lines()}) == 4
 
@@ -188,7 +188,7 @@ def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
     line, _, (segments,) = bars.lines
     np.testing.assert_allclose(line.get_ydata(), data["height"].values)
     lengths = [segment[1, 1] - segment[0, 1] for segment in segments.get_segments()]
-    np.testing.assert_allclose(lengths, 2 * 1.96 * data["height_se"].values)
+    np.testing.assert_allclose(lengths, 2 * half_width(data, "height"))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (1.0, 30.0), (2.0, 2.5), (1e-3, 5e-2)])

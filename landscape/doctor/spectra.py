@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def few_values(result: Result) -> Iterator[Finding]:
     n, over = next(iter(few.values()))
     units = UNITS.get(over, over.replace("_", " ") or "values")
     size = int(result.attribute("batch_size", 16))
-    changes = {"vectors": 4 * FEWEST} if over in ("vector", "vectors") else {"batches": None}
+    changes: dict[str, Any] = {"vectors": 4 * FEWEST} if over in ("vector", "vectors") else {"batches": None}
     changes |= {"samples": str(2 * FEWEST * size)} if over == "batch" else {}
     yield found(
         "few-values", "suspicious", result,

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
-from landscape.statistics.intervals import FEWEST
-from landscape.statistics.intervals import quantile as half_width
+from landscape.statistics.intervals import FEWEST, UPPER
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, *, spread_at_zero: f
     """
     n = len(numerators)
     over, under = float(numerators.mean()), float(denominators.mean())
-    if n < FEWEST or not math.isfinite(over + under):
+    if n < 3 or not math.isfinite(over + under):
         return Ratio(math.nan, math.nan, math.nan, math.nan, False)
     variances = np.cov(np.stack([numerators, denominators])) / n
-    quantile = float(half_width(n)) ** 2
+    quantile = float(stdtrit(n - 1, UPPER)) ** 2
     # The ends are roots of a r^2 - 2 b r + c.
     a = under**2 - quantile * variances[1, 1]
     b = over * under - quantile * variances[0, 1]
@@ -45,7 +45,8 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, *, spread_at_zero: f
     if a > 0 and under > 0:
         value, half = over / under, math.sqrt(max(b * b - a * c, 0.0))
         spread = variances[0, 0] - 2 * value * variances[0, 1] + value**2 * variances[1, 1]
-        return Ratio(value, math.sqrt(max(spread, 0.0)) / under, max((b - half) / a, 0.0), (b + half) / a, True)
+        ends = (max((b - half) / a, 0.0), (b + half) / a) if n >= FEWEST else (math.nan, math.nan)
+        return Ratio(value, math.sqrt(max(spread, 0.0)) / under, *ends, True)
     if math.isfinite(spread_at_zero):
         a = under**2 - quantile * spread_at_zero
         b += 2 * quantile * math.sqrt(spread_at_zero / 2) * over

@@ -224,7 +224,7 @@ def _reduction_of(function: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, A
     inner, given = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
     if isinstance(function, nn.Module) and type(function).__module__ == "torch.nn.modules.loss":
         reduction = getattr(function, "reduction", "")
-        bare = copy.copy(function)
+        bare: Any = copy.copy(function)
         bare.reduction = "none"
     elif getattr(inner, "__module__", "") == F.__name__ and "reduction" in inspect.signature(inner).parameters:
         reduction = given.get("reduction", inspect.signature(inner).parameters["reduction"].default)

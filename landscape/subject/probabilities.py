@@ -51,7 +51,7 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     Raises:
         ValueError: all outputs are probabilities.
     """
-    names = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
+    names: dict[Any, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
     known = names.get(subject.losses)
     if known is None or subject.loss_name in ENDS_IN or (subject.spec is not None and subject.spec.outputs == "logits"):
         return
