@@ -177,6 +177,7 @@ def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
         group[quantity][...] = values.reshape(group[quantity].shape)
     if group.attrs["finished"]:  # every new text takes 4 KiB of the file
         group.attrs["finished"] = ""
+    groups.seal(group)
     return group
 
 
