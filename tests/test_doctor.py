@@ -191,6 +191,9 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         "--max-vectors 256",
     ),
     "kinks": (spectra.kinks, hessian(parameters={"kinks": "single"}), hessian(), "landscape hessian"),
+    "derivatives": (
+        spectra.derivatives, hessian(derivatives="the gradient is not the derivative of the loss"), hessian(),
+        "without detached terms"),
     "missed eigenvalues": (
         spectra.missed_values, hessian(arrays={"missed": ("batch", [0.0] * 11 + [1.0])}), hessian(), "--tol 1e-06"),
     "at chance": (
