@@ -56,7 +56,7 @@ def repair(
     from landscape.results.repair import repair as recover
 
     out = out or file.with_name(f"{file.stem}.repaired.h5")
-    found = recover(file, out)
+    found = recover(file, out, progress=lambda said: say(said, quiet=quiet))
     if not found.gone:
         say(f"nothing to repair: all {len(found.kept)} results of {file} are intact", quiet=quiet)
         return

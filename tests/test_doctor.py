@@ -169,9 +169,6 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         made("flatness", {"value": ("measure", [np.nan, 1.0])}),
         "evaluate net.pt",
     ),
-    "derivatives": (
-        spectra.derivatives, made("trace", {}, derivatives="the gradient is not the derivative"), made("trace", {}),
-        "without detached terms"),
     "number of samples": (
         recomputed.samples,
         made("variance", {"samples": ("batch", [60.0, 60.0]), "done": ("batch", [1, 1])}, samples=50000),
@@ -203,6 +200,9 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         "--max-vectors 256",
     ),
     "kinks": (spectra.kinks, hessian(parameters={"kinks": "single"}), hessian(), "landscape hessian"),
+    "derivatives": (
+        spectra.derivatives, hessian(derivatives="the gradient is not the derivative of the loss"), hessian(),
+        "without detached terms"),
     "missed eigenvalues": (
         spectra.missed_values, hessian(arrays={"missed": ("batch", [0.0] * 11 + [1.0])}), hessian(), "--tol 1e-06"),
     "at chance": (

@@ -335,7 +335,7 @@ def net():
     return model
 """
     name = file(tmp_path, code)
-    check = check_sanity(load(model=f"{name}:net", data=f"{name}:pair"))
+    check = check_sanity(load(model=f"{name}:net", data=f"{name}:pair", outputs="logits"))
     assert (check.accuracy, check.at_chance) == (1.0, False)
     assert check.loss == pytest.approx(math.log(math.e + 9) - 1)
 

@@ -99,7 +99,7 @@ def depth_unknown(result: Result) -> Iterator[Finding]:
     low, high = int(np.nanargmin(value)), int(np.nanargmax(value))
     pairs = len(value) * (len(value) - 1) / 2
     needed = ndtri(1 - LEVEL / 2 / pairs) * float(np.hypot(error[low], error[high]))
-    if not value[high] - value[low] > needed and result.complete:
+    if value[high] - value[low] <= needed and result.complete:  # of one sample there is no error
         yield found(
             "depth-unknown", "suspicious", result,
             f"layers differ by at most {value[high] - value[low]:.2g}, within the error {needed:.2g} of the difference "

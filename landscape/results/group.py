@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +19,13 @@ import numpy as np
 
 from landscape.probe import MICRO_BATCHES, Plan, Quantity, Values
 from landscape.results import counts
-from landscape.results.hdf5_file import CONVENTION, array_of, check, hard_links, reading
+from landscape.results.hdf5_file import CHECK, CONVENTION, Handle, array_of, attributes_of, check, hard_links, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, Reduce, ReduceOf, RunKey, fixed_width, safe_label
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
 OVER, N = "over", "n"  # attributes of a standard error: what its independent values are, and how many
+SCALE, LIST = {"CLASS", "NAME"}, b"DIMENSION_LIST"  # attributes: that an array is a scale, and its scales
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
 _log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
     for name in AUTOTUNED:  # a result measured with explicit options is found by autotuning from now on
         if name in key.attributes:
             group.attrs[name] = key.attributes[name]
+            seal(group)
     return group
 
 
@@ -82,6 +85,7 @@ def note_micro_batches(group: h5py.Group, count: int) -> int:
     known = int(group.attrs.get(MICRO_BATCHES, 1))
     if count > known:
         group.attrs[MICRO_BATCHES] = count
+        seal(group)
     return max(count, known)
 
 
@@ -95,6 +99,24 @@ def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
     note_counts(group, values)
     if group["done"][()].all():
         mark_finished(group)
+    else:
+        seal(group)
+
+
+def seal(group: h5py.Group) -> None:
+    """Store the checksum, after every change."""
+    group.attrs[CHECK] = checksum(group)
+
+
+def checksum(group: h5py.Group) -> int:
+    """A checksum of all arrays and attributes but for the label, which anybody may change."""
+    about = {**attributes_of(group.id), "label": "", CHECK: 0}
+    found = zlib.crc32(repr(sorted(about.items())).encode())
+    for name, item in sorted(datasets(group).items()):
+        values = Handle(item, item.shape, item.dtype).array()
+        content = "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
+        found = zlib.crc32(content, zlib.crc32(repr((name, sorted(attributes_of(item).items()))).encode(), found))
+    return found
 
 
 def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> None:
@@ -113,6 +135,7 @@ def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> Non
 def mark_finished(group: h5py.Group) -> None:
     """Note that a result is finished, and when."""
     group.attrs["finished"] = _now()
+    seal(group)
 
 
 def reduced(reduce: Reduce, stored: Arrays, name: str) -> Values:
@@ -155,48 +178,64 @@ def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
                     yield f"{probe}/{name}", group
 
 
+def datasets(group: h5py.Group) -> dict[str, h5py.h5d.DatasetID]:
+    """The arrays of a group by name, by hard links alone, without h5py's objects, which take most of the time."""
+    links = group.id.links
+    names = [name for name in group.id if links.get_info(name).type == h5py.h5l.TYPE_HARD]
+    items = ((name.decode(), h5py.h5o.open(group.id, name)) for name in names)
+    return {name: item for name, item in items if isinstance(item, h5py.h5d.DatasetID)}
+
+
 def places(group: h5py.Group) -> dict[int, str]:
     """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
-    items = ((name, group[name]) for name in hard_links(group))
-    return {h5py.h5o.get_info(item.id).addr: name for name, item in items if isinstance(item, h5py.Dataset)}
+    return {h5py.h5o.get_info(item).addr: name for name, item in datasets(group).items()}
 
 
-def dims(dataset: h5py.Dataset, own: str, places: Mapping[int, str]) -> tuple[str, ...]:
+def dims(dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str]) -> tuple[str, ...]:
     """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
-    if dataset.is_scale:
+    if h5py.h5ds.is_scale(dataset):
         return (own,)
     found = _scales(dataset, places)
     return tuple(names[0] if names else f"{own}_{i}" for i, names in enumerate(found))
 
 
 def copy(source: h5py.Group, file: h5py.File, name: str) -> h5py.Group:
-    """Copy a result into another file as it is: datasets, attributes and scales, without links to elsewhere."""
-    group = file.create_group(name)
-    _copy_attributes(source, group)
-    where = places(source)
-    items = {key: source[key] for key in where.values()}
-    for key, item in items.items():
-        made = group.create_dataset(key, data=item[()], dtype=item.dtype)
-        if item.is_scale:
-            made.make_scale(key)
-        _copy_attributes(item, made)
-    for key, item in items.items():
-        for axis, names in enumerate([] if item.is_scale else _scales(item, where)):
+    """Copy a result into another file as it is: datasets, attributes and scales, without links to elsewhere.
+
+    HDF5 copies no reference between scales and the arrays whose axes they are, which are attached again.
+    """
+    created = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    created.set_create_intermediate_group(True)
+    flat = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
+    flat.set_copy_object(h5py.h5o.COPY_SHALLOW_HIERARCHY_FLAG)
+    h5py.h5o.copy(source.id, b".", file.id, name.encode(), flat, created)
+    group, made, where = file[name], datasets(file[name]), places(source)
+    for key in set(group) - set(made):
+        del group[key]
+    for item in made.values():
+        for attribute in CONVENTION - SCALE:
+            if h5py.h5a.exists(item, attribute.encode()):
+                h5py.h5a.delete(item, attribute.encode())
+    for key, item in datasets(source).items():
+        for axis, names in enumerate(_scales(item, where)):
             for scale in names:
-                group[key].dims[axis].attach_scale(group[scale])
+                h5py.h5ds.attach_scale(made[key], made[scale], axis)
     return group
 
 
-def _scales(dataset: h5py.Dataset, places: Mapping[int, str]) -> list[list[str]]:
-    """Names of the scales of every axis that lie in the dataset's own group."""
-    found = [[places.get(h5py.h5o.get_info(scale.id).addr) for scale in axis.values()] for axis in dataset.dims]
+def _scales(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[list[str]]:
+    """Names of the scales of every axis that lie in the dataset's own group; empty for a scale."""
+    if h5py.h5ds.is_scale(dataset):
+        return []
+    if not h5py.h5a.exists(dataset, LIST):
+        return [[] for _ in dataset.shape]
+    attached = h5py.h5a.open(dataset, LIST)
+    axes = np.empty(attached.shape, object)
+    attached.read(axes)
+    found = [
+        [places.get(h5py.h5o.get_info(h5py.h5r.dereference(scale, dataset)).addr) for scale in axis] for axis in axes
+    ]
     return [[name for name in names if name] for names in found]
-
-
-def _copy_attributes(source: h5py.Group | h5py.Dataset, into: h5py.Group | h5py.Dataset) -> None:
-    for name in source.attrs:
-        if name not in CONVENTION:
-            into.attrs[name] = source.attrs[name]
 
 
 def stored_group(path: Path, probe: str, digest: str, *, autotuned: bool = False) -> str | None:
@@ -239,7 +278,7 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
     group = file.create_group(f"{key.probe}/{safe_label(key.label)}-{key.digest}")
     for name, value in {**key.attributes, **plan.facts}.items():
         group.attrs[name] = value
-    group.attrs["probe"], group.attrs["label"] = key.probe, key.label
+    group.attrs["probe"], group.attrs["label"], group.attrs["digest"] = key.probe, key.label, key.digest
     group.attrs["created"], group.attrs["finished"] = _now(), ""
     for name, values in {**plan.over, **plan.axes}.items():
         axis = group.create_dataset(name, data=values, **_extensible(plan, (name,), values.shape))
@@ -253,6 +292,7 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
         _dataset(group, name, quantity, quantity.dims, plan)
     done = Quantity("1 where the unit is finished", dtype="uint8")
     _dataset(group, "done", done, tuple(plan.over), plan)
+    seal(group)
     return group
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import h5py
 import numpy as np
@@ -15,6 +17,7 @@ from landscape.results.chunks import expanding
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 
 FORMAT = 1
+ObjectID: TypeAlias = h5py.h5g.GroupID | h5py.h5d.DatasetID
 # What HDF5 and its readers raise on damaged bytes.
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
 
@@ -22,6 +25,8 @@ DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowEr
 CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
     "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"
 }  # fmt: skip
+
+CHECK = "checksum"  # attribute of a result
 
 _accepted: dict[Path, tuple[int, ...]] = {}  # files whose content was checked, as they were then
 
@@ -88,8 +93,10 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
     Raises:
         ValueError: as `reject_external`, before the group in question is returned.
     """
-    count, total, size = 0, 0, path.stat().st_size
-    _check_attributes(path, "the file itself", h5py.h5g.open(file.id, b"/"))
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        limits = Limits(str(path), len(content), longest=longest_text(content))
+    count = 0
+    limits.add(h5py.h5g.open(file.id, b"/"))
     waiting: list[tuple[str, h5py.h5g.GroupID, int]] = [("", file.id, 1)]
     while waiting:
         where, group, depth = waiting.pop()
@@ -105,33 +112,106 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
                     )
                 continue
             item, count = h5py.h5o.open(group, encoded), count + 1
-            if isinstance(item, h5py.h5g.GroupID | h5py.h5d.DatasetID):
-                _check_attributes(path, f"{where}/{name}", item)
+            if isinstance(item, ObjectID):
+                limits.add(item, f"{where}/{name}")
             if isinstance(item, h5py.h5g.GroupID) and depth < DEPTH:
                 inner.append((f"{where}/{name}", item, depth + 1))
             elif isinstance(item, h5py.h5d.DatasetID):
-                if item.get_offset() is None:  # what has a place in the file lies in it, in one piece
-                    if _elsewhere(item):
-                        raise ValueError(f"{path} keeps the numbers of {where}/{name} in another file; refused")
-                    if reason := expanding(item):
-                        raise ValueError(f"{path} keeps the numbers of {where}/{name} in {reason}; refused")
-                datasets[name] = dataset = Handle(item, item.shape, item.dtype)
-                total += dataset.dtype.itemsize * (0 if dataset.shape is None else math.prod(dataset.shape))
-        refuse_oversized(str(path), "arrays", total, size, expansion=EXPANSION, slack=SLACK)
+                datasets[name] = Handle(item, item.shape, item.dtype)
         if count > MOST_LINKS:
             raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
         yield Group(where, group, datasets)
         waiting += reversed(inner)
 
 
-def _check_attributes(path: Path, name: str, item: h5py.h5g.GroupID | h5py.h5d.DatasetID) -> None:
-    if (count := h5py.h5a.get_num_attrs(item)) > MOST_ATTRIBUTES:
-        raise ValueError(f"{path} has {count:,} attributes of {name}, expected at most {MOST_ATTRIBUTES}; refused")
+def attributes_of(item: ObjectID) -> dict[str, Any]:
+    """Own attributes, with values as Python has them."""
+    stored = [h5py.h5a.open(item, index=i) for i in range(h5py.h5a.get_num_attrs(item))]
+    return {
+        name: _value(item, attribute) for attribute in stored if (name := attribute.name.decode()) not in CONVENTION
+    }
 
 
-def _elsewhere(dataset: h5py.h5d.DatasetID) -> bool:
+def _value(item: ObjectID, attribute: h5py.h5a.AttrID) -> Any:
+    """The value of an attribute; None of several texts."""
+    dtype = attribute.dtype
+    if attribute.shape != () and dtype.hasobject:  # many texts, which may all be one in the file
+        return None
+    if attribute.shape != () or not (dtype.kind in "biuf" or h5py.check_string_dtype(dtype)):
+        return _python_value(
+            (h5py.Group if isinstance(item, h5py.h5g.GroupID) else h5py.Dataset)(item).attrs[attribute.name.decode()]
+        )
+    value = np.empty((), dtype)
+    attribute.read(value)
+    return _python_value(value[()])
+
+
+def _python_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class Limits:
+    """How much of a file, called `name`, may be read; `add` is told of what will be, before it is.
+
+    Texts are counted one by one: all of an array may be one in the file, of a megabyte.
+    """
+
+    def __init__(self, name: str, size: int, *, longest: int = 0) -> None:
+        self._name, self._size, self._total, self._attributes = name, size, 0, 0
+        self._longest = longest or size  # bytes of a text
+
+    def add(self, item: ObjectID, where: str = "") -> None:
+        """Count what a group or an array holds.
+
+        Raises:
+            ValueError: it is too much, or its numbers lie elsewhere.
+        """
+        if (count := h5py.h5a.get_num_attrs(item)) > MOST_ATTRIBUTES:
+            held = where or "the file itself"
+            raise ValueError(
+                f"{self._name} has {count:,} attributes of {held}, expected at most {MOST_ATTRIBUTES}; refused"
+            )
+        if self._attributes + count * self._longest <= EXPANSION * self._size + SLACK:
+            self._attributes += count * self._longest
+        else:
+            for value in attributes_of(item).values():
+                self._more(len(value) if isinstance(value, str) else 0)
+        if isinstance(item, h5py.h5d.DatasetID):
+            if reason := _unreadable(item):
+                raise ValueError(f"{self._name} keeps the numbers of {where} in {reason}; refused")
+            count = 0 if item.shape is None else math.prod(item.shape)
+            self._more(item.dtype.itemsize * count)
+            if count and item.dtype.hasobject:
+                self._add_texts(h5py.Dataset(item))
+
+    def _more(self, count: int) -> None:
+        self._total += count
+        refuse_oversized(self._name, "arrays", self._total, self._size, expansion=EXPANSION, slack=SLACK)
+
+    def _add_texts(self, dataset: h5py.Dataset) -> None:
+        rows, step = dataset.shape[:-1], max(1, SLACK // self._longest)
+        for row in np.ndindex(rows):
+            for start in range(0, dataset.shape[-1] if dataset.shape else 1, step):
+                part = dataset[(*row, slice(start, start + step))] if dataset.shape else [dataset[()]]
+                self._more(sum(map(len, part)))
+
+
+def longest_text(content: bytes | mmap.mmap) -> int:
+    """A bound on the bytes of a text in a file: the largest of the heaps in which HDF5 keeps them."""
+    ends = [heap.end() + 4 for heap in re.finditer(b"GCOL", content)]
+    return min(len(content), max((int.from_bytes(content[end : end + 8], "little") for end in ends), default=1))
+
+
+def _unreadable(dataset: h5py.h5d.DatasetID) -> str:
+    """Where the numbers of a dataset lie, in words, if they must not be read; "" if they may."""
+    if dataset.get_offset() is not None:  # in the file, in one piece
+        return ""
     created = dataset.get_create_plist()
-    return bool(created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count())
+    if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count():
+        return "another file"
+    return expanding(dataset)
 
 
 @contextlib.contextmanager

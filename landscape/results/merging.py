@@ -226,7 +226,8 @@ def _key(name: str) -> tuple[str, str]:
 def _roles(group: h5py.Group) -> tuple[list[str], list[str]]:
     """The axes of a result, and its arrays that hold one entry per unit, without `done`."""
     where = groups.places(group)
-    dims = {name: groups.dims(group[name], name, where) for name in where.values()}
+    items = groups.datasets(group)
+    dims = {name: groups.dims(item, name, where) for name, item in items.items()}
     axes = [name for name in dims if dims[name] == (name,)]
     units = dims.get("done", ())
     return axes, [n for n in dims if n != "done" and n not in axes and units and dims[n][: len(units)] == units]

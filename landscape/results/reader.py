@@ -18,8 +18,8 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from landscape.results import hdf5_file
-from landscape.results.group import dims, places, results_in
-from landscape.results.hdf5_file import CONVENTION, array_of, hard_links
+from landscape.results.group import datasets, dims, results_in
+from landscape.results.hdf5_file import Handle, attributes_of
 from landscape.results.malformed import REPAIR, check_array, check_attributes, check_done, readable
 
 LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
@@ -37,7 +37,7 @@ def open(path: Path | str) -> xr.DataTree:
         for name, group in results_in(file):
             with readable(path, name, advice=f"{REPAIR}{path}"):
                 nodes[name] = dataset_of(group)
-        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes_of(file)), **nodes})
+        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes_of(h5py.h5g.open(file.id, b"/"))), **nodes})
 
 
 def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
@@ -143,10 +143,10 @@ class _Stored(BackendArray):
         return found
 
 
-def _array(item: h5py.Dataset, lazy: bool) -> Any:
-    if lazy and item.nbytes > LARGE and item.dtype.kind in "fiu":
+def _array(array: Handle, lazy: bool) -> Any:
+    if lazy and array.dtype.kind in "fiu" and (item := h5py.Dataset(array.id)).nbytes > LARGE:
         return indexing.LazilyIndexedArray(_Stored(item))
-    return array_of(item)
+    return array.array()
 
 
 def dataset_of(group: h5py.Group, probe: str = "", *, lazy: bool = False) -> xr.Dataset:
@@ -157,28 +157,18 @@ def dataset_of(group: h5py.Group, probe: str = "", *, lazy: bool = False) -> xr.
     Raises:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
-    attributes = attributes_of(group)
+    attributes = attributes_of(group.id)
     check_attributes(attributes, probe or group.name.strip("/").partition("/")[0])
-    found = {name: item for name in hard_links(group) if isinstance(item := group[name], h5py.Dataset)}
-    where = places(group)
-    for name, item in found.items():
-        check_array(name, item)
+    arrays = {name: Handle(item, item.shape, item.dtype) for name, item in datasets(group).items()}
+    where = {h5py.h5o.get_info(array.id).addr: name for name, array in arrays.items()}
+    for name, array in arrays.items():
+        check_array(name, array)
     variables = {
-        name: (dims(item, name, where), _array(item, lazy), attributes_of(item)) for name, item in found.items()
+        name: (dims(array.id, name, where), _array(array, lazy), attributes_of(array.id))
+        for name, array in arrays.items()
     }
     data = xr.Dataset(variables, attrs=attributes)
     if "done" in data:
         check_done(data["done"].values)
     data.encoding["group"] = group.name.strip("/")
     return data
-
-
-def attributes_of(item: h5py.Group | h5py.Dataset) -> dict[str, Any]:
-    """Own attributes, with values as Python has them."""
-    return {name: _python_value(item.attrs[name]) for name in item.attrs if name not in CONVENTION}
-
-
-def _python_value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode()
-    return value.item() if isinstance(value, np.generic) else value

@@ -1,34 +1,49 @@
 """Recover the intact results of a damaged file: of one that was cut, overwritten in part, or lost its directory.
 
-A result is intact if its group, all its arrays, their axes and attributes can be read and lie within the file. Nothing
-in an HDF5 file as this project writes it tells whether bits turned inside an array.
+A result is intact if its group, all its arrays, their axes and attributes can be read and lie within the file, and have
+the checksum that is stored with them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import math
 import os
 import re
+import resource
 import struct
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
+import numpy as np
 
 from landscape.results import group as groups
-from landscape.results.hdf5_file import hard_links
+from landscape.results.hdf5_file import CHECK, Limits, attributes_of, hard_links, longest_text
 from landscape.results.reader import dataset_of
+from landscape.results.run_key import safe_label
 from landscape.results.updating import change_file
 
 SUPERBLOCK = 96  # bytes at the start of a file: signature, its length, the place of its root group
 _LENGTH, _ROOT = 40, 64  # where in them
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_GROUP = re.compile(rb"\x01\x00..\x01\x00\x00\x00..\x00\x00.{4}[\x10\x11]\x00\x10\x00", re.DOTALL)  # how a group begins
-_NAME = re.compile(r"(.+)-[0-9a-f]{10}")
+# How a group begins: with the place of its members, with what continues it, or, if it was copied, with an attribute.
+_GROUP = re.compile(rb"\x01\x00..\x01\x00\x00\x00..\x00\x00.{4}(?:[\x10\x11]\x00\x10\x00|\x0c\x00)", re.DOTALL)
+_LINK = re.compile(rb"-([0-9a-f]{10})\0")  # how the name of a result ends
+_NAME = 2000  # most bytes of one
 _PADDING = 2**26  # most bytes that are added to a file that was cut
+SECONDS, BYTES_PER_SECOND = 10, 2**21  # of processor time: so many, and one more for so many bytes of the file
+ITEM_SECONDS = 3  # for one result
+PAUSE = 5  # seconds between two words about progress
+ROOM = 2**29  # bytes of memory for examining a file
+
+Place = str | int  # of a group: its name in the file, or where it begins
+T = TypeVar("T", bound=Place | None)
 
 
 @dataclass(frozen=True)
@@ -39,10 +54,11 @@ class Repaired:
     gone: list[str]
 
 
-def repair(path: Path, out: Path) -> Repaired:
+def repair(path: Path, out: Path, *, progress: Callable[[str], None] = lambda said: None) -> Repaired:
     """Write every intact result of a damaged file into a new one; nothing is written where nothing is damaged.
 
-    HDF5 may crash on damaged bytes, so that everything is tried in a child process first.
+    HDF5 may crash on damaged bytes or search them without end, so that everything is tried first in child processes
+    of limited memory and processor time. `progress` is told how far that is.
 
     Raises:
         FileNotFoundError, ValueError: there is no such file, `out` exists, or no result can be recovered.
@@ -52,40 +68,39 @@ def repair(path: Path, out: Path) -> Repaired:
     if os.path.lexists(out):
         raise ValueError(f"{out} exists; give another --out")
     content = path.read_bytes()
-    whole = _as_stored(content)
-    listed: list[str] | None = _in_child(lambda: _names(content)) if whole else None
-    gone, places = [], dict[str, int | None]()
-    if listed is None:
+    image, children = _readable(content), _Children(SECONDS + len(content) / BYTES_PER_SECOND, progress)
+    places, gone, damaged = dict[str, Place](), list[str](), dict[str, str]()
+    begin = set[int]()  # where the results begin that are kept
+    names = children.one(lambda: _names(content)) if content.startswith(_SIGNATURE) and not _cut(content) else None
+    if names is None:
         gone.append(f"the end of the file, behind {len(content):,} bytes" if _cut(content) else "the list of results")
-    names = listed if listed is not None else _in_child(lambda: _names(_readable(content))) or []
-    damaged = {}
-    for name in names:
-        reason = _in_child(lambda name=name: _flaw(_readable(content), name, len(content)))  # type: ignore[misc]
-        if reason == "":
-            places[name] = None
+        names = children.one(lambda: _names(image))
+    if names is None:
+        image, names = _with_another_root(image, children, len(content)), []
+    for name, found in children.each(lambda some: _examined(image, some, len(content)), names):
+        if found and not found[0] and name.endswith(found[3]):
+            places[name] = name
+            begin.add(found[4])
         else:
-            damaged[name] = reason or "HDF5 crashes on it"
+            damaged[name] = (found[0] or "its name is lost") if found else "HDF5 crashes on it"
     if gone or damaged:
-        for name, place in _unlisted(content, set(places)):
+        for name, place in _unlisted(image, children, len(content), begin, set(places)):
             places[name] = place
             damaged.pop(name, None)
     gone += [f"{name} ({reason})" for name, reason in sorted(damaged.items())]
+    if children.left <= 0:
+        gone.append(f"what is not found within {children.seconds:.0f} s")
     if gone and not places:
         raise ValueError(f"{path} holds no result that can be recovered; gone: {', '.join(gone)}")
     if gone:
-        change_file(out, lambda file: _copy_all(content, places, file))
+        change_file(out, lambda file: _copy_all(image, places, file))
     return Repaired(sorted(places), gone)
 
 
-def _copy_all(content: bytes, places: dict[str, int | None], file: h5py.File) -> None:
-    for name, place in sorted(places.items()):
-        with h5py.File(io.BytesIO(_readable(content, place)), "r") as damaged:
-            groups.copy(damaged[name] if place is None else damaged["/"], file, name)
-
-
-def _as_stored(content: bytes) -> bool:
-    """Whether the start of the file fits its length."""
-    return content.startswith(_SIGNATURE) and not _cut(content)
+def _copy_all(image: bytes, places: dict[str, Place], file: h5py.File) -> None:
+    with _opened(image) as damaged:
+        for name, at in zip(places, _references(list(places.values())), strict=True):
+            groups.copy(damaged[at], file, name)
 
 
 def _cut(content: bytes) -> bool:
@@ -98,21 +113,23 @@ def _declared(content: bytes) -> int:
     return int(length) if length < len(content) + _PADDING else len(content)
 
 
-def _readable(content: bytes, root: int | None = None) -> bytes:
-    """The file with a sound start, as long as it was, and another group as its root if given."""
+def _readable(content: bytes) -> bytes:
+    """The file with a sound start, as long as it was."""
     empty = io.BytesIO()
     h5py.File(empty, "w").close()
     start = bytearray(empty.getvalue()[:SUPERBLOCK])
     length = max(len(content), _declared(content))
     struct.pack_into("<Q", start, _LENGTH, length)
-    if root is not None:
-        struct.pack_into("<QI", start, _ROOT, root, 0)  # 0: nothing about the group is cached here
     return (bytes(start) + content[SUPERBLOCK:]).ljust(length, b"\0")
+
+
+def _opened(image: bytes) -> h5py.File:
+    return h5py.File(h5py.h5f.open_file_image(image))
 
 
 def _names(content: bytes) -> list[str]:
     """Every `<probe>/<result>` that the file lists."""
-    with h5py.File(io.BytesIO(content), "r") as file:
+    with _opened(content) as file:
         found = []
         for probe in hard_links(file):
             try:
@@ -122,81 +139,157 @@ def _names(content: bytes) -> list[str]:
         return found
 
 
-def _flaw(content: bytes, name: str, size: int) -> str:
-    """What of a result cannot be read; "" if it is intact. `size`: of the file, before it was padded."""
-    try:
-        with h5py.File(io.BytesIO(content), "r") as file, h5py.File(io.BytesIO(), "w") as copied:
-            group = file[name]
-            arrays = groups.places(group)
-            for array in arrays.values():
-                offset = group[array].id.get_offset()
-                if offset is not None and offset + group[array].id.get_storage_size() > size:
-                    return f"{array} is lost"
-                axes = groups.dims(group[array], array, arrays)
-                if not group[array].is_scale and any(axis not in arrays.values() for axis in axes):
-                    return f"the axes of {array} are lost"
-            about = groups.copy(group, copied, "copy").attrs
-            if "probe" not in about or "label" not in about or "done" not in group:
-                return "its attributes are lost"
-            dataset_of(copied["copy"], name.partition("/")[0] or str(about["probe"]))
-    except Exception as error:  # whatever HDF5 raises on damaged bytes
-        return " ".join(str(error).split())[:120] or type(error).__name__
+def _references(places: Sequence[Place]) -> list[Any]:
+    """What h5py opens at each place: names as they are, and for a number a reference, which holds nothing else."""
+    numbers = [place for place in places if isinstance(place, int)]
+    if not numbers:
+        return list(places)
+    with h5py.File("references", "w", driver="core", backing_store=False) as file:
+        stored = file.create_dataset("at", (len(numbers),), h5py.ref_dtype, chunks=(len(numbers),))
+        stored.id.write_direct_chunk((0,), np.asarray(numbers, "<u8").tobytes())
+        references = iter(stored[()])
+    return [next(references) if isinstance(place, int) else place for place in places]
+
+
+def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list[Any]]:
+    """Of the group at each place what cannot be read, "" if it is intact, its probe, label and digest, where it begins.
+
+    `size` is that of the file before it was padded.
+    """
+    longest = longest_text(image)
+    with _opened(image) as file:
+        for place, at in zip(places, _references(places), strict=True):
+            try:
+                group = file[at]
+                about = attributes_of(group.id)
+                probe = place.partition("/")[0] if isinstance(place, str) else str(about.get("probe"))
+                identity = [probe, str(about.get("label", "")), str(about.get("digest", ""))]
+                yield [_flaw(group, probe, size, longest), *identity, h5py.h5o.get_info(group.id).addr]
+            except Exception as error:  # whatever HDF5 raises on damaged bytes
+                yield [" ".join(str(error).split())[:120] or type(error).__name__]
+
+
+def _flaw(group: h5py.Group, probe: str, size: int, longest: int) -> str:
+    if not {"probe", "label"} <= set(group.attrs) or "done" not in group:
+        return "its attributes are lost"
+    arrays, limits = groups.datasets(group), Limits("it", size, longest=longest)
+    limits.add(group.id)
+    for name, array in arrays.items():
+        offset = array.get_offset()
+        if offset is not None and offset + array.get_storage_size() > size:
+            return f"{name} is lost"
+        limits.add(array, name)
+    where = groups.places(group)
+    for name, array in arrays.items():
+        axes = groups.dims(array, name, where)
+        if not h5py.h5ds.is_scale(array) and any(axis not in arrays for axis in axes):
+            return f"the axes of {name} are lost"
+    if group.attrs.get(CHECK) != groups.checksum(group):
+        return "it is not as it was stored"
+    with h5py.File("copied", "w", driver="core", backing_store=False) as copied:
+        dataset_of(groups.copy(group, copied, "copy"), probe)
     return ""
 
 
-def _unlisted(content: bytes, known: set[str]) -> Iterator[tuple[str, int]]:
+def _with_another_root(image: bytes, children: _Children, size: int) -> bytes:
+    """The file with the first of its groups that can be opened as its root; as it is if there is none."""
+
+    def rooted(place: int) -> bytes:
+        return image[:_ROOT] + struct.pack("<QI", place, 0) + image[_ROOT + 12 :]  # 0: nothing of it is cached here
+
+    for place, opens in children.each(lambda some: (bool(_opened(rooted(one))) for one in some), _groups(image, size)):
+        if opens:
+            return rooted(place)
+    return image
+
+
+def _groups(image: bytes, size: int) -> list[int]:
+    """Where a group may begin."""
+    return [match.start() for match in _GROUP.finditer(image, 0, size)]
+
+
+def _unlisted(
+    image: bytes, children: _Children, size: int, begin: set[int], kept: set[str]
+) -> Iterator[tuple[str, int]]:
     """Name and place of intact results that lie in the file and that it does not list any more."""
-    for match in _GROUP.finditer(content):
-        place = match.start()
-        about = _in_child(lambda place=place: _result_at(content, place))  # type: ignore[misc]
-        if about:
-            name = f"{about[0]}/{_link_name(content, place) or about[1] + '-' + format(place, '010x')}"
-            if name not in known:
-                known.add(name)
-                yield name, place
+    found = dict[tuple[str, str], tuple[str, int]]()
+    links, places = _links(image), [place for place in _groups(image, size) if place not in begin]
+    known = {(name.partition("/")[0], name.rpartition("-")[2]) for name in kept}
+    for place, about in children.each(lambda some: _examined(image, some, size), places):
+        if about and not about[0]:
+            _, probe, label, digest, _ = about
+            names = links.get(digest.encode(), [])
+            label = safe_label(label)
+            name = label if not names or label in names else names[-1]
+            digest = digest or format(place, "010x")
+            if (probe, digest) not in known:
+                found[probe, digest] = f"{probe}/{name}-{digest}", place
+    yield from found.values()
 
 
-def _result_at(content: bytes, place: int) -> list[str] | None:
-    """Probe and label of the intact result at a place in the file; None if there is none."""
-    readable = _readable(content, place)
-    with h5py.File(io.BytesIO(readable), "r") as file:
-        if "probe" not in file.attrs:
-            return None
-        about = [str(file.attrs["probe"]), re.sub(r"[^\w.+-]", "_", str(file.attrs.get("label", "")))]
-    return None if _flaw(readable, "/", len(content)) else about
+def _links(image: bytes) -> dict[bytes, list[str]]:
+    """The labels in the names of results in the file, by digest."""
+    found = dict[bytes, list[str]]()
+    for match in _LINK.finditer(image):
+        start = image.rfind(b"\0", max(0, match.start() - _NAME), match.start()) + 1
+        label = image[start : match.start()].decode(errors="replace")
+        if start and label == safe_label(label):
+            found.setdefault(match[1], []).append(label)
+    return found
 
 
-def _link_name(content: bytes, place: int) -> str:
-    """Name under which the group at a place was listed: a table holds an offset beside the place, a heap the name."""
-    at = content.find(struct.pack("<Q", place))
-    while at >= 8:
-        (offset,) = struct.unpack_from("<Q", content, at - 8)
-        for heap in re.finditer(b"HEAP\0", content):
-            (start,) = struct.unpack_from("<Q", content.ljust(heap.start() + 32, b"\0"), heap.start() + 24)
-            text = content[start + offset : start + offset + 500].partition(b"\0")[0].decode(errors="replace")
-            if _NAME.fullmatch(text):
-                return text
-        at = content.find(struct.pack("<Q", place), at + 1)
-    return ""
+class _Children:
+    """Child processes, which HDF5 may crash; `left` is what is left to them of `seconds` of processor time."""
+
+    def __init__(self, seconds: float, progress: Callable[[str], None]) -> None:
+        self.seconds = self.left = seconds
+        self._progress, self._said = progress, time.monotonic()
+
+    def one(self, call: Callable[[], Any]) -> Any:
+        """What a function of plain data returns; None if it fails."""
+        return next((found for _, found in self.each(lambda _: iter([call()]), [None])), None)
+
+    def each(self, work: Callable[[Sequence[T]], Iterator[Any]], items: Sequence[T]) -> Iterator[tuple[T, Any]]:
+        """Every item with what `work` gives for it, in plain data; None where the process died of it."""
+        at = 0
+        while at < len(items) and self.left > 0:
+            read, write = os.pipe()
+            child = os.fork()
+            if not child:
+                os.close(read)
+                _work(work, items[at:], write, self.left)
+            os.close(write)
+            try:
+                with os.fdopen(read) as stream:
+                    for line in stream:
+                        if line.endswith("\n"):
+                            at += 1
+                            yield items[at - 1], json.loads(line)
+                            if time.monotonic() > self._said + PAUSE:
+                                self._said = time.monotonic()
+                                self._progress(f"{at:,} of {len(items):,} places examined")
+            finally:
+                used = os.wait4(child, 0)[2]
+                self.left -= used.ru_utime + used.ru_stime
+            if at < len(items):
+                yield items[at], None
+                at += 1
 
 
-def _in_child(call: Callable[[], Any]) -> Any:
-    """What a function of plain data returns, from a child process; None if that crashes or fails."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(read)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            with os.fdopen(write, "w") as stream:
-                json.dump(call(), stream)
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as stream:
-        said = stream.read()
-    os.waitpid(child, 0)
+def _work(work: Callable[[Sequence[T]], Iterator[Any]], items: Sequence[T], write: int, seconds: float) -> None:
+    """Be the child process: one line for each item; ends it."""
     try:
-        return json.loads(said)
-    except ValueError:
-        return None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError, ValueError):  # only Linux says how much there is
+            taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, resource.RLIM_INFINITY))
+        most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        with os.fdopen(write, "w", buffering=1) as stream:
+            answers = work(items)
+            for _ in items:
+                now = time.process_time()
+                resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(min(now + ITEM_SECONDS, max(seconds, 1))), most))
+                stream.write(json.dumps(next(answers)) + "\n")
+    finally:
+        os._exit(0)

@@ -178,6 +178,7 @@ def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
     groups.note_counts(group)
     if group.attrs["finished"]:  # every new text takes 4 KiB of the file
         group.attrs["finished"] = ""
+    groups.seal(group)
     return group
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from landscape.results.group import results_in
-from landscape.results.hdf5_file import DAMAGE, array_of, check, damaged, reading
+from landscape.results.hdf5_file import DAMAGE, array_of, attributes_of, check, damaged, reading
 from landscape.results.journal import NotAJournal, Record, records_of
 from landscape.results.malformed import check_attributes, readable
 from landscape.results.orphans import UNREADABLE, journals, key_of
-from landscape.results.reader import attributes_of
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import safe_label
 
@@ -58,7 +57,7 @@ def standings(path: Path) -> list[Standing]:
                 for name, group in results_in(file):
                     with readable(path, name):
                         done = array_of(group["done"]) == 1 if "done" in group else np.ones((), bool)
-                        check_attributes(held := attributes_of(group), name.partition("/")[0])
+                        check_attributes(held := attributes_of(group.id), name.partition("/")[0])
                     found[name.partition("/")[0], name.rpartition("-")[2]] = Standing(name, held, done)
         except DAMAGE as error:
             raise damaged(path, error) from error

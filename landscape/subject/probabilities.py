@@ -11,7 +11,7 @@ from torch import Tensor
 
 from landscape.data.batch_layout import Forward
 from landscape.data.structure import Nested
-from landscape.subject.losses import bce, cross_entropy
+from landscape.subject.losses import Losses, bce, cross_entropy
 from landscape.subject.outputs import logits_in, logits_or_none
 from landscape.subject.subject import Subject
 
@@ -51,7 +51,7 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     Raises:
         ValueError: all outputs are probabilities.
     """
-    names: dict[Any, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
+    names: dict[Losses, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
     known = names.get(subject.losses)
     if known is None or subject.loss_name in ENDS_IN or (subject.spec is not None and subject.spec.outputs == "logits"):
         return
