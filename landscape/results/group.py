@@ -105,9 +105,9 @@ def seal(group: h5py.Group) -> None:
 
 
 def checksum(group: h5py.Group) -> int:
-    """A checksum of all arrays and attributes but for the label, which anybody may change."""
-    about = {**attributes_of(group.id), "label": "", CHECK: 0}
-    found = zlib.crc32(repr(sorted(about.items())).encode())
+    """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone."""
+    about = {name: "" if name in ("label", "created", "finished") else v for name, v in attributes_of(group.id).items()}
+    found = zlib.crc32(repr(sorted((about | {CHECK: 0}).items())).encode())
     for name, item in sorted(datasets(group).items()):
         values = Handle(item, item.shape, item.dtype).array()
         content = "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
