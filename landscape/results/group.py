@@ -5,6 +5,7 @@ A group opens in any HDF5 reader from its first moment: every axis is a named sc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import zlib
@@ -67,9 +68,10 @@ def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, 
             stored[name][lost] = known[name][lost]
     for record in fresh:
         index = tuple(record.data["index"])
-        for name, value in record.arrays.items():
-            stored[name][index] = value
-        stored["done"][index] = 1
+        if stored["done"][index] != 1:  # what is finished stays as it is
+            for name, value in record.arrays.items():
+                stored[name][index] = value
+            stored["done"][index] = 1
     for name, values in stored.items():
         group[name][...] = values
     note_micro_batches(group, parts)
@@ -236,22 +238,30 @@ def stored_group(path: Path, probe: str, digest: str, *, autotuned: bool = False
         return next((f"{probe}/{name}" for name, chosen_for in choices.items() if chosen_for == digest), None)
 
 
+@contextlib.contextmanager
+def _reading_group(path: Path, name: str) -> Iterator[h5py.Group]:
+    with reading(path) as file:
+        if name not in file:
+            raise ValueError(f"{path} does not hold {name} any more; another program replaced it, run again")
+        yield file[name]
+
+
 def read_group(path: Path, group: str) -> Arrays:
     """All arrays of one group, by name."""
-    with reading(path) as file:
-        return arrays(file[group])
+    with _reading_group(path, group) as stored:
+        return arrays(stored)
 
 
 def attribute(path: Path, group: str, name: str) -> Any:
     """One attribute of a stored group."""
-    with reading(path) as file:
-        return file[group].attrs[name]
+    with _reading_group(path, group) as stored:
+        return stored.attrs[name]
 
 
 def attributes(path: Path, group: str) -> dict[str, Any]:
     """All attributes of a stored group."""
-    with reading(path) as file:
-        return dict(file[group].attrs)
+    with _reading_group(path, group) as stored:
+        return dict(stored.attrs)
 
 
 def _created(file: h5py.File, key: RunKey) -> h5py.Group:

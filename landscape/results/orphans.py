@@ -60,7 +60,7 @@ def adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> str:
         records = list(journal.records())
         if not any({"index", *series.WORDS} & record.data.keys() for record in records):
             return ""
-        key = key_of(records)
+        key = key_of(records, journal.path)
         require_fitting(records, key.plan)
         probe, stored = key.probe, set(file.get(key.probe, ()))
         if key.plan.grows:
@@ -89,11 +89,11 @@ def set_aside(journal: Journal, reason: str = "") -> None:
     _log.warning("warning: %s: %s; the whole file is kept as %s", journal.path, why, kept.name)
 
 
-def key_of(records: Sequence[Record]) -> RunKey:
-    """The key in a journal's header.
+def key_of(records: Sequence[Record], path: Path) -> RunKey:
+    """The key in the header of the journal at a path.
 
     Raises:
-        ValueError: there is none, or it makes no sense.
+        ValueError: there is none, it makes no sense, or the journal has the name of another result.
     """
     header = next((record for record in records if "key" in record.data), None)
     if header is None:
@@ -101,6 +101,8 @@ def key_of(records: Sequence[Record]) -> RunKey:
     key = from_header(header)
     if not (re.fullmatch(r"[\w-]+", key.probe) and DIGEST.fullmatch(key.digest)):
         raise ValueError(f"it belongs to no result, but to {key.probe!r} {key.digest!r}")
+    if not path.name.endswith(f"-{key.digest}"):
+        raise ValueError(f"it belongs to {key.probe} {key.digest}")
     _check_size(key.plan)
     return key
 

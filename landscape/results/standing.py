@@ -64,7 +64,7 @@ def standings(path: Path) -> list[Standing]:
     for journal in beside:
         try:
             records = records_of(journal)
-            key = key_of(records)
+            key = key_of(records, journal)
         except (NotAJournal, *UNREADABLE):
             continue  # merged and removed in the meantime, or for the next merge to set aside
         at = key.probe, key.digest
