@@ -237,6 +237,32 @@ def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: p
         assert [name for name in attribute_names(page) if name.startswith("on")] == []
 
 
+def test_texts_of_a_file_are_printable_and_names_that_are_not_are_refused(study: Path) -> None:
+    def named(group: h5py.Group) -> None:
+        group.attrs["data"] = "\x1b[2J\x9b2J\x07data"
+        group["loss"].attrs["units"] = "\x01\x1bnats"
+        group["word"] = np.array(["\x1b]0;title", "plain"], dtype=object)
+
+    ((_, data),) = reader.groups(changed(study / "r.h5", named))
+    texts = [data.attrs["data"], data["loss"].attrs["units"], *data["word"].values]
+    assert all(text.isprintable() for text in texts)
+    assert texts[0].endswith("data")
+    with h5py.File(study / "r.h5", "r+") as file:
+        file.move("variance/net-0123456789", "variance/\x1b[2J-0123456789")
+    with pytest.raises(ValueError, match="holds a name that cannot be shown") as refusal:
+        reader.groups(study / "r.h5")
+    assert str(refusal.value).isprintable()
+
+
+def texts_of_a_megabyte(group: h5py.Group) -> None:
+    """20,000 texts, all of which are one in the file."""
+    made = group.create_dataset("words", (20_000,), h5py.string_dtype(), chunks=(20_000,))
+    made[0] = "x" * 2**20
+    group.file.flush()
+    _, first = made.id.read_direct_chunk((0,))
+    made.id.write_direct_chunk((0,), first[:16] * 20_000)
+
+
 def test_pipes_are_refused_before_they_are_read(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.pt", "a.h5", "a.csv", "model.safetensors.index.json", "config.json"):
         os.mkfifo(study / name)
@@ -264,6 +290,7 @@ def large_chunk(group: h5py.Group) -> None:
     ("change", "said"),
     [
         (bomb, "a compressed chunk that is larger than it says; refused"),
+        (texts_of_a_megabyte, "declares arrays of [0-9,]+ bytes in a file of [0-9,]+ bytes; refused"),
         (large_chunk, "chunks of 1,073,741,824 bytes; refused"),
         (lambda group: group.attrs.update({f"a{i}": i for i in range(600)}), "expected at most 500; refused"),
     ],
