@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,9 +23,10 @@ from landscape.checkpoints import raw_files
 from landscape.cli.main import exit_code
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
-from landscape.results.journal import Journal, Record
+from landscape.results.journal import MAGIC, Journal, Record
 from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import RunKey
+from landscape.results.standing import standings
 from landscape.results.writer import Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -178,6 +181,33 @@ def test_a_journal_that_makes_no_sense_is_kept_under_another_name(
     with h5py.File(path) as file:
         assert [*file, *file["variance"]] == held
     assert sorted(file.name for file in tmp_path.iterdir()) == ["r.h5", "r.h5.unreadable-feedfeed00"]
+
+
+WIDE = {**FAR, "probe": "variance", "label": "x", "digest": "feedfeed00"}
+
+
+@pytest.mark.parametrize("data", [{"key": WIDE, "attributes": {}}, ["index"], {"key": {**WIDE, "over": [["a"], "b"]}}])
+def test_a_journal_of_huge_axes_or_odd_keys_takes_neither_memory_nor_a_traceback(
+    data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = stored(tmp_path / "r.h5")
+    with Journal(tmp_path / "r.h5.journal-feedfeed00") as journal:
+        journal.append(Record(data, {f"axis:{name}": np.zeros(30_000, np.uint8) for name in "ab"}))
+        journal.append(Record({"index": [0, 0]}, {"loss": np.float64(1)}))
+    assert [standing.group for standing in standings(path)] == ["variance/net-0123456789"]
+    merge_orphans(path, reduce_of=lambda probe, parameters: None)
+    assert "none of its units can be merged" in caplog.text
+    assert (tmp_path / "r.h5.unreadable-feedfeed00").exists()
+
+
+def test_false_starts_in_a_journal_are_given_up_in_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "r.h5.journal-0123456789"
+    start = struct.pack("<III", 2**21, 0, 8) + b'{"data": ' + bytes(3)
+    path.write_bytes(MAGIC + struct.pack("<II", 9, 0) + start * 200_000)
+    before = os.times()
+    with Journal(path) as journal:
+        assert "cannot be read" in journal.unreadable
+    assert sum(os.times()[:2]) - sum(before[:2]) < 10
 
 
 LABELS = [
