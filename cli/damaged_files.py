@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -12,11 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from landscape.executors.worker_process import picklable
 
 T = TypeVar("T")
+LARGE = 2**20  # numbers above which a few of an array are read
 
 
 def check_not_damaged(file: Path) -> None:
@@ -29,16 +29,23 @@ def check_not_damaged(file: Path) -> None:
     """
     if not file.is_file() or not _may_fork():
         return
-    from landscape.results import reader
+    import h5py
+
+    from landscape.results import hdf5_file
+    from landscape.results.group import dims
 
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):  # the parent will meet the same error and report it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            with reader.streaming(file) as stored:
-                for _, data in stored:
-                    for variable in data.variables.values():
-                        np.asarray(variable[:1] if variable.ndim else variable)
+            with hdf5_file.reading(file) as stored:  # what a reader asks of HDF5, without its objects
+                for group in hdf5_file.checked_groups(stored, file):
+                    hdf5_file.attributes_of(group.id)
+                    places = {h5py.h5o.get_info(item.id).addr: name for name, item in group.datasets.items()}
+                    for name, item in group.datasets.items():
+                        hdf5_file.attributes_of(item.id)
+                        dims(item.id, name, places)
+                        item.array() if math.prod(item.shape or ()) < LARGE else h5py.Dataset(item.id)[:1]
         os._exit(0)
     _, ended = os.waitpid(child, 0)
     if os.WIFSIGNALED(ended):

@@ -131,6 +131,21 @@ def test_both_splits_and_eigenvalues_are_taken(tmp_path: Path) -> None:
     assert "max_eig" not in test
 
 
+@pytest.mark.parametrize("known", [0, 2])
+def test_placeholders_of_eigenvalues_are_none(tmp_path: Path, known: int) -> None:
+    path = made_by_its_tool(tmp_path / "s.h5")
+    with h5py.File(path, "r+") as file:
+        for name, begun in (("min_eig", 1.0), ("max_eig", -1.0)):
+            file[name] = np.full(file["train_loss"].shape, begun)
+            file[name][0, :known] = 7.0
+    imported(path, tmp_path / "r.h5")
+    data = only(tmp_path / "r.h5")
+    assert ("min_eig" in data, "max_eig" in data) == (bool(known), bool(known))
+    for name in ("min_eig", "max_eig") if known else ():
+        assert np.sort(data[name].values.ravel())[:known].tolist() == [7.0] * known
+        assert int(np.isnan(data[name]).sum()) == data["loss"].size - known
+
+
 def test_descending_coordinates_and_an_almost_zero_are_put_right(tmp_path: Path) -> None:
     x = np.array([1.0, 0.5, 1e-17, -0.5, -1.0])
     imported(made_by_its_tool(tmp_path / "s.h5", x=x), tmp_path / "r.h5")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,9 +23,10 @@ from landscape.checkpoints import raw_files
 from landscape.cli.main import exit_code
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
-from landscape.results.journal import Journal, Record
+from landscape.results.journal import MAGIC, Journal, Record
 from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import RunKey
+from landscape.results.standing import standings
 from landscape.results.writer import Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -180,6 +183,33 @@ def test_a_journal_that_makes_no_sense_is_kept_under_another_name(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["r.h5", "r.h5.unreadable-feedfeed00"]
 
 
+WIDE = {**FAR, "probe": "variance", "label": "x", "digest": "feedfeed00"}
+
+
+@pytest.mark.parametrize("data", [{"key": WIDE, "attributes": {}}, ["index"], {"key": {**WIDE, "over": [["a"], "b"]}}])
+def test_a_journal_of_huge_axes_or_odd_keys_takes_neither_memory_nor_a_traceback(
+    data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = stored(tmp_path / "r.h5")
+    with Journal(tmp_path / "r.h5.journal-feedfeed00") as journal:
+        journal.append(Record(data, {f"axis:{name}": np.zeros(30_000, np.uint8) for name in "ab"}))
+        journal.append(Record({"index": [0, 0]}, {"loss": np.float64(1)}))
+    assert [standing.group for standing in standings(path)] == ["variance/net-0123456789"]
+    merge_orphans(path, reduce_of=lambda probe, parameters: None)
+    assert "none of its units can be merged" in caplog.text
+    assert (tmp_path / "r.h5.unreadable-feedfeed00").exists()
+
+
+def test_false_starts_in_a_journal_are_given_up_in_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "r.h5.journal-0123456789"
+    start = struct.pack("<III", 2**21, 0, 8) + b'{"data": ' + bytes(3)
+    path.write_bytes(MAGIC + struct.pack("<II", 9, 0) + start * 200_000)
+    before = os.times()
+    with Journal(path) as journal:
+        assert "cannot be read" in journal.unreadable
+    assert sum(os.times()[:2]) - sum(before[:2]) < 10
+
+
 LABELS = [
     *("../../outside", "/etc/x", "a\0b", "..", "\x1b[2J", "$\\frac{$"),
     *('"><script>alert(1)</script>', "' onload='alert(1)"),
@@ -237,6 +267,32 @@ def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: p
         assert [name for name in attribute_names(page) if name.startswith("on")] == []
 
 
+def test_texts_of_a_file_are_printable_and_names_that_are_not_are_refused(study: Path) -> None:
+    def named(group: h5py.Group) -> None:
+        group.attrs["data"] = "\x1b[2J\x9b2J\x07data"
+        group["loss"].attrs["units"] = "\x01\x1bnats"
+        group["word"] = np.array(["\x1b]0;title", "plain"], dtype=object)
+
+    ((_, data),) = reader.groups(changed(study / "r.h5", named))
+    texts = [data.attrs["data"], data["loss"].attrs["units"], *data["word"].values]
+    assert all(text.isprintable() for text in texts)
+    assert texts[0].endswith("data")
+    with h5py.File(study / "r.h5", "r+") as file:
+        file.move("variance/net-0123456789", "variance/\x1b[2J-0123456789")
+    with pytest.raises(ValueError, match="holds a name that cannot be shown") as refusal:
+        reader.groups(study / "r.h5")
+    assert str(refusal.value).isprintable()
+
+
+def texts_of_a_megabyte(group: h5py.Group) -> None:
+    """20,000 texts, all of which are one in the file."""
+    made = group.create_dataset("words", (20_000,), h5py.string_dtype(), chunks=(20_000,))
+    made[0] = "x" * 2**20
+    group.file.flush()
+    _, first = made.id.read_direct_chunk((0,))
+    made.id.write_direct_chunk((0,), first[:16] * 20_000)
+
+
 def test_pipes_are_refused_before_they_are_read(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.pt", "a.h5", "a.csv", "model.safetensors.index.json", "config.json"):
         os.mkfifo(study / name)
@@ -264,6 +320,7 @@ def large_chunk(group: h5py.Group) -> None:
     ("change", "said"),
     [
         (bomb, "a compressed chunk that is larger than it says; refused"),
+        (texts_of_a_megabyte, "declares arrays of [0-9,]+ bytes in a file of [0-9,]+ bytes; refused"),
         (large_chunk, "chunks of 1,073,741,824 bytes; refused"),
         (lambda group: group.attrs.update({f"a{i}": i for i in range(600)}), "expected at most 500; refused"),
     ],

@@ -126,7 +126,7 @@ def test_samples_take_half_of_a_gpus_free_memory(
     size: int, stays: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(memory, "available_on", lambda device: 1000)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
         assert memory.stays_on_host("made up", size, torch.device("cuda")) is stays
     assert not memory.stays_on_host("made up", 10**15, torch.device("cpu"))
     assert ["made up: 501 bytes of samples stay" in message for message in caplog.messages] == [True] * stays

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from counting import assert_complete, expected, group_of, leftovers, measured, small, stopped
 
+from landscape.results import writer as writing
+from landscape.results.journal import Journal, Record
 from landscape.results.orphans import merge_orphans
-from landscape.results.run_key import RunKey
+from landscape.results.run_key import RunKey, to_header
 from landscape.results.writer import Writer, discard
 
 
@@ -60,15 +62,46 @@ def test_a_journal_that_cannot_be_read_is_kept_and_said(
         left = 12 - int(group_of(path, key)["done"].sum())
     assert left == (12 - 4 if kind == "turned bit" else 12)
     kept = path.with_name(f"{path.name}.unreadable-{key.digest}")
-    if kind == "another result" and not own:  # its units have a place of their own
-        assert group_of(path, small(digest="fedcba9876"))["done"].sum() == 5
-        assert leftovers(path) == []
-        return
     assert leftovers(path) == [kept.name]
     assert kept.read_bytes() == content
-    said = {"turned bit": "about 1 of 6 records cannot be read", "another result": "belong to counting fedcba9876"}
+    said = {"turned bit": "about 1 of 6 records cannot be read", "another result": "belongs to counting fedcba9876"}
     assert said.get(kind, "no journal of this version") in caplog.text
     assert f"the whole file is kept as {kept.name}" in caplog.text
+
+
+def test_a_journal_under_another_name_changes_no_finished_result(path: Path) -> None:
+    key = small()
+    before = measured(path, key)
+    with Journal(path.with_name(f"{path.name}.journal-fedcba9876")) as journal:
+        journal.append(to_header(key))
+        journal.append(Record({"index": [0, 0]}, {"value": np.float64(1.0), "vector": np.ones(3)}))
+    merge_orphans(path, reduce_of=counting.reduce_of)
+    assert leftovers(path) == [f"{path.name}.unreadable-fedcba9876"]
+    path.with_name(leftovers(path)[0]).rename(path.with_name(f"{path.name}.journal-{key.digest}"))
+    merge_orphans(path, reduce_of=counting.reduce_of)  # the right name, but the unit is finished
+    for name, values in before.items():
+        np.testing.assert_array_equal(group_of(path, key)[name], values)
+
+
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_a_file_that_another_replaces_at_any_moment_gets_every_unit(
+    path: Path, when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, other, merged = small(), small(digest="fedcba9876"), []
+    measured(path.with_name("other.h5"), other)
+
+    def replaced(*arguments: Any) -> Any:
+        found = update(*arguments)
+        merged.append(path)
+        if len(merged) == when:  # just behind a merge, as `cp other.h5 results.h5` does
+            path.write_bytes(path.with_name("other.h5").read_bytes())
+        return found
+
+    update = writing.update
+    monkeypatch.setattr(writing, "update", replaced)
+    counting.measure_pending(path, key, merge_every=5)
+    assert_complete(path, key)
+    assert leftovers(path) == ["other.h5"]
 
 
 def test_a_file_whose_name_begins_like_a_journal_is_never_touched(path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,10 +22,11 @@ import numpy as np
 from landscape.exchange.grid import Grid, ProjectedTrajectory, ascending
 from landscape.results.hdf5_file import reject_external
 
+_log = logging.getLogger(__name__)
 UNFILLED = -1.0
 AXES = {"x": "xcoordinates", "y": "ycoordinates"}
 SPLITS = ("train", "test")
-EIGENVALUES = ("min_eig", "max_eig")
+EIGENVALUES = {"min_eig": 1.0, "max_eig": -1.0}  # what that tool writes where it has not computed them
 PROJECTIONS = ("proj_xcoord", "proj_ycoord")
 
 
@@ -64,11 +66,20 @@ def read_surface(path: Path) -> list[Grid]:
             values = {"loss": np.where(done, loss, np.nan), "loss_se": np.full(sizes, np.nan)}
             accuracy = over(f"{split}_acc") / 100 if f"{split}_acc" in file else np.full(sizes, np.nan)
             values |= {"accuracy": np.where(done, accuracy, np.nan), "l2": np.full(sizes, np.nan)}
-            values |= {name: over(name) for name in EIGENVALUES if name in file and split == splits[0]}
+            if split == splits[0]:
+                values |= _eigenvalues(path, {name: over(name) for name in EIGENVALUES if name in file})
             facts = {"split": split, "l2_definition": "not in the file", "dir_file": _text(file, "dir_file")}
             name = split if len(splits) > 1 else ""
             grids.append(Grid(dict(zip(named, axes, strict=True)), values, done, facts, name))
     return grids
+
+
+def _eigenvalues(path: Path, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Eigenvalues, NaN where the file holds what that tool begins with; none where it holds nothing else."""
+    begun = np.logical_and.reduce([values == EIGENVALUES[name] for name, values in found.items()] or [True])
+    if begun.any() and found:
+        _log.info("note: %s holds eigenvalues of %d of %d points", path, begun.size - begun.sum(), begun.size)
+    return {} if begun.all() else {name: np.where(begun, np.nan, values) for name, values in found.items()}
 
 
 @contextlib.contextmanager
@@ -97,9 +108,10 @@ def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
         for key, name, factor in ((f"{split}_loss", "loss", 1.0), (f"{split}_acc", "accuracy", 100.0)):
             values = np.where(grid.done, factor * grid.values.get(name, np.full(grid.done.shape, np.nan)), UNFILLED)
             file[key] = values.T
-        for name in EIGENVALUES:
+        for name, begun in EIGENVALUES.items():
             if name in grid.values:
-                file[name] = grid.values[name].T
+                values = grid.values[name]
+                file[name] = np.where(np.isnan(values), begun, values).T
 
 
 def read_trajectory(path: Path) -> ProjectedTrajectory:

@@ -5,6 +5,7 @@ A group opens in any HDF5 reader from its first moment: every axis is a named sc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import zlib
@@ -70,9 +71,10 @@ def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, 
             stored[name][lost] = known[name][lost]
     for record in fresh:
         index = tuple(record.data["index"])
-        for name, value in record.arrays.items():
-            stored[name][index] = value
-        stored["done"][index] = 1
+        if stored["done"][index] != 1:  # what is finished stays as it is
+            for name, value in record.arrays.items():
+                stored[name][index] = value
+            stored["done"][index] = 1
     for name, values in stored.items():
         group[name][...] = values
     note_micro_batches(group, parts)
@@ -109,9 +111,9 @@ def seal(group: h5py.Group) -> None:
 
 
 def checksum(group: h5py.Group) -> int:
-    """A checksum of all arrays and attributes but for the label, which anybody may change."""
-    about = {**attributes_of(group.id), "label": "", CHECK: 0}
-    found = zlib.crc32(repr(sorted(about.items())).encode())
+    """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone."""
+    about = {name: "" if name in ("label", "created", "finished") else v for name, v in attributes_of(group.id).items()}
+    found = zlib.crc32(repr(sorted((about | {CHECK: 0}).items())).encode())
     for name, item in sorted(datasets(group).items()):
         values = Handle(item, item.shape, item.dtype).array()
         content = "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
@@ -253,22 +255,30 @@ def stored_group(path: Path, probe: str, digest: str, *, autotuned: bool = False
         return next((f"{probe}/{name}" for name, chosen_for in choices.items() if chosen_for == digest), None)
 
 
+@contextlib.contextmanager
+def _reading_group(path: Path, name: str) -> Iterator[h5py.Group]:
+    with reading(path) as file:
+        if name not in file:
+            raise ValueError(f"{path} does not hold {name} any more; another program replaced it, run again")
+        yield file[name]
+
+
 def read_group(path: Path, group: str) -> Arrays:
     """All arrays of one group, by name."""
-    with reading(path) as file:
-        return arrays(file[group])
+    with _reading_group(path, group) as stored:
+        return arrays(stored)
 
 
 def attribute(path: Path, group: str, name: str) -> Any:
     """One attribute of a stored group."""
-    with reading(path) as file:
-        return file[group].attrs[name]
+    with _reading_group(path, group) as stored:
+        return stored.attrs[name]
 
 
 def attributes(path: Path, group: str) -> dict[str, Any]:
     """All attributes of a stored group."""
-    with reading(path) as file:
-        return dict(file[group].attrs)
+    with _reading_group(path, group) as stored:
+        return dict(stored.attrs)
 
 
 def _created(file: h5py.File, key: RunKey) -> h5py.Group:

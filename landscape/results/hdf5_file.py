@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import h5py
 import numpy as np
 
+from landscape.options import printable
 from landscape.results.chunks import expanding
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 
@@ -71,7 +72,8 @@ def hard_links(group: h5py.Group) -> list[str]:
 def array_of(dataset: h5py.Dataset) -> np.ndarray:
     """The whole of a dataset; text as Python strings."""
     if h5py.check_string_dtype(dataset.dtype):
-        return np.asarray(dataset.asstr()[()], dtype=object)
+        texts = np.asarray(dataset.asstr()[()], dtype=object)
+        return texts if all(map(str.isprintable, texts.ravel())) else np.vectorize(printable, otypes=[object])(texts)
     return np.asarray(dataset[()])
 
 
@@ -104,6 +106,8 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
         datasets: dict[str, Handle] = {}
         for encoded in list(group):
             name = encoded.decode("utf-8", "surrogateescape")
+            if not name.isprintable():
+                raise ValueError(f"{path} holds a name that cannot be shown ({printable(name)}); refused")
             if group.links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
                 if links:
                     raise ValueError(
@@ -147,8 +151,8 @@ def _value(item: ObjectID, attribute: h5py.h5a.AttrID) -> Any:
 
 
 def _python_value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode()
+    if isinstance(value, bytes | str):
+        return printable(value.decode() if isinstance(value, bytes) else value)
     return value.item() if isinstance(value, np.generic) else value
 
 

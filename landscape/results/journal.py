@@ -26,6 +26,7 @@ import numpy as np
 MAGIC = b"landscape journal 1\n"
 _HEAD = struct.Struct("<II")  # payload length, CRC-32 of the payload
 _START = b'{"data": '  # of every payload, behind the length of its text
+_SEARCHED = 2**31  # most bytes whose checksums are computed behind damage
 _OPENED = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # without blocking on a pipe of that name
 
 
@@ -188,14 +189,14 @@ def _scan(content: bytes) -> tuple[list[tuple[int, int]], str]:
         torn = len(content) <= len(MAGIC) and (MAGIC.startswith(content) or not content.strip(b"\0"))
         return [], "" if torn else f"its {len(content):,} bytes are no journal of this version"
     spans: list[tuple[int, int]] = []
-    end, damaged, missing = len(MAGIC), 0, 0
+    end, damaged, missing, searched = len(MAGIC), 0, 0, 0
     while end < len(content):
         span = _payload(content, end)
         if span is not None:
             spans.append(span)
             end = sum(span)
             continue
-        following = _next(content, end)
+        following, searched = _next(content, end, searched)
         if following is None and _torn(content[end:]):
             break
         following = len(content) if following is None else following
@@ -219,15 +220,21 @@ def _payload(content: bytes, start: int) -> tuple[int, int] | None:
     return begin, length
 
 
-def _next(content: bytes, start: int) -> int | None:
-    """Start of the next whole record behind an unreadable one, found by how every payload begins; None if none."""
+def _next(content: bytes, start: int, searched: int) -> tuple[int | None, int]:
+    """Start of the next whole record behind an unreadable one, found by how every payload begins; None if none.
+
+    With it, how many bytes were looked through in all, of which there is a limit: starts may be false.
+    """
     at = content.find(_START, start + 1)
-    while at >= 0:
+    while at >= 0 and searched < _SEARCHED:
         begin = at - 4 - _HEAD.size
-        if begin > start and _payload(content, begin) is not None:
-            return begin
+        if begin > start:
+            length = _HEAD.unpack_from(content, begin)[0]
+            searched += length if length <= len(content) - begin else 0
+            if _payload(content, begin) is not None:
+                return begin, searched
         at = content.find(_START, at + 1)
-    return None
+    return None, searched
 
 
 def _torn(rest: bytes) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,18 @@ from landscape.results.replacing import behind_link
 from landscape.results.run_key import ReduceOf, RunKey, from_header
 from landscape.results.updating import locked, update
 
+LARGEST = 2**27  # bytes of a result that is created from its journal alone
 DIGEST = re.compile(r"[0-9a-f]{10}")
-UNREADABLE = (LookupError, TypeError, ValueError, RuntimeError, MemoryError, OverflowError, struct.error)
+UNREADABLE = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    struct.error,
+)
 _log = logging.getLogger(__name__)
 
 
@@ -60,9 +69,11 @@ def adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> str:
         records = list(journal.records())
         if not any({"index", *series.WORDS} & record.data.keys() for record in records):
             return ""
-        key = key_of(records)
+        key = key_of(records, journal.path)
         require_fitting(records, key.plan)
         probe, stored = key.probe, set(file.get(key.probe, ()))
+        if groups.name_with_digest(file, key.probe, key.digest) is None:
+            check_size(key.plan)
         if key.plan.grows:
             series.adopt(file, key, records)
         else:
@@ -89,11 +100,11 @@ def set_aside(journal: Journal, reason: str = "") -> None:
     _log.warning("warning: %s: %s; the whole file is kept as %s", journal.path, why, kept.name)
 
 
-def key_of(records: Sequence[Record]) -> RunKey:
-    """The key in a journal's header.
+def key_of(records: Sequence[Record], path: Path) -> RunKey:
+    """The key in the header of the journal at a path.
 
     Raises:
-        ValueError: there is none, or it makes no sense.
+        ValueError: there is none, it makes no sense, or the journal has the name of another result.
     """
     header = next((record for record in records if "key" in record.data), None)
     if header is None:
@@ -101,7 +112,8 @@ def key_of(records: Sequence[Record]) -> RunKey:
     key = from_header(header)
     if not (re.fullmatch(r"[\w-]+", key.probe) and DIGEST.fullmatch(key.digest)):
         raise ValueError(f"it belongs to no result, but to {key.probe!r} {key.digest!r}")
-    _check_size(key.plan)
+    if not path.name.endswith(f"-{key.digest}"):
+        raise ValueError(f"it belongs to {key.probe} {key.digest}")
     return key
 
 
@@ -131,11 +143,14 @@ def _has_place(record: Record, plan: Plan) -> bool:
     return len(index) == len(plan.shape) and all(0 <= i < n for i, n in zip(index, plan.shape, strict=True))
 
 
-def _check_size(plan: Plan) -> None:
-    """Reject a journal whose arrays would not fit into memory."""
+def check_size(plan: Plan) -> None:
+    """Reject a plan of a journal whose arrays no file holds yet if they are larger than any that a file begins with.
+
+    Raises:
+        ValueError: they are.
+    """
     dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
     dims += [quantity.dims for quantity in plan.summaries.values()]
-    sizes = [math.prod(len(plan.axis(name)) for name in names) for names in dims]
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    if 8 * sum(sizes) > room:
-        raise ValueError(f"it declares {8 * sum(sizes):,} bytes, more than half of this machine's memory")
+    size = 8 * sum(math.prod(len(plan.axis(name)) for name in names) for names in [*dims, tuple(plan.over)])
+    if size > LARGEST:
+        raise ValueError(f"it declares {size:,} bytes, and no file holds that result; expected at most {LARGEST:,}")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import h5py
 import numpy as np
@@ -18,15 +19,16 @@ from landscape.probe import MICRO_BATCHES, Unit, Values
 from landscape.results import group as groups
 from landscape.results import orphans
 from landscape.results.group import read_group
-from landscape.results.hdf5_file import check
+from landscape.results.hdf5_file import DAMAGE, check
 from landscape.results.journal import Busy, Journal, Record
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, to_header
-from landscape.results.updating import locked, update
+from landscape.results.updating import ATTEMPTS, locked, update
 
 if TYPE_CHECKING:
     import xarray as xr
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +71,7 @@ class Writer:
         Raises:
             ValueError: the result in the file has other units, or is half-finished and lacks what is measured now.
         """
-        stored, shape = read_group(self.path, self.group), self.key.plan.shape
+        stored, shape = self.arrays(), self.key.plan.shape
         done = stored["done"]
         if done.shape != shape:
             raise ValueError(
@@ -87,7 +89,11 @@ class Writer:
 
     def arrays(self) -> Arrays:
         """All arrays of the result in the file, by name."""
-        return read_group(self.path, self.group)
+        try:
+            return read_group(self.path, self.group)
+        except (ValueError, *DAMAGE):  # somebody replaced the file
+            self.merge()
+            return read_group(self.path, self.group)
 
     def result(self) -> xr.Dataset | None:
         """None: the result is read from the file, once its last units are merged."""
@@ -115,7 +121,7 @@ class Writer:
                 return self._merge_into(file), [orphans.adopt(file, journal, self._reduce_of) for journal in found]
 
             try:
-                again, reasons = update(self.path, change)
+                again, reasons = self._changed(change)
             except ValueError as error:
                 if self._known is None:
                     raise
@@ -132,6 +138,15 @@ class Writer:
         else:
             self._journal.clear(keep=1)
         self._known = self._merged
+
+    def _changed(self, change: Callable[[h5py.File], T]) -> T:
+        """What a change of the file returns, once the file that holds the units was read back."""
+        for _ in range(ATTEMPTS):
+            result = update(self.path, change)
+            with contextlib.suppress(ValueError, *DAMAGE):
+                if np.array_equal(read_group(self.path, self.group)["done"], self._merged["done"]):
+                    return result
+        raise ValueError(f"{self.path}: other programs keep replacing it")
 
     def _merge_into(self, file: h5py.File) -> int:
         """Merge what is finished into a copy of the file; returns how many units of earlier merges it had lost."""
@@ -221,9 +236,9 @@ def _journal(path: Path, key: RunKey, *, sync: bool = False) -> Journal:
     try:
         records = list(journal.records())
         if any("key" in record.data for record in records):
-            own = orphans.key_of(records)
-            if (own.probe, own.digest) != (key.probe, key.digest):
-                raise ValueError(f"they belong to {own.probe} {own.digest}")
+            own = orphans.key_of(records, journal.path)
+            if own.probe != key.probe:
+                raise ValueError(f"it belongs to {own.probe} {own.digest}")
         orphans.require_fitting(records, key.plan)
     except orphans.UNREADABLE as error:
         orphans.set_aside(journal, str(error))
