@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.doctor.finding import Finding, Result, found, measure_again
+from landscape.doctor.finding import Finding, Result, found
 
 ROUNDING = 1e-6  # of the largest entry of a summary, which other versions of libraries sum in another order
 Reduce = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
@@ -35,7 +35,7 @@ def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
             "summaries", "wrong", result,
             f"{len(changed)} stored summaries ({', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}) do not "
             "follow from the stored units",
-            measure_again(result, "measure it again with --overwrite"),
+            _anew(result),
         )  # fmt: skip
 
 
@@ -48,5 +48,10 @@ def samples(result: Result) -> Iterator[Finding]:
     if total and total != result.samples:
         yield found(
             "samples", "wrong", result, f"it names {result.samples:,} samples, and its units hold {total:,.0f}",
-            measure_again(result, "measure it again with --overwrite"),
+            _anew(result),
         )  # fmt: skip
+
+
+def _anew(result: Result) -> str:
+    command = result.command()
+    return f"run: {command} --overwrite" if command else "measure it again with --overwrite"

@@ -126,7 +126,7 @@ def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> Non
     where = places(group)
     errors = {name: str(group[name].attrs[OVER]) for name in where.values() if OVER in group[name].attrs}
     stored = {name: array_of(group[name]) for name in {"done", *errors.values()} & set(where.values())}
-    axes = {name: dims(group[name], name, where) for name in (*errors, *stored)}
+    axes = {name: dims(group[name].id, name, where) for name in (*errors, *stored)}
     for name, over in errors.items():
         n = values.get(f"{name}.{N}")
         if n is None:
