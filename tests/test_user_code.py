@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -171,7 +172,9 @@ def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str],
 def test_a_file_may_import_its_neighbours_when_its_functions_run(tmp_path: Path) -> None:
     (tmp_path / "neighbour_inside.py").write_text("VALUE = 5\n")
     (tmp_path / "mine.py").write_text("def f():\n    from neighbour_inside import VALUE\n    return VALUE\n")
+    before = list(sys.path)
     assert import_callable(f"{tmp_path}/mine.py:f")() == 5
+    assert sys.path == before  # another file named as its neighbour is not found elsewhere
 
 
 def test_a_file_without_a_callable_names_those_it_defines_and_does_not_run(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ show whether it draws, and can be seeded while it runs.
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 import hashlib
 import importlib
@@ -28,8 +29,8 @@ def import_callable(spec: str) -> Callable[..., Any]:
     """The callable that `path/file.py:callable` or `package.module:callable` names.
 
     A file is imported by its path under a private module name, once for the same bytes. During the import its folder
-    (for a module: the working directory) comes first on `sys.path`, so that it can import its neighbours; it stays
-    there as the last one, for what its functions import when they run.
+    (for a module: the working directory) is on `sys.path`, so that it can import its neighbours; a file can do so in
+    its functions too, when they run.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -131,15 +132,13 @@ def spec_sha256(spec: str) -> str | None:
 
 @contextmanager
 def on_path(folder: Path) -> Iterator[None]:
-    """Put a folder first on `sys.path`, and afterwards last."""
+    """Put a folder first on `sys.path`."""
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         with suppress(ValueError):  # the imported code may have changed the path itself
             sys.path.remove(str(folder))
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
 
 
 def rng_states() -> list[Any]:
@@ -195,6 +194,12 @@ def _import_file(path: Path) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None  # a .py file always has a loader
     module = importlib.util.module_from_spec(module_spec)
+
+    def imported(*args: Any, **options: Any) -> Any:
+        with on_path(path.parent):
+            return builtins.__import__(*args, **options)
+
+    module.__dict__["__builtins__"] = {**vars(builtins), "__import__": imported}  # of the code of this file alone
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up by name
     try:
         # These bytes, not the loader's: it takes cached bytecode of the same size and second for the file.
