@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,13 +38,27 @@ def _merged(files: list[Path], out: Path, prefer: Path | None) -> list[str]:
         from landscape.run import reduce_of
 
     lines = []
-    for result in merge_files(files, out, reduce_of=reduce_of, prefer=prefer):
+    merged = merge_files(files, out, reduce_of=reduce_of, prefer=prefer)
+    about = {result.group: groups.attributes(out, result.group) for result in merged}
+    for result in merged:
         units = f"{result.done:,} of {result.units:,} units from {result.files} file{'s' if result.files > 1 else ''}"
         lines.append(f"{result.group} in {out}: {units}")
         if missing := result.units - result.done:
-            command = command_for(groups.attributes(out, result.group), out)
-            lines.append(f"  {missing:,} units are missing{command and '; finish with: ' + command}")
+            mine = about[result.group]
+            if any(_replaced_by(mine, other) for other in about.values()):
+                advice = f"; {mine['label']} is another checkpoint since: only its older file can finish them"
+            else:
+                command = command_for(mine, out)
+                advice = command and f"; finish with: {command}"
+            lines.append(f"  {missing:,} units are missing{advice}")
     return lines
+
+
+def _replaced_by(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether another result asks the same of a later file of the same name."""
+    same = all(mine.get(name) == other.get(name) for name in ("probe", "label", "parameters"))
+    weights = [about.get("checkpoint_sha256", "") for about in (mine, other)]
+    return same and all(weights) and weights[0] != weights[1] and str(mine["created"]) < str(other["created"])
 
 
 def repair(

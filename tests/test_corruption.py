@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -349,6 +350,10 @@ def test_kept_images_are_used_until_they_are_damaged(
     assert torch.equal(corruption_cache.images(images, "fog", 2, 0), made)
     assert "is damaged; these images are made again" in caplog.text
     assert file.read_bytes() == made.numpy().tobytes()
+    file.unlink()
+    os.mkfifo(file)  # which nobody writes to
+    assert torch.equal(corruption_cache.images(images, "fog", 2, 0), made)
+    assert file.is_file()
     corruption_cache.images(images, "fog", 2, 1)
     corruption_cache.images(images[:2], "fog", 2, 0)
     assert len(list((tmp_path / "corruptions").glob("*.uint8"))) == 3

@@ -594,3 +594,11 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
         assert said in err
         assert err.count("\n") == 1
     assert (tmp_path / "results.h5").read_bytes() == before
+
+
+def test_a_field_longer_than_any_is_one_line_with_the_file_s_name(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("1" * 200_000 + ",2\n")
+    code, out, err = command("import", path)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"{path} is not a table (field larger than field limit" in err

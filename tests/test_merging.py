@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -311,3 +312,19 @@ def test_the_recipe_for_submitit_measures_what_one_command_does(
     assert program == "landscape"
     command_line(*words)
     whole_again(folder)
+
+
+def test_units_of_a_checkpoint_that_was_replaced_between_shards_are_not_said_to_be_finished_by_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "1.h5", tmp_path / "2.h5"]
+    for number, path in enumerate(files):
+        key = counting.small(digest=f"{number}" * 10)
+        key = replace(key, attributes={**key.attributes, "checkpoint_sha256": f"{number}" * 64})
+        with Writer(path, key) as writer:
+            writer.write(writer.pending()[0], counting.values(writer.pending()[0]))
+        with h5py.File(path, "r+") as file:
+            file[f"counting/toy-{key.digest}"].attrs["created"] = f"2026-01-0{number + 1}"
+    assert exit_code(["merge", *map(str, files), "--out", str(tmp_path / "all.h5")]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "units are missing" in line]
+    assert ["only its older file can finish them" in line for line in said] == [True, False]

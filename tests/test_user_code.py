@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from landscape.checkpoints.user_code import import_callable, refuse_file_alone, spec_sha256
+from landscape.checkpoints.user_code import guarded, import_callable, refuse_file_alone, spec_sha256
 from landscape.data import Batches, load
 from landscape.data.sampling import balanced
 
@@ -285,3 +285,10 @@ def test_a_shuffling_loader_gives_the_same_samples_at_every_loading(name: str, s
     first = load(f"{path}:{name}")
     torch.manual_seed(7)
     assert first.sha256 == load(f"{path}:{name}").sha256
+
+
+def test_weights_that_hold_code_are_refused_without_the_advice_of_torch(tmp_path: Path) -> None:
+    torch.save({"weight": Path}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="its weights hold code, which is not run; save them with safetensors") as said:
+        guarded("hf:net", lambda: torch.load(tmp_path / "pytorch_model.bin", weights_only=True))
+    assert "weights_only" not in str(said.value)

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -101,6 +102,8 @@ def guarded(what: str, function: Callable[[], Any]) -> Any:
         return function()
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses the command line
         reason = str(error).strip() and f": {first_line(error)}"
+        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):  # an option that no command has
+            reason = ": its weights hold code, which is not run; save them with safetensors"
         raise ValueError(f"{what} failed with {type(error).__name__}{reason}") from error
 
 

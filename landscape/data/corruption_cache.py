@@ -53,6 +53,8 @@ def images(clean: Tensor, name: str, severity: int, seed: int) -> Tensor:
 
 def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     """The images of a file, None if there is none or it is damaged."""
+    if not all(map(user_cache.is_own, (path, path.with_suffix(".sha256")))):
+        return None
     try:
         content, digest = path.read_bytes(), path.with_suffix(".sha256").read_text()
     except (OSError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -51,10 +52,11 @@ def _say_once(text: str) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder is the user's own and writable by nobody else."""
+    """Whether it is a regular file or a folder, the user's own, and writable by nobody else."""
     try:
         found = path.lstat()
     except OSError:
         return False
     own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return own and not path.is_symlink() and not found.st_mode & 0o022
+    regular = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # on a pipe, reading waits for ever
+    return own and regular and not found.st_mode & 0o022

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from landscape.exchange.grid import table_rows
 
 METRICS = ("accuracy", "nll", "ece")
 # columns of the files named *_corrupted.csv, without a header; some lack the last
@@ -28,8 +29,7 @@ class CorruptionTable:
 
 def is_table(path: Path) -> bool:
     """Whether the first line of a text file is one of a table of corruptions."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        row = [part.strip() for part in next(csv.reader(stream), [])]
+    row = [part.strip() for part in next(table_rows(path), (1, []))[1]]
     named = "corruption" in row and "severity" in row
     return named or (len(row) in (len(PUBLISHED) - 1, len(PUBLISHED)) and row[0].isdigit() and not _is_number(row[1]))
 
@@ -43,8 +43,7 @@ def read(path: Path) -> CorruptionTable:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}; give a CSV with the columns corruption,severity,accuracy,nll,ece")
-    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        rows = [(number, [part.strip() for part in row]) for number, row in enumerate(csv.reader(stream), 1) if row]
+    rows = [(number, [part.strip() for part in row]) for number, row in table_rows(path) if row]
     if not rows or len(rows) > MOST_ROWS or not is_table(path):
         raise ValueError(
             f"{path} is no table of corruptions; expected the {len(PUBLISHED) - 1} or {len(PUBLISHED)} columns of a "

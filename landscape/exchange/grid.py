@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import xarray as xr
@@ -87,3 +89,16 @@ def ascending(axes: Sequence[np.ndarray]) -> tuple[list[np.ndarray], tuple[np.nd
     sorted_axes = [axis[order] for axis, order in zip(axes, orders, strict=True)]
     exact = [np.where(np.abs(a) < 1e-12 * np.ptp(a), 0.0, a) for a in sorted_axes]
     return exact, np.ix_(*orders)
+
+
+def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a CSV file with their numbers.
+
+    Raises:
+        ValueError: a field is longer than any that a table has.
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
+        try:
+            yield from enumerate(csv.reader(stream), start=1)
+        except csv.Error as error:
+            raise ValueError(f"{path} is not a table ({error}); give one with short fields") from None

@@ -5,12 +5,13 @@ The loss is (1 - weight) x masked-image + weight x contrastive (arXiv 2305.00729
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from landscape.exchange.grid import table_rows
 
 WEIGHT, ENDING = "weight", "_accuracy"
 MOST_ROWS = 10_000
@@ -27,8 +28,8 @@ class HybridTable:
 
 def is_table(path: Path) -> bool:
     """Whether the first line of a text file is the header of such a table."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        names = [part.strip() for part in next(csv.reader(stream), [])]
+    _, row = next(table_rows(path), (1, []))
+    names = [part.strip() for part in row]
     return WEIGHT in names and any(name.endswith(ENDING) for name in names)
 
 
@@ -38,8 +39,7 @@ def read(path: Path) -> HybridTable:
     Raises:
         ValueError: a column, a number or the number of columns is another than expected, or a weight stands twice.
     """
-    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        rows = [(number, [part.strip() for part in row]) for number, row in enumerate(csv.reader(stream), 1) if row]
+    rows = [(number, [part.strip() for part in row]) for number, row in table_rows(path) if row]
     (_, header), *lines = rows
     for name in header:
         if not (name == WEIGHT or name.endswith(ENDING)) or header.count(name) > 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from landscape.exchange.grid import Grid, ascending
+from landscape.exchange.grid import Grid, ascending, table_rows
 from landscape.results.declared_size import EXPANSION
 
 # column -> name in the results file
@@ -27,18 +27,17 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
         ValueError: a line cannot be parsed, or the points are not a grid.
     """
     rows = []
-    with path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        for number, row in enumerate(csv.reader(stream), start=1):
-            if not row:
-                continue
-            if len(row) != len(COLUMNS):
-                wanted = f"the {len(COLUMNS)} of a published surface: {', '.join(COLUMNS)}"
-                raise ValueError(f"{path} has {len(row)} columns in line {number}, expected {wanted}")
-            try:
-                rows.append([float(value) for value in row])
-            except ValueError as error:
-                what = f"a value that is not a number in line {number} ({error})"
-                raise ValueError(f"{path} has {what}; expected no header") from None
+    for number, row in table_rows(path):
+        if not row:
+            continue
+        if len(row) != len(COLUMNS):
+            wanted = f"the {len(COLUMNS)} of a published surface: {', '.join(COLUMNS)}"
+            raise ValueError(f"{path} has {len(row)} columns in line {number}, expected {wanted}")
+        try:
+            rows.append([float(value) for value in row])
+        except ValueError as error:
+            what = f"a value that is not a number in line {number} ({error})"
+            raise ValueError(f"{path} has {what}; expected no header") from None
     if not rows:
         raise ValueError(f"{path} is empty, expected one line per point of a surface")
     table = np.array(rows)
