@@ -234,3 +234,13 @@ def test_a_scheduler_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
     refused("nowhere.json", "there is no such file; give an address")
     refused("tcp://127.0.0.1:9", r"no dask scheduler answers at tcp://127\.0\.0\.1:9 ")
+
+
+def test_a_scheduler_file_without_an_address_is_refused_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    (tmp_path / "scheduler.json").write_text("{}")
+    with (
+        pytest.raises(ValueError, match=r"scheduler\.json has no address"),
+        DaskCluster(str(tmp_path / "scheduler.json")),
+    ):
+        pass

@@ -54,6 +54,7 @@ def test_a_file_expands_to_its_entries_in_order(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("[layers", "is not a TOML file"),
+        ("a" + ".a" * 100_000 + " = 1", "has 200,005 bytes, expected at most 65,536"),
         ("", r"has no table \[layers\]"),
         ("layers = 3", r"has no table \[layers\]"),
         ("[layers]\na = 3", "expected a kind, or a table of grid, kind, prefix"),

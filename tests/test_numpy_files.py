@@ -179,3 +179,9 @@ def test_a_class_of_which_there_is_no_sample_is_no_other_data_set(tmp_path: Path
     assert len(landscape.load(None, model=spec, data=name, device="cpu")) == 6
     with pytest.raises(ValueError, match=r"the model has 2 classes and .* has 3"):
         landscape.load(None, model=spec, model_arg={"classes": 2}, data=name, device="cpu")
+
+
+def test_an_archive_that_unpacks_to_far_more_than_it_holds_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "set.npz", images=np.zeros((30_000, 64, 64), np.uint8), labels=np.zeros(30_000, int))
+    with pytest.raises(ValueError, match=r"set\.npz.* declares images.npy of 122,880,000 bytes.*refused"):
+        load(str(tmp_path / "set.npz"), samples=24)

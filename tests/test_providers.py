@@ -20,7 +20,7 @@ import landscape
 from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.data.preprocessing import Resize
-from landscape.models import libraries, providers
+from landscape.models import huggingface, libraries, providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
@@ -461,3 +461,10 @@ def test_other_import_errors_of_torchvision_are_raised(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="something else"):
         libraries.library("torchvision")
+
+
+@pytest.mark.parametrize("entry", ["num_labels", "num_hidden_layers"])
+def test_a_configuration_of_a_thousand_million_is_refused(entry: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", entry: 10**9}))
+    with pytest.raises(ValueError, match=f"has {entry} 1,000,000,000, expected at most"):
+        huggingface.build(str(tmp_path), {}, classes=None, image_size=None, weights=False)

@@ -20,7 +20,9 @@ from landscape.data.image_folder import SPLITS
 from landscape.data.preprocessing import default_normalisation
 from landscape.data.sampling import Samples, Split, subset
 from landscape.options import parse_count
+from landscape.results.declared_size import SLACK, refuse_oversized
 
+PACKED = 64  # largest ratio of an array to its compressed file, such as one of masks
 T = TypeVar("T")
 # Names of inputs and targets in an archive or a folder; also with a split, as in x_train or train_x.
 PAIRS = (
@@ -142,6 +144,8 @@ def _member(path: Path, archive: zipfile.ZipFile, member: str) -> np.ndarray:
         version = npy.read_magic(stream)
         header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = header(stream)
+    size = math.prod(shape) * dtype.itemsize
+    refuse_oversized(str(path), member, size, path.stat().st_size, expansion=PACKED, slack=SLACK)
     memory.require(f"{path}: {member}", math.prod(shape), dtype.itemsize)
     with archive.open(member) as stream:
         return np.asarray(npy.read_array(stream, allow_pickle=False))

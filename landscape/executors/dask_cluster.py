@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from landscape.checkpoints.raw_files import json_of
 from landscape.executors import dask_task
 from landscape.executors.executor import PoisonUnits
 from landscape.executors.schedule import TRIES, Chunk, Schedule
@@ -56,6 +57,8 @@ class DaskCluster:
                 f"--scheduler {self.scheduler}: there is no such file; give an address such as tcp://127.0.0.1:8786, "
                 "or the file that `dask scheduler --scheduler-file FILE` writes"
             )
+        if "scheduler_file" in where and not isinstance(json_of(Path(self.scheduler)).get("address"), str):
+            raise ValueError(f"--scheduler {self.scheduler} has no address; give the file that the scheduler writes")
         with _quiet_dask():
             try:
                 self._client = connect(**where, timeout=CONNECT_SECONDS, set_as_default=False, name="landscape")

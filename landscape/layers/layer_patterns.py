@@ -27,6 +27,7 @@ LayerPatterns = Annotated[
 ]
 _GRID = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 STREAM = "stream"  # in place of a kind: the discovered layer of that name
+MOST_BYTES = 2**16  # of a file of layers
 _KEYS = {"kind", "grid", "prefix"}
 
 
@@ -83,9 +84,11 @@ def expand(patterns: Iterable[str]) -> tuple[str, ...]:
 def _entries(path: Path) -> Iterator[Pattern]:
     if not path.is_file():
         raise FileNotFoundError(f"--layers {path} does not exist; give a TOML file with a table [layers]")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"--layers {path} has {path.stat().st_size:,} bytes, expected at most {MOST_BYTES:,}")
     try:
         content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"--layers {path} is not a TOML file ({error})") from None
     table = content.get("layers")
     if not isinstance(table, dict) or not table:

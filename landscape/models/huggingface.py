@@ -18,6 +18,7 @@ from landscape.models.libraries import library
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
 MOST_LAYERS = 10_000
+MOST_LABELS = 1_000_000
 SQUASHED_FROM = 384  # ConvNeXt's processor crops images below this size, and squashes larger ones
 
 
@@ -61,12 +62,13 @@ def build(
 
 
 def _check_depth(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a network that would be made layer by layer without end."""
+    """Refuse a network that would be made layer by layer, or label by label, without end."""
     for name, value in config.items():
-        if any(word in name for word in ("layer", "depth", "block")):
+        most = MOST_LABELS if name == "num_labels" else MOST_LAYERS
+        if any(word in name for word in ("layer", "depth", "block", "num_labels")):
             for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, int | float) and number > MOST_LAYERS:
-                    raise ValueError(f"{folder}/config.json has {name} {number:,}, expected at most {MOST_LAYERS:,}")
+                if isinstance(number, int | float) and number > most:
+                    raise ValueError(f"{folder}/config.json has {name} {number:,}, expected at most {most:,}")
 
 
 def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
