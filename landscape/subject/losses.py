@@ -222,7 +222,6 @@ def _of_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
 def _reduction_of(function: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any] | None, bool]:
     """Of one of PyTorch's losses that returns a mean the same without it, and whether it has none already."""
     inner, given = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
-    bare: Any
     if isinstance(function, nn.Module) and type(function).__module__ == "torch.nn.modules.loss":
         reduction = getattr(function, "reduction", "")
         bare: Any = copy.copy(function)
