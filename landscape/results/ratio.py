@@ -45,8 +45,8 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, *, spread_at_zero: f
     if a > 0 and under > 0:
         value, half = over / under, math.sqrt(max(b * b - a * c, 0.0))
         spread = variances[0, 0] - 2 * value * variances[0, 1] + value**2 * variances[1, 1]
-        ends = (max((b - half) / a, 0.0), (b + half) / a) if n >= FEWEST else (math.nan, math.nan)
-        return Ratio(value, math.sqrt(max(spread, 0.0)) / under, *ends, True)
+        low, high = (max((b - half) / a, 0.0), (b + half) / a) if n >= FEWEST else (math.nan, math.nan)
+        return Ratio(value, math.sqrt(max(spread, 0.0)) / under, low, high, True)
     if math.isfinite(spread_at_zero):
         a = under**2 - quantile * spread_at_zero
         b += 2 * quantile * math.sqrt(spread_at_zero / 2) * over
