@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_values, option, with_options
-from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.damaged_files import check_not_damaged, in_child
 from landscape.cli.doctor import suggestion
 from landscape.cli.loading import load
 from landscape.cli.pending import follow as follow_file
@@ -104,8 +104,10 @@ def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
     from landscape.plots.measured import as_json
     from landscape.results.protocols import samples_of
 
-    check_not_damaged(file)
-    rows = headlines.summary(file, lambda data: {"samples": samples_of(data), **(as_json(data) if numbers else {})})
+    def summary() -> list[dict[str, Any]]:
+        return headlines.summary(file, lambda data: {"samples": samples_of(data), **(as_json(data) if numbers else {})})
+
+    rows = in_child(summary, [file])
     for row in rows:
         row["headline"] = row.pop("headline")  # the longest cell comes last
     return rows

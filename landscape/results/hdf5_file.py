@@ -48,7 +48,7 @@ class Handle(NamedTuple):
 
     def array(self) -> np.ndarray:
         """The whole of it; text as Python strings."""
-        if self.dtype not in _IN_MEMORY or not self.shape:
+        if self.dtype not in _IN_MEMORY or self.shape is None:
             return array_of(h5py.Dataset(self.id))
         found = np.empty(self.shape, self.dtype)
         if found.size:
