@@ -13,17 +13,19 @@ from matplotlib.lines import Line2D
 from landscape.plots import style
 from landscape.plots.appearance import FAMILIES, escaped
 from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.intervals import quantile
 
 PUBLISHED = {("alternet50", "cifar100"): (0.8248, 0.8345, 0.8366, 0.8377, 0.8402)}  # for 0 to 4 MSAs
 LABELS = {"accuracy": "test accuracy", "loss": "test loss (nats)"}
 
 
 def draw(rows: Sequence[Mapping[str, Any]], ax: Axes, name: str) -> Axes:
-    """Draw a metric of every network as a point, and the mean over seeds with its standard error as a line."""
+    """Draw a metric of every network as a point, and the mean over seeds with its 95 % interval as a line."""
     _, color, marker = FAMILIES["AlterNet"]
     counts = sorted({int(row["msa"]) for row in rows})
-    found = [mean_and_standard_error(column(rows, name, count)) for count in counts]
-    errors = np.nan_to_num([error for _, error in found])
+    values = [column(rows, name, count) for count in counts]
+    found = [mean_and_standard_error(of) for of in values]
+    errors = np.nan_to_num([quantile(len(of)) * error for of, (_, error) in zip(values, found, strict=True)])
     ax.plot([row["msa"] for row in rows], [row[name] for row in rows], ".", color=color, alpha=0.35, markersize=4)
     ax.errorbar(counts, [mean for mean, _ in found], yerr=errors, color=color, marker=marker, elinewidth=0.8)
     published = PUBLISHED.get((str(rows[0]["model"]), str(rows[0]["data"])))
@@ -42,7 +44,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> Figure:
     legend = [Line2D([], [], color=color, marker=marker, label="mean over seeds" if len(seeds) > 1 else "one seed")]
     if (str(rows[0]["model"]), str(rows[0]["data"])) in PUBLISHED:
         legend.append(Line2D([], [], color="0.5", linestyle=":", marker="x", label="published"))
-    many = f"{len(seeds)} seeds. Dots: networks; error bars: standard error over seeds"
+    many = f"{len(seeds)} seeds. Dots: networks; error bars: 95 % intervals over seeds"
     one = "one seed, so that there are no errors"
     text = (
         f"{escaped(about)}; {len(rows)} networks, {many if len(seeds) > 1 else one}. Self-attentions replace "

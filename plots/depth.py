@@ -15,7 +15,7 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import ground
 from landscape.statistics.stored import error_of, half_width
 
-ERRORS = "Error bars: standard error over samples."
+ERRORS = "Error bars: 95 % intervals over samples."
 NOTE = f"Bands: self-attention (grey), blocks that reduce the map (blue), smoothing (green, hollow). {ERRORS}"
 
 

@@ -12,6 +12,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
+from landscape.plots.theme import narrow
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
 
@@ -58,7 +59,7 @@ def draw(
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per quantity with all networks; bands where there is one network."""
     shown = [name for name in PANELS if any(_known(data, name) for data in results)]
-    columns = min(len(shown), 4)
+    columns = min(len(shown), 2 if narrow() else 4)
     rows = -(-len(shown) // columns)
     one = len(results) == 1
     bands = f"{depth.NOTE.removesuffix(depth.ERRORS)}" if one else ""

@@ -12,10 +12,11 @@ from landscape.plots.appearance import Look, escaped
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import muted
+from landscape.statistics.intervals import quantile
 
 MEANING = (
     "The largest (to the right) and the smallest (to the left) eigenvalue of each layer's diagonal block of the "
-    "Hessian, mean and standard error over mini-batches. A block leaves out interactions between layers (the largest "
+    "Hessian, mean and 95 % interval over mini-batches. A block leaves out interactions between layers (the largest "
     "eigenvalue of the whole Hessian is at least that of every block), and an end that is not among the wanted "
     "eigenvalues is as rough as its stored residual, unless --ends followed it."
 )
@@ -45,11 +46,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _mean(data: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error over the finished mini-batches, (group,)."""
+    """Mean over the finished mini-batches and half its 95 % interval, (group,)."""
     values = data[name].transpose("batch", "group").values
     count = np.isfinite(values).sum(axis=0)
     total = np.nansum(values, axis=0)
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     squares = np.nansum((values - mean) ** 2, axis=0)
     error = np.where(count > 1, np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1)), 0.0)
-    return mean, error
+    return mean, np.nan_to_num(quantile(count) * error)

@@ -18,7 +18,7 @@ from landscape.statistics.stored import half_width
 
 MEANING = (
     "The accuracy a network loses, and the loss it gains, when one unit is removed from it, without retraining; error "
-    "bars are the standard error of the paired differences. It says what this trained network relies on, not what a "
+    "bars are 95 % intervals of the paired differences. It says what this trained network relies on, not what a "
     "network trained without the unit would miss; kinds of units are removed by different rules, which the "
     "results file records."
 )
@@ -94,7 +94,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for kind, color in KINDS.items()
         if kind in present
     ]
-    note = "Shaded: every other stage. Error bars: standard error over samples."
+    note = "Shaded: every other stage. Error bars: 95 % intervals over samples."
     figure = style.page(results, looks, height=sum(heights) + 0.2 * len(results), legend=patches, note=note)
     free = iter(figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0])
     drops: list[Axes] = []

@@ -90,7 +90,7 @@ PAGES: Mapping[str, Sequence[Part]] = {
         Part("Hessian spectrum", "hessian", spectra, 1.2),
     ),
     "park2022_features": (
-        Part("Fourier analysis", "fourier_depth", over_depth(fourier_depth.draw), note="Error bars: standard error."),
+        Part("Fourier analysis", "fourier_depth", over_depth(fourier_depth.draw), note="Error bars: 95 % intervals."),
         Part("variance of feature maps", "variance", over_depth(variance.draw)),
         Part("lesion study", "lesion", lesions, note="Removed: attention (hatched), MLPs (dotted), others."),
     ),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MEANING = (
     "The sum of all Hessian eigenvalues, a measure of sharpness: points are mini-batches, the line is the mean over "
-    "all samples, error bars and band are the standard errors over random vectors. Eigenvalues of both signs cancel "
+    "all samples, error bars and band are 95 % intervals over random vectors. Eigenvalues of both signs cancel "
     "in it, and rescaling weights that leaves the network's function alone changes it."
 )
 NORM = ("frobenius", "frobenius_se")

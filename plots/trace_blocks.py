@@ -17,7 +17,7 @@ from landscape.statistics.stored import half_width
 MEANING = (
     "For random vectors v and the rows of every block: dark, |(H - H_bd) v| / |H v|, what a block-diagonal Hessian "
     "leaves out; light, |N v| / |H v|, what the Gauss-Newton approximation leaves out; lines are those of all rows, "
-    "error bars standard errors over mini-batches. They are shares of the whole matrix, of the mini-batches' size, and "
+    "error bars 95 % intervals over mini-batches. They are shares of the whole matrix, of the mini-batches' size, and "
     "say nothing about a particular direction."
 )
 ROW = 0.15  # inches per block

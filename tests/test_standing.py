@@ -99,7 +99,7 @@ def test_the_command_for_missing_units_finishes_them(command: Command, tmp_path:
         assert row["command"] in said
         code, _, err = command(*shlex.split(row["command"])[1:])
         assert code == 0, err
-        assert f"{row['missing']} measured now" in err
+        assert f"{row['missing']} of {row['units']} units in" in err
     code, said, _ = command("show", out, "--pending")
     assert (code, said) == (0, "nothing is missing; finished results: 2\n")
     code, _, err = command("show", checkpoint, "--pending")

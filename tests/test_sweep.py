@@ -32,7 +32,7 @@ def results(value: Any, *, seed: int = 0, epoch: float = 9.0, accuracy: float = 
                 for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))}  # fmt: skip
         found.append(("calibration/x", xr.Dataset(data, attrs={**attributes, "spec": json.dumps({"split": split})})))
     spectrum = xr.Dataset({"largest": ("batch", [10.0, 30.0]), "nep": 0.2, "nep_low": 0.1, "nep_high": 0.3})
-    spectrum = spectrum.assign(ape=5.0, ape_low=4.0, ape_high=7.0)
+    spectrum = spectrum.assign(ape=5.0, ape_low=4.0, ape_high=7.0, mean_largest=20.0, mean_largest_se=10.0)
     return [*found, ("hessian/x", spectrum.assign_attrs(attributes))]
 
 

@@ -221,10 +221,12 @@ def stored(traces: Sequence[float], label: str = "vit") -> xr.Dataset:
 
 
 def test_the_line_lies_at_the_trace_of_all_samples_in_a_band_of_its_error() -> None:
-    ax = trace.draw(stored([3.0, 5.0, np.nan]), Figure().subplots())
+    data = stored([3.0, 5.0, np.nan])
+    data["trace_se"].attrs["n"] = 8
+    ax = trace.draw(data, Figure().subplots())
     assert [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1] == [4.0]
     (band,) = ax.patches
-    assert band.get_height() == pytest.approx(2 * np.sqrt(2) / 2)
+    assert band.get_height() == pytest.approx(2 * 2.3646 * np.sqrt(2) / 2, rel=1e-4)  # Student, 7 degrees
 
 
 @pytest.mark.parametrize(("traces", "scale"), [([3.0, 50.0], "log"), ([3.0, 5.0], "linear"), ([-3.0, 50.0], "linear")])

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.results.calibration import METRICS, metrics, resampled_sums
+from landscape.results.calibration import METRICS, SHARES, metrics, resampled_sums
+from landscape.statistics.intervals import share_interval
 from landscape.subject.pixel_scores import image_scores
 
 DRAWS = 1000  # of the bootstrap
@@ -77,7 +78,7 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
     Arrays of `data` are those of `frame_scores`, (frame, prediction, tau, ...), NaN where a frame is not finished;
     tau = 0 is the first. Neighbouring frames are dependent, so that whole blocks of frames are resampled; `blocks` is
     the block of every frame. The interval of the calibration error is reflected at its estimate, because that of a
-    resample is biased upwards once more.
+    resample is biased upwards once more; shares have Wilson's, of so many blocks.
 
     Returns:
         (prediction, tau) arrays `NAME`, `NAME_low`, `NAME_high`, `NAME_change`, `NAME_change_low`, `NAME_change_high`.
@@ -94,7 +95,10 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
             plain = plain or (value, drawn)
             for name in value:
                 change = value[name] - plain[0][name], drawn[name] - plain[1][name]
-                numbers = *_interval(value[name], drawn[name], reflected=name == "ece"), *_interval(*change)
+                own = _interval(value[name], drawn[name], reflected=name == "ece")
+                if name in SHARES:
+                    own = (own[0], *map(float, share_interval(own[0], drawn[name].std(ddof=1), len(rows))))
+                numbers = *own, *_interval(*change)
                 for key, number in zip(suffixed(name), numbers, strict=True):
                     found.setdefault(key, np.full((predictions, taus), np.nan))[i, j] = number
     return found

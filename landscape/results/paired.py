@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from landscape.statistics.intervals import Ends, interval, p_value, quantile
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SAMPLES = ("data_sha256", "samples")  # the attributes that say which samples a result is of
 

@@ -32,7 +32,8 @@ def quantile(n: Any) -> np.ndarray:
 def interval(value: Any, error: Any, n: Any) -> Ends:
     """Ends of the intervals of means, or of other estimates whose error is symmetric, by Student's t."""
     half = quantile(n) * np.asarray(error, dtype=float)
-    return np.asarray(value - half), np.asarray(value + half)
+    with np.errstate(invalid="ignore"):  # an infinite value with an infinite error
+        return np.asarray(value - half), np.asarray(value + half)
 
 
 def positive_interval(value: Any, error: Any, n: Any) -> Ends:
