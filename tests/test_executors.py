@@ -253,13 +253,13 @@ def test_with_cuda_every_worker_has_its_own_device(folder: Path, monkeypatch: py
 
 # --- the command ---
 
-# With a file `hold` beside it, a process measures some units, says so, and waits for that file to go.
+# With a file `hold` beside it, a worker measures some units, says so, and waits for that file to go.
 HOLDING = """
-import os, pathlib, time, torch
+import os, pathlib, sys, time, torch
 HELD = pathlib.Path(__file__).with_name("hold")
 class Net(torch.nn.Sequential):
     def forward(self, x):
-        while HELD.exists():
+        while HELD.exists() and any("worker_process" in word for word in sys.orig_argv):
             os.environ["PASSES"] = str(passes := int(os.environ.get("PASSES", "0")) + 1)
             if passes < 20:
                 break
