@@ -69,14 +69,13 @@ MUTANTS = (
            "a label selects all networks"),
     Mutant("reader", "landscape/results/reader.py", 'return f"{done:,} of {units:,} units" if done < units else ""',
            'return ""', "an unfinished result is not named"),
-    Mutant("statistics", "landscape/{statistics}/statistics.py", "values.std(ddof=1) / np.sqrt(len(values))",
+    Mutant("statistics", "landscape/results/statistics.py", "values.std(ddof=1) / np.sqrt(len(values))",
            "values.std(ddof=0) / np.sqrt(len(values))", "standard errors of few values are too small"),
-    Mutant("statistics", "landscape/{statistics}/statistics.py", "np.clip(squares - n * mean**2, 0.0, None) / (n - 1)",
+    Mutant("statistics", "landscape/results/statistics.py", "np.clip(squares - n * mean**2, 0.0, None) / (n - 1)",
            "np.clip(squares - n * mean**2, 0.0, None) / n", "the same from sums"),
-    Mutant("statistics", "landscape/{statistics}/paired.py", "each = values - other\n", "each = values + other\n",
+    Mutant("statistics", "landscape/results/paired.py", "difference = values - other\n", "difference = values + other\n",
            "a paired difference is a sum"),
-    Mutant("statistics", "landscape/{statistics}/paired.py", "2 * stdtr(n - 1, -abs(mean) / error)",
-           "stdtr(n - 1, -abs(mean) / error)", "p of one side is called two-sided"),
+    Mutant("statistics", "landscape/statistics/intervals.py", "2 * stdtr(", "stdtr(", "p of one side is called two-sided"),
     Mutant("figures", "plots/figure.py", "fits and any(known[name] for name in drawn)", "fits and any(known)",
            "figures without a finite value are drawn"),
     Mutant("figures", "plots/drawing.py", 'if name.partition("/")[0] == figure.probe])', "])",
@@ -95,9 +94,8 @@ MUTANTS = (
 
 
 def place_of(mutant: Mutant, root: Path) -> Path:
-    """The file of a mutant; statistics may have a folder of their own."""
-    folder = "statistics" if (root / "landscape/statistics").is_dir() else "results"
-    return root / mutant.file.replace("{statistics}", folder)
+    """The file of a mutant."""
+    return root / mutant.file
 
 
 def planted(mutant: Mutant, root: Path) -> str:
