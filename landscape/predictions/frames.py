@@ -97,7 +97,8 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
                 change = value[name] - plain[0][name], drawn[name] - plain[1][name]
                 own = _interval(value[name], drawn[name], reflected=name == "ece")
                 if name in SHARES:
-                    own = (own[0], *map(float, share_interval(own[0], drawn[name].std(ddof=1), len(rows))))
+                    low, high = share_interval(own[0], drawn[name].std(ddof=1), len(rows))
+                    own = own[0], float(low), float(high)
                 numbers = *own, *_interval(*change)
                 for key, number in zip(suffixed(name), numbers, strict=True):
                     found.setdefault(key, np.full((predictions, taus), np.nan))[i, j] = number
