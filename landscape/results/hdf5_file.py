@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import mmap
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,6 +17,8 @@ from landscape.results.chunks import expanding
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 
 FORMAT = 1
+_PIECE = 1 << 24  # bytes of a file that are searched at a time
+_HEADER = 16  # bytes of the header of a heap of texts
 ObjectID: TypeAlias = h5py.h5g.GroupID | h5py.h5d.DatasetID
 # What HDF5 and its readers raise on damaged bytes.
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
@@ -95,8 +96,8 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
     Raises:
         ValueError: as `reject_external`, before the group in question is returned.
     """
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        limits = Limits(str(path), len(content), longest=longest_text(content))
+    size = path.stat().st_size
+    limits = Limits(str(path), size, longest=longest_text(_pieces(path), size))
     count = 0
     limits.add(h5py.h5g.open(file.id, b"/"))
     waiting: list[tuple[str, h5py.h5g.GroupID, int]] = [("", file.id, 1)]
@@ -202,10 +203,25 @@ class Limits:
                 self._more(sum(map(len, part)))
 
 
-def longest_text(content: bytes | mmap.mmap) -> int:
-    """A bound on the bytes of a text in a file: the largest of the heaps in which HDF5 keeps them."""
-    ends = [heap.end() + 4 for heap in re.finditer(b"GCOL", content)]
-    return min(len(content), max((int.from_bytes(content[end : end + 8], "little") for end in ends), default=1))
+def longest_text(pieces: Iterable[bytes], size: int) -> int:
+    """A bound on the bytes of a text in a file of that size: the largest of the heaps in which HDF5 keeps them.
+
+    `pieces` are the file's content, each with the last bytes of the one before, so that no header is cut.
+    """
+    longest = 1
+    for piece in pieces:
+        for heap in re.finditer(b"GCOL", piece):
+            longest = max(longest, int.from_bytes(piece[heap.end() + 4 : heap.end() + 12], "little"))
+    return min(size, longest)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """The content of a file in pieces of some MB: a file may be larger than the memory that a process may have."""
+    with path.open("rb") as stream:
+        last = b""
+        while piece := stream.read(_PIECE):
+            yield last + piece
+            last = piece[-_HEADER:]
 
 
 def _unreadable(dataset: h5py.h5d.DatasetID) -> str:

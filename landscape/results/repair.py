@@ -156,7 +156,7 @@ def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list
 
     `size` is that of the file before it was padded.
     """
-    longest = longest_text(image)
+    longest = longest_text([image], len(image))
     with _opened(image) as file:
         for place, at in zip(places, _references(places), strict=True):
             try:
