@@ -10,11 +10,19 @@ import numpy as np
 from landscape.doctor.finding import Finding, Result, found
 
 ROUNDING = 1e-6  # of the largest entry of a summary, which other versions of libraries sum in another order
+MOST = 2**28  # bytes of a result that are held to compute its summaries
 Reduce = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 
 
 def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
     """Stored summaries that do not follow from the stored units: one of the two was changed afterwards."""
+    if result.data.nbytes > MOST:
+        yield found(
+            "summaries", "note", result,
+            f"summaries of {result.data.nbytes / 2**20:,.0f} MiB of numbers are not computed again",
+            f"a result of at most {MOST >> 20} MiB is checked",
+        )  # fmt: skip
+        return
     arrays = {str(name): values.values for name, values in result.data.variables.items()}
     try:
         computed = reduce(arrays)
