@@ -5,11 +5,13 @@ Nothing here happens when the library is imported. What the user has set in the 
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from landscape.executors.executor import Executor
     from landscape.subject.process_group import ProcessGroup
 
+AGAIN_SECONDS = 0.01  # until a signal that was lost comes again
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the number of the signal, the convention of shells
 # Environment variable, number for `mallopt`, value: blocks up to the first size come from the heap, and its free end is
 # kept up to the second.
@@ -99,6 +102,7 @@ def end_by_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+    sys.unraisablehook = _end_after_all
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -106,6 +110,23 @@ def _end(number: int, frame: FrameType | None) -> None:
         if signal.getsignal(each) is _end:
             signal.signal(each, _end_now)
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated("terminated")
+
+
+def _end_after_all(ignored: sys.UnraisableHookArgs) -> None:
+    """Send a signal again whose exception came in a destructor or a callback of a weak reference, where it is lost."""
+    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(ignored.exc_type)
+    if number is None:
+        sys.__unraisablehook__(ignored)
+        return
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) is _end_now:
+            signal.signal(each, _end)
+
+    def again() -> None:
+        time.sleep(AGAIN_SECONDS)
+        os.kill(os.getpid(), number)
+
+    _thread.start_new_thread(again, ())  # one of `threading` takes locks, which what was interrupted may hold
 
 
 def _end_now(number: int, frame: FrameType | None) -> None:

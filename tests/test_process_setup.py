@@ -40,6 +40,20 @@ finally:
     print("merging", flush=True)
     time.sleep(600)
 """
+IN_DESTRUCTORS = """
+import os, signal, sys, time
+from landscape.cli.process_setup import end_by_signals
+end_by_signals()
+class Gone:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(0)
+try:
+    Gone()
+    time.sleep(600)
+except BaseException as error:
+    print(type(error).__name__)
+"""
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", *(name for name, _, _ in MALLOC))}
 
 
@@ -123,6 +137,14 @@ def test_a_second_signal_ends_a_command_that_is_ending_at_once_and_in_one_line(
         _, err = process.communicate(timeout=300)
     assert process.returncode == code
     assert err == "landscape: ended at once; everything finished is kept, run the same command to resume\n"
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated")])
+def test_a_signal_within_a_destructor_ends_the_command_too(number: int, raised: str) -> None:
+    """Python ignores what is raised there."""
+    command = [sys.executable, "-c", IN_DESTRUCTORS, str(number)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (ended.stdout, ended.stderr) == (f"{raised}\n", "")
 
 
 def test_a_command_in_the_background_of_a_shell_ignores_ctrl_c_as_the_shell_wants(
