@@ -3,7 +3,8 @@
     python benchmarks/mutants.py [--only writer] [--suite quick|test] [--list]
 
 Every mutant changes one place of run, writer, merge, reader, statistics, figure engine or command line. It is tried
-with the tests of `make quick`, and if it survives with those of `make test`. Exit code 1 if `make test` kills not all.
+with the tests of `make quick`, and if it survives with those of `make test`, of either first the files of its area: a
+mutant that they kill is killed by the whole suite. Exit code 1 if `make test` kills not all.
 """
 
 from __future__ import annotations
@@ -14,11 +15,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = {"quick": "not slow and not campaign", "test": "not campaign"}
+FILES = {
+    "run": ("run", "api", "messages"),
+    "writer": ("writer", "run", "journal"),
+    "merge": ("merging",),
+    "reader": ("reader", "cli", "options"),
+    "statistics": ("statistics", "intervals", "compare"),
+    "figures": ("plots", "plots_from_python", "spectra_figures", "report"),
+    "cli": ("cli", "options", "messages", "api", "doctor"),
+}
 
 
 @dataclass(frozen=True)
@@ -131,27 +144,15 @@ def copied(folder: Path) -> Path:
     return root
 
 
-def survives(root: Path, suite: str) -> str:
-    """The first failing test of a suite run on a copy; "" if none fails."""
+def killer(root: Path, suite: str, files: Sequence[str] = ()) -> str:
+    """The first failing test of a suite, or of some files of it, run on a copy; "" if none fails."""
     environment = {**os.environ, "PYTHONPATH": str(root.parent / "path"), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-n",
-        "2",
-        "--dist",
-        "worksteal",
-        "-m",
-        SUITES[suite],
-        "--no-header",
-        "-p",
-        "no:cacheprovider",
-    ]
+    words = [sys.executable, "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", "-m", SUITES[suite]]
+    words += [f"tests/test_{file}.py" for file in files] or ["-n", "2", "--dist", "worksteal"]
     ended = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0] if failed else "" if ended.returncode == 0 else f"exit code {ended.returncode}"
+    nothing = ended.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return failed[0].split(" - ")[0] if failed else "" if nothing else f"exit code {ended.returncode}"
 
 
 def main() -> None:
@@ -166,14 +167,14 @@ def main() -> None:
     alive, killed = 0, dict.fromkeys(suites, 0)
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
-        if not given.list and (wrong := survives(root, suites[0])):
+        if not given.list and (wrong := killer(root, suites[0])):
             raise SystemExit(f"without a mutant the tests fail already: {wrong}")
         print("| | area | what goes wrong | killed by |\n| --- | --- | --- | --- |")
         for number, mutant in chosen:
             before = planted(mutant, root)
             by = "" if not given.list else "planted"
             for suite in suites if not given.list else ():
-                if by := survives(root, suite):
+                if by := killer(root, suite, FILES[mutant.area]) or killer(root, suite):
                     killed[suite] += 1
                     by = f"{suite}: {by.removeprefix('FAILED ').removeprefix('tests/')}"
                     break
