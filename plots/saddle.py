@@ -16,6 +16,7 @@ from landscape.plots.plane import axis_label
 from landscape.plots.surface import contour_levels
 from landscape.plots.surface import draw as draw_contours
 from landscape.plots.theme import muted, page_width
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "The loss along the eigenvectors of the smallest and the largest Hessian eigenvalue, and (dashed) the quadratic "
@@ -38,16 +39,16 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
     within = levels[(levels > fitted.min()) & (levels < fitted.max())]
     if within.size:
         plane.contour(along_x, along_y, fitted, levels=within, colors="w", linewidths=0.7, linestyles="--")
-    loss, error = (data[name].transpose("x", "y").values for name in ("loss", "rise_se"))
+    loss, halves = data["loss"].transpose("x", "y").values, half_width(data.transpose("x", "y", ...), "rise")
     i, j = int(np.abs(x).argmin()), int(np.abs(y).argmin())
-    for at, values, errors, fine, fit, color in (
-        (x, loss[:, j], error[:, j], along_x, model(data, along_x, np.array(0.0)), X),
-        (y, loss[i], error[i], along_y, model(data, np.array(0.0), along_y), Y),
+    for at, values, half, fine, fit, color in (
+        (x, loss[:, j], halves[:, j], along_x, model(data, along_x, np.array(0.0)), X),
+        (y, loss[i], halves[i], along_y, model(data, np.array(0.0), along_y), Y),
     ):
         lines.plot(at, values, color=color)
-        lines.fill_between(at, values - 2 * errors, values + 2 * errors, color=color, alpha=0.2, linewidth=0)
+        lines.fill_between(at, values - half, values + half, color=color, alpha=0.2, linewidth=0)
         lines.plot(fine, fit, "--", color=color, linewidth=0.8)
-    drawn, half = np.concatenate([loss[:, j], loss[i]]), 2 * np.concatenate([error[:, j], error[i]])
+    drawn, half = np.concatenate([loss[:, j], loss[i]]), np.concatenate([halves[:, j], halves[i]])
     seen = np.concatenate([drawn, drawn - half, drawn + half])
     seen = seen[np.isfinite(seen)]
     if seen.size:
@@ -66,7 +67,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         Line2D([], [], color=Y, label="along y: largest eigenvalue"),
         Line2D([], [], color=muted(), linestyle="--", label="quadratic model"),
     ]
-    note = "Band: two standard errors of the rise over the checkpoint's loss, paired over samples."
+    note = "Band: 95 % interval of the rise over the checkpoint's loss, paired over samples."
     figure = style.page(results, looks, height=2.9 * len(results), legend=legend, note=note)
     rows = figure.subplots(len(results), 2, squeeze=False)
     for data, look, axes in zip(results, looks, rows, strict=True):

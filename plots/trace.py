@@ -32,7 +32,7 @@ BESIDE = 0.3  # share of the distance between two mini-batches over which result
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
-    """Draw the trace of every mini-batch with its 95 % interval, and that of all samples as a line in its own.
+    """Draw the trace of every mini-batch with its 95 % interval, and that over all samples as a line with its band.
 
     The points are shifted to the right, so that those of several results do not overlap.
     """

@@ -79,7 +79,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three snapshots of a tiny residual network; beside it a network that attends."""
+    """A run of three snapshots of a tiny residual network; beside it a network with attention."""
     import measured_runs
 
     return measured_runs.with_snapshots(tmp_path_factory.mktemp("resnet-digits"))

@@ -36,7 +36,7 @@ ARGUMENTS = {"blocks": (1,), "width": 4}
 
 
 def with_snapshots(folder: Path) -> Path:
-    """A run of three snapshots; beside it a network that attends."""
+    """A run of three snapshots; beside it a network with attention."""
     for epoch, name in enumerate(("init", "epoch_001", "final")):
         save(folder / f"{name}.pt", seed=epoch)
     attending(folder).mkdir()

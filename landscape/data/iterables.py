@@ -141,7 +141,7 @@ def _items(name: str, stream: Any, started: list[Any]) -> Iterator[Any]:
 
 
 def _length(stream: Any, batched: bool) -> int | None:
-    """Number of samples, None if unknown."""
+    """Number of samples; None where the sampler or data set has no length (torch raises one of two errors)."""
     counted = getattr(stream, "sampler", None) or getattr(stream, "dataset", None) if batched else stream
     try:
         return len(counted)  # type: ignore[arg-type]

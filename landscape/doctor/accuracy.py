@@ -15,7 +15,7 @@ from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import NORMAL
 
 LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
-LEAST_ERRORS = NORMAL**2  # below it, the half-width 1.96 sqrt(errors) of an interval exceeds the number of errors
+LEAST_ERRORS = NORMAL**2  # below it, the half-width of the 95 % interval exceeds the number of errors
 STATED = ("loss_increase", "value", "effective_rank")  # of probes that store no loss; single ones may be undefined
 SAMPLES_FOR_GUESS = 2  # a single sample decides nothing
 
@@ -121,10 +121,10 @@ def loss_not_finite(result: Result) -> Iterator[Finding]:
 def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
     """Accuracies of several checkpoints that differ, but not by more than their errors, on few errors each.
 
-    Two shares on n samples each are told apart at 95 % where their difference exceeds 1.96 combined standard errors.
-    Where they are not, the samples are too few for any statement if a network made fewer than 1.96^2 errors (or was
-    right as rarely): then even its own error rate is not told apart from zero. Otherwise the networks may be equal, and
-    nothing is said. The number of samples suggested is that at which this difference exceeds its error.
+    Two shares are told apart where the 95 % interval of their difference leaves out zero. Where they are not, the
+    samples are too few for any statement if a network made fewer than `LEAST_ERRORS` errors (or was right as rarely):
+    then even its own error rate is not told apart from zero. Otherwise the networks may be equal, and nothing is said.
+    The number of samples suggested is that at which this difference exceeds its error.
     """
     known = [(r, intact_accuracy(r)) for r in results if r.samples and np.isfinite(intact_accuracy(r))]
     few = [(r, a) for r, a in known if min(a, 1 - a) * r.samples < LEAST_ERRORS]

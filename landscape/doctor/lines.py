@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.special import ndtri
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
 from landscape.results.rounding import plus_minus
+from landscape.statistics.intervals import NORMAL
 
-TWO_SIDED = float(ndtri(0.975))
 ROUNDING = 1e-3  # relative difference of two losses of the same samples that no float32 rounding explains
 
 
@@ -19,7 +18,7 @@ def frozen_ends(result: Result) -> Iterator[Finding]:
 
     `end_loss` is the other checkpoint's own loss and `end_excess` the difference of the line's end from it, on the same
     samples: with frozen statistics any difference beyond rounding (0.1 %) is due to them, and between the ends it is
-    larger. Recalibrated statistics are an estimate that was asked for, and judged by 1.96 standard errors of the loss.
+    larger. Recalibrated statistics are an estimate that was asked for, and judged by the 95 % interval of the loss.
     """
     own, excess = result.values("end_loss"), result.values("end_excess")
     loss, errors, t = result.values("loss"), result.values("loss_se"), result.values("t")
@@ -27,7 +26,7 @@ def frozen_ends(result: Result) -> Iterator[Finding]:
         return
     at_end = errors[:, int(np.flatnonzero(t == 1.0)[0])]
     for name, itself, more, error in zip(result.names("name"), own, excess, at_end, strict=True):
-        if abs(more) > (ROUNDING * abs(itself) if result.attribute("statistics") == "frozen" else TWO_SIDED * error):
+        if abs(more) > (ROUNDING * abs(itself) if result.attribute("statistics") == "frozen" else NORMAL * error):
             yield found(
                 "frozen-statistics", "wrong", result,
                 f"{name.removeprefix('towards ')} has the loss {itself + more:.4g} on the line and {itself:.4g} by "
@@ -66,7 +65,7 @@ def frozen_path(result: Result) -> Iterator[Finding]:
         return
     worst = int(np.nanargmax(plane))
     highest = float(np.nanmax(loss))
-    if plane[worst] - highest > TWO_SIDED * error[worst] and plane[worst] > 2 * highest:
+    if plane[worst] - highest > NORMAL * error[worst] and plane[worst] > 2 * highest:
         names = result.names("name") or [str(k) for k in range(len(loss))]
         yield found(
             "frozen-statistics", "suspicious", result,
@@ -77,11 +76,11 @@ def frozen_path(result: Result) -> Iterator[Finding]:
 
 
 def barrier_unknown(result: Result) -> Iterator[Finding]:
-    """The barrier is within two standard errors of zero: a note, because the absence of a barrier is a result too."""
+    """The barrier's 95 % interval holds zero: a note, because the absence of a barrier is a result too."""
     barriers, errors = result.values("barrier").ravel(), result.values("barrier_se").ravel()
     if barriers.shape != errors.shape:
         return
-    unknown = np.flatnonzero(np.abs(barriers) < TWO_SIDED * errors)
+    unknown = np.flatnonzero(np.abs(barriers) < NORMAL * errors)
     if unknown.size:
         barrier, error = min(
             zip(barriers[unknown], errors[unknown], strict=True), key=lambda b: b[1] / max(abs(b[0]), 1e-12)
@@ -92,7 +91,7 @@ def barrier_unknown(result: Result) -> Iterator[Finding]:
         yield found(
             "barrier-unknown", "note", result,
             f"{which.format(plus_minus(barrier, error))} not told apart from zero on {result.samples} samples",
-            more_samples(result, TWO_SIDED * error / max(abs(barrier), 1e-12)),
+            more_samples(result, NORMAL * error / max(abs(barrier), 1e-12)),
         )  # fmt: skip
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from landscape.doctor.finding import Finding, Result, Severity, found, measure_again, more_samples
 from landscape.doctor.grid import Grid
 from landscape.results.rounding import plus_minus
-from landscape.results.surface_summary import CLEAR
+from landscape.statistics.intervals import NORMAL
 
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
 NEXT = 3  # of which those next to the centre are
@@ -128,19 +127,16 @@ def too_narrow(result: Result) -> Iterator[Finding]:
 
 
 def no_rise(result: Result) -> Iterator[Finding]:
-    """No height is told apart from zero by two of its standard errors: too few samples for the shape of this surface.
-
-    Two standard errors are the level at which stored minima count as clear (`surface_summary.CLEAR`).
-    """
+    """The 95 % interval of every height holds zero: too few samples for the shape of this surface."""
     heights, errors = result.values("height"), result.values("height_se")
     known = np.isfinite(heights) & np.isfinite(errors) & (errors > 0)
-    if result.probe == "surface" and known.any() and (np.abs(heights[known]) < CLEAR * errors[known]).all():
+    if result.probe == "surface" and known.any() and (np.abs(heights[known]) < NORMAL * errors[known]).all():
         last = np.flatnonzero(known)[-1]
         yield found(
             "height-unknown", "suspicious", result,
             f"the height of the loss at radius {result.values('radius')[last]:g} is "
             f"{plus_minus(heights[last], errors[last])} on {result.samples} samples: not told apart from flat",
-            more_samples(result, float(errors[last] / max(abs(heights[last]), 1e-300)) * CLEAR),
+            more_samples(result, float(errors[last] / max(abs(heights[last]), 1e-300)) * NORMAL),
         )  # fmt: skip
 
 
@@ -209,11 +205,10 @@ def rough_preview(result: Result) -> Iterator[Finding]:
 def inexact_pass(result: Result) -> Iterator[Finding]:
     """A faster execution mode differs from the default one by more than the sampling error at its control points.
 
-    `deviation_95` is in standard errors of the loss; above 1.96 the mode changes the loss more than other samples
-    would in 95 % of the cases.
+    `deviation_95` is in standard errors of the loss: the mode changes the loss by more than its 95 % interval.
     """
     deviation = result.number("deviation_95")
-    if deviation > ndtri(0.975):
+    if deviation > NORMAL:
         yield found(
             "inexact-pass", "suspicious", result,
             f"--precision {result.parameters.get('precision')} moves the loss by {deviation:.1f} standard errors "

@@ -158,7 +158,7 @@ def _python_value(value: Any) -> Any:
 
 
 class Limits:
-    """How much of a file, called `name`, may be read; `add` is told of what will be, before it is.
+    """How much of a file, called `name`, may be read: `add` counts each object before it is read.
 
     Texts are counted one by one: all of an array may be one in the file, of a megabyte.
     """

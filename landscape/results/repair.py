@@ -58,7 +58,7 @@ def repair(path: Path, out: Path, *, progress: Callable[[str], None] = lambda sa
     """Write every intact result of a damaged file into a new one; nothing is written where nothing is damaged.
 
     HDF5 may crash on damaged bytes or search them without end, so that everything is tried first in child processes
-    of limited memory and processor time. `progress` is told how far that is.
+    of limited memory and processor time. `progress` is called with the state of the search, in words.
 
     Raises:
         FileNotFoundError, ValueError: there is no such file, `out` exists, or no result can be recovered.

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from landscape.probe import Quantity
+from landscape.statistics.intervals import NORMAL
 
 RADII = (0.1, 0.25, 0.5, 1.0)
 ANGLES = 360  # of points on a circle
 MINIMA = 8  # stored at most, the most persistent first
-CLEAR = 2.0  # standard errors by which a minimum differs from noise
 QUANTITIES: Mapping[str, Quantity] = {
     "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
     "height_se": Quantity("standard error of the height, at most", "nats", ("radius",), over="samples"),
@@ -22,7 +22,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "non_convex": Quantity("share of inner cells with a negative second derivative in some direction"),
     "non_finite": Quantity("share of finished cells whose loss is not finite"),
     "minima": Quantity("number of local minima of the grid"),
-    "clear_minima": Quantity("those deeper than two standard errors, with the lowest"),
+    "clear_minima": Quantity("those whose depth has a 95 % interval above zero, with the lowest"),
     "persistence": Quantity("rise from a local minimum to where a lower valley begins", "nats", ("minimum",)),
     "persistence_se": Quantity("standard error of the persistence, at most", "nats", ("minimum",), over="samples"),
 }
@@ -75,7 +75,7 @@ def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
     depth, depth_se = np.full((2, MINIMA), np.nan)
     depth[: len(inner)] = [minimum.persistence for minimum in inner[:MINIMA]]
     depth_se[: len(inner)] = errors[:MINIMA]
-    clear = sum(minimum.persistence > CLEAR * error for minimum, error in zip(inner, errors, strict=True))
+    clear = sum(minimum.persistence > NORMAL * error for minimum, error in zip(inner, errors, strict=True))
     return {
         "minima": float(len(every)), "clear_minima": float(len(every) - len(inner) + clear),
         "persistence": depth, "persistence_se": depth_se,

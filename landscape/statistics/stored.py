@@ -1,4 +1,4 @@
-"""Intervals of stored quantities: from a result's arrays, with the errors and the numbers of values beside them."""
+"""Intervals of stored quantities, from the standard errors and the numbers of values stored beside them."""
 
 from __future__ import annotations
 

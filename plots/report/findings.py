@@ -68,7 +68,7 @@ def flatter(ordered: Stored) -> Finding:
         else:
             unsure.append(f"{title}: flattest {first}, told apart from {len(behind) or 'none'} of {len(others)}")
             number_said = (
-                number_said or f"By {title}, none is told apart as the flattest: {flattest} of {first}, {rest}."
+                number_said or f"By {title}, no network is certainly the flattest: {flattest} of {first}, {rest}."
             )
     said = "; ".join(detail)
     if not detail:
