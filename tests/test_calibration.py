@@ -32,7 +32,7 @@ from landscape.results.calibration import Interval
 from landscape.results.paired import comparable
 from landscape.run import run
 from landscape.statistics.intervals import quantile
-from landscape.subject.losses import mse
+from landscape.subject.losses import bce, mse
 from landscape.subject.subject import Subject
 
 
@@ -169,6 +169,73 @@ def test_soft_targets_are_scored() -> None:
     hard, found = (run_probe(Calibration(draws=20), subject_of(logits, t)) for t in (targets, soft))
     for name in ("nll", "brier", "ece", "temperature", "scaled_nll"):
         assert found[name] == pytest.approx(hard[name], rel=1e-12)
+
+
+def by_hand(p: np.ndarray, y: np.ndarray, there: np.ndarray) -> dict[str, float]:
+    """Metrics of probabilities (N, rows, C) for classes (N, rows), by their definitions, every sample of one weight."""
+    share = there / there.sum(1, keepdims=True) / len(p)
+    own = np.take_along_axis(p, np.where(there, y, 0)[..., None], 2)[..., 0]
+    sure, right = p.max(2), p.argmax(2) == y
+    gaps = [
+        np.where((sure > low / 10) & (sure <= (low + 1) / 10), share * (sure - right), 0).sum() for low in range(10)
+    ]
+    return {
+        "nll": -(share * np.log(own)).sum(),
+        "accuracy": (share * right).sum(),
+        "brier": (share * ((p**2).sum(2) - 2 * own + 1)).sum(),
+        "ece": np.abs(gaps).sum(),
+        "frequency_90": (share * (sure > 0.9)).sum(),
+    }
+
+
+def rows_of(kind: str, n: int = 120) -> tuple[Subject, np.ndarray, np.ndarray, np.ndarray]:
+    """A subject of one logit, of several labels or of masks; its probabilities, classes, and which are labelled."""
+    generator = torch.Generator().manual_seed(1)
+    shape = {"one": (n,), "labels": (n, 3), "masks": (n, 4, 5, 6)}[kind]
+    logits = 4 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    if kind == "masks":
+        classes = torch.randint(4, (n, 5, 6), generator=generator)
+        classes[torch.rand(n, 5, 6, generator=generator) < 0.3] = -1
+        p = logits.softmax(1).flatten(2).movedim(1, 2).numpy()
+        y = classes.flatten(1).numpy()
+        return subject_of(logits, classes), p, y, y >= 0
+    labels = torch.rand(shape, generator=generator) < logits.sigmoid()
+    p = torch.stack([1 - logits.sigmoid(), logits.sigmoid()], -1).view(n, -1, 2).numpy()
+    y = labels.long().view(n, -1).numpy()
+    return replace(subject_of(logits, labels.float()), losses=bce), p, y, np.ones_like(y, bool)
+
+
+@pytest.mark.parametrize("kind", ["one", "labels", "masks"])
+def test_one_logit_several_labels_and_masks_are_scored_by_row_with_errors_over_samples(kind: str) -> None:
+    subject, p, y, there = rows_of(kind)
+    probe = Calibration(draws=200)
+    found = run_probe(probe, subject)
+    for name, value in by_hand(p, y, there).items():
+        assert found[name] == pytest.approx(value, rel=1e-9), name
+    each = np.array([by_hand(p[i : i + 1], y[i : i + 1], there[i : i + 1])["nll"] for i in range(len(p))])
+    assert found["nll_se"] == pytest.approx(each.std(ddof=1) / len(p) ** 0.5, rel=0.2)
+    assert found["nll_se.n"] == len(p)
+    assert found["bin_count"].sum() == pytest.approx(len(p))
+    held = ~np.isnan(found["sample_scaled_confidence"].ravel())[np.isfinite(found["sample_nll"].ravel())]
+
+    def scaled(half: np.ndarray, temperature: float) -> dict[str, float]:
+        powers = p[half] ** (1 / temperature)
+        return by_hand(powers / powers.sum(2, keepdims=True), y[half], there[half])
+
+    limits = {"bounds": (LOWEST, HIGHEST), "method": "bounded", "options": {"xatol": 1e-9}}
+    wanted = minimize_scalar(lambda t: scaled(~held, t)["nll"], **limits).x
+    assert found["temperature"] == pytest.approx(wanted, rel=1e-4)
+    for name in ("nll", "ece", "brier"):
+        assert found[f"scaled_{name}"] == pytest.approx(scaled(held, found["temperature"])[name], rel=1e-9)
+
+
+def test_the_error_of_a_temperature_is_over_samples_not_labels() -> None:
+    """Ten equal labels of every sample say as much as one."""
+    logits, classes = logits_and_classes()
+    one, ten = TemperatureFit(), TemperatureFit()
+    one.add(logits, classes)
+    ten.add(logits[:, None].expand(-1, 10, -1), classes[:, None].expand(-1, 10))
+    assert vars(ten.fitted()) == pytest.approx(vars(one.fitted()))
 
 
 def test_what_is_no_classifier_is_refused() -> None:

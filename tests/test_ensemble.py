@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from landscape.probes import ensemble
 from landscape.probes.ensemble import Ensemble
 from landscape.results.calibration import METRICS
 from landscape.subject import batchnorm
+from landscape.subject.losses import bce
 from landscape.subject.members import with_members
 from landscape.subject.subject import Subject
 
@@ -197,6 +199,40 @@ def test_probabilities_of_exactly_0_and_1_are_averaged() -> None:
     assert sums.predictive_entropy[-1] == pytest.approx(math.log(2))
     assert sums.aleatoric_entropy[-1] == 0.0
     assert sums.divergence() == math.inf
+
+
+@pytest.mark.parametrize("kind", ["one", "labels", "masks"])
+def test_one_logit_several_labels_and_masks_are_averaged_by_row(kind: str) -> None:
+    """Against means of sigmoids or softmaxes: of labels all rows count, of masks the labelled ones of every image."""
+    generator = torch.Generator().manual_seed(2)
+    make = {"one": partial(nn.Linear, 6, 1), "labels": partial(nn.Linear, 6, 3), "masks": partial(nn.Conv2d, 6, 4, 1)}
+    members = [make[kind]().double().eval() for _ in range(3)]
+    x = 2 * torch.randn((30, 6, 3, 5) if kind == "masks" else (30, 6), generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        z = torch.stack([member(x) for member in members])
+    if kind == "masks":
+        y = torch.randint(-1, 4, (30, 3, 5), generator=generator)
+        p, classes = z.softmax(2).flatten(3).movedim(2, 3).numpy(), y.flatten(1).numpy()
+        targets, there = y, classes >= 0
+    else:
+        y = torch.rand(z.shape[1:], generator=generator) < 0.5
+        p, classes = torch.stack([1 - z.sigmoid(), z.sigmoid()], -1).numpy(), y.long().numpy()
+        targets, there = (y[:, 0] if kind == "one" else y).float(), np.ones_like(classes, bool)
+    others = {str(i): member for i, member in enumerate(members) if i}
+    subject = Subject(members[0], rebatched([(x, targets)], 12), others=others, label="0")
+    found = run_probe(probe_of(3), subject if kind == "masks" else replace(subject, losses=bce))
+    share = there / there.sum(1, keepdims=True) / 30
+    mean = p.mean(0)
+    own = np.take_along_axis(mean, np.where(there, classes, 0)[..., None], 2)[..., 0]
+    entropy = -(mean * np.log(mean)).sum(2)
+    assert found["nll"][-1] == pytest.approx(-(share * np.log(own)).sum())
+    assert found["accuracy"][-1] == pytest.approx((share * (mean.argmax(2) == classes)).sum())
+    assert found["brier"][-1] == pytest.approx((share * ((mean**2).sum(2) - 2 * own + 1)).sum())
+    assert found["predictive_entropy"][-1] == pytest.approx((share * entropy).sum())
+    assert found["disagreement"][0, 1] == pytest.approx((share * (p[0].argmax(2) != p[1].argmax(2))).sum())
+    assert found["nll_se"][-1] == pytest.approx(
+        (30 * share * -np.log(own)).sum(1).std(ddof=1) / 30**0.5, rel=0.5
+    )  # by 20 resamples
 
 
 def test_what_is_no_ensemble_is_refused_in_one_line() -> None:

@@ -33,7 +33,7 @@ def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
         if name not in arrays or arrays[name].dtype.kind != "f" or np.shape(value) != arrays[name].shape:
             continue
         known, again = arrays[name], np.asarray(value, dtype=float)
-        size = np.nanmax(np.abs(again), initial=0.0, where=np.isfinite(again))
+        size = np.abs(again[np.isfinite(again)]).max(initial=0.0)
         with np.errstate(invalid="ignore"):
             apart = np.abs(known - again) > ROUNDING * max(float(size), 1e-300)
         if (apart | (np.isnan(known) != np.isnan(again))).any():

@@ -36,41 +36,41 @@ def refuse_other_than_classifier(subject: Subject, what: str) -> None:
         )
 
 
-def rows_per_sample(subject: Subject) -> int:
-    """How many rows of `logits_and_targets` a sample has: its labels, or its pixels; 1 of a class per sample."""
-    targets = subject.batch(0)[1]
+def class_targets(subject: Subject, i: int) -> Tensor:
+    """Targets of mini-batch i as classes (N,) or shares of them (N, classes).
+
+    Of several labels per sample, and of masks, there is an axis of these rows after the first one; pixels without a
+    label have a negative class.
+    """
+    targets = subject.batch(i)[1]
     assert isinstance(targets, Tensor)
-    return targets[0].numel() if subject.losses is bce or subject.dense else 1
+    if subject.losses is bce:
+        labels = targets.double().flatten(1) if targets[0].numel() > 1 else targets.double().flatten()
+        return labels.long() if bool(((labels == 0) | (labels == 1)).all()) else torch.stack([1 - labels, labels], -1)
+    return targets.flatten(1) if subject.dense else targets
 
 
 def logits_and_targets(subject: Subject, i: int) -> tuple[Tensor, Tensor]:
-    """Logits (N, C) float64 and targets of mini-batch i; of a stochastic subject with members, its log probabilities.
+    """Logits (N, C) and `class_targets` of mini-batch i; of a stochastic subject with members, its log probabilities.
 
-    Of a binary cross-entropy a row per label, of two classes with the logits 0 and z; of dense prediction one per
-    pixel, in which pixels without a label have a negative target.
+    Float64, of masks in the precision of the network. Of several labels per sample, and of masks, (N, rows, C). A label
+    of a binary cross-entropy is two classes with the logits 0 and z.
 
     Raises:
         ValueError: the model returns something else, or a number that is not finite (-inf is the log of 0).
     """
-    inputs, targets = subject.batch(i)
+    targets = class_targets(subject, i)
     with subject.evaluating():
-        outputs = logits_in(subject.outputs(inputs))
-    assert isinstance(targets, Tensor)
-    if subject.losses is bce and outputs.numel() == targets.numel():
-        logits, targets = outputs.reshape(-1), targets.reshape(-1).double()
-        outputs, targets = (
-            torch.stack([torch.zeros_like(logits), logits], dim=1),
-            torch.stack([1 - targets, targets], 1),
-        )
-        targets = targets.argmax(dim=1) if bool(((targets == 0) | (targets == 1)).all()) else targets
+        outputs = logits_in(subject.outputs(subject.batch(i)[0])).detach()
+    got, logits = tuple(outputs.shape), outputs if subject.dense else outputs.double()
+    rows = targets.shape[:-1] if targets.is_floating_point() else targets.shape
+    if subject.losses is bce and logits.numel() == rows.numel():
+        logits = torch.stack([torch.zeros_like(logits), logits], dim=-1).reshape(*rows, 2)
     elif subject.dense:
-        outputs, targets = outputs.movedim(1, -1).flatten(0, -2), targets.flatten()
-    if outputs.dim() != 2 or len(outputs) != len(targets):
-        raise ValueError(
-            f"{subject.label} returns {tuple(outputs.shape)} for {len(targets)} samples, expected logits (N, classes)"
-        )
-    logits = outputs.detach().double()
-    if not logits.amax(dim=1).isfinite().all():
+        logits = logits.movedim(1, -1).flatten(1, -2)
+    if logits.shape[:-1] != rows:
+        raise ValueError(f"{subject.label} returns {got} for {len(targets)} samples, expected logits (N, classes)")
+    if not logits.amax(dim=-1).isfinite().all():
         raise ValueError(
             f"{subject.label} returns logits that are not finite for a sample of mini-batch {i}, so that its "
             "probabilities are undefined; use a checkpoint that has not diverged"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.predictions.scores import SampleScores, score_rows
+from landscape.predictions.scores import SampleScores, sample_means, sample_scores
 from landscape.predictions.temperature import TemperatureFit
 
 SIZES = (1, 2, 3, 5, 10, 20, 50)
@@ -45,7 +45,8 @@ def subsets_of(orders: np.ndarray, sizes: Sequence[int]) -> list[list[frozenset[
 class RunningSums:
     """Sums over the members seen so far of one mini-batch's probabilities; members come in the order of their number.
 
-    Memory: (subsets + 3) x samples x classes, in double precision.
+    Samples may have several rows each, labels or pixels, over which what is told of a sample is the mean. Memory:
+    (subsets + 3) x rows x classes, in double precision.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class RunningSums:
         self._sums: Tensor | None = None
         self._added = 0
         self.member_scores: list[SampleScores] = []
-        self.predicted: list[Tensor] = []  # class of every sample, by member
+        self.predicted: list[Tensor] = []  # class of every row, by member
         self.predictive_entropy: list[np.ndarray] = []  # of the ensembles of the first order, by size
         self.aleatoric_entropy: list[np.ndarray] = []
         self.temperature_sums: list[np.ndarray] = []  # of the samples of the fit and of the others, (2, MOMENTS, STEPS)
@@ -72,16 +73,16 @@ class RunningSums:
     @property
     def classes(self) -> int:
         """Number of classes; 0 before the first member."""
-        return 0 if self._sums is None else self._sums.shape[2]
+        return 0 if self._sums is None else self._sums.shape[-1]
 
     def add(self, logits: Tensor) -> None:
-        """Take the logits (N, C) of the next member."""
-        logarithms = logits.double().log_softmax(dim=1)
+        """Take the logits (N, C), or (N, rows, C), of the next member."""
+        logarithms = logits.double().log_softmax(dim=-1)
         if self._sums is None:
             shape = (len(self._place), *logarithms.shape)
             self._sums = torch.full(shape, -math.inf, dtype=torch.float64, device=logits.device)
             self._probability = torch.zeros_like(logarithms)
-            self._logarithm, self._own = torch.zeros_like(logarithms), torch.zeros_like(logarithms[:, 0])
+            self._logarithm, self._own = torch.zeros_like(logarithms), torch.zeros_like(logarithms[..., 0])
             self._first = torch.full_like(logarithms, -math.inf)
         probability = logarithms.exp()
         rows = [place for subset, place in self._place.items() if self._added in subset]
@@ -92,13 +93,17 @@ class RunningSums:
         self._probability += probability
         self._logarithm += logarithms
         self._added += 1
-        self.member_scores.append(SampleScores(*score_rows(logarithms, self._targets).cpu().numpy()))
-        self.predicted.append(logarithms.argmax(dim=1))
+        self.member_scores.append(sample_scores(logarithms, self._targets))
+        self.predicted.append(logarithms.argmax(dim=-1))
         if self._added in self._sizes:
             mean = self._first - math.log(self._added)
-            self.predictive_entropy.append(-_expectation(mean.exp(), mean).cpu().numpy())
-            self.aleatoric_entropy.append(-(self._own / self._added).cpu().numpy())
+            self.predictive_entropy.append(-self._of_samples(_expectation(mean.exp(), mean)))
+            self.aleatoric_entropy.append(-self._of_samples(self._own / self._added))
             self.temperature_sums.append(np.stack([self._temperature(mean, half) for half in (True, False)]))
+
+    def _of_samples(self, values: Tensor) -> np.ndarray:
+        means: np.ndarray = sample_means(values, self._targets).cpu().numpy()
+        return means
 
     def _temperature(self, logarithms: Tensor, half: bool) -> np.ndarray:
         fit, rows = TemperatureFit(), np.flatnonzero(self._in_fit == half).tolist()
@@ -112,7 +117,12 @@ class RunningSums:
             return self.member_scores[next(iter(subset))]
         assert self._sums is not None
         mean = self._sums[self._place[subset]] - math.log(len(subset))
-        return SampleScores(*score_rows(mean, self._targets).cpu().numpy())
+        return sample_scores(mean, self._targets)
+
+    def differing(self) -> np.ndarray:
+        """Whether two members' classes differ on a sample, or on which share of its rows, (member, other, N)."""
+        classes = torch.stack(self.predicted)
+        return np.stack([self._of_samples((own != classes).double()) for own in classes])
 
     def divergence(self) -> np.ndarray:
         """Kullback-Leibler divergence of every sample, the mean over ordered pairs of different members, (N,).
@@ -121,10 +131,9 @@ class RunningSums:
         """
         m = self._members
         total = m * self._own - _expectation(self._probability, self._logarithm)
-        divergence: np.ndarray = (total / (m * (m - 1))).clamp(min=0.0).cpu().numpy()
-        return divergence
+        return self._of_samples((total / (m * (m - 1))).clamp(min=0.0))
 
 
 def _expectation(probability: Tensor, values: Tensor) -> Tensor:
     """sum_c p_c v_c, where a probability of 0 counts nothing."""
-    return torch.where(probability > 0, probability * values, 0.0).sum(dim=1)
+    return torch.where(probability > 0, probability * values, 0.0).sum(dim=-1)

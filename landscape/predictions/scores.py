@@ -5,24 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landscape.probe import Quantity
 from landscape.results.calibration import (
     METRICS,
     Interval,
     SampleScores,
     bootstrap,
     joined,
+    mean_scores,
     paired_difference,
     summary,
     sums,
 )
 
+PART = Quantity("wrong ones below 0.9, then by bin of confidence their number, confidence and right ones")
+AT_ONCE = 1 << 22  # logits of samples of several rows that are scored at a time
 __all__ = [
     "METRICS",
     "Interval",
     "SampleScores",
     "bootstrap",
     "joined",
+    "labelled",
     "paired_difference",
+    "sample_means",
     "sample_scores",
     "score_rows",
     "summary",
@@ -33,12 +39,40 @@ __all__ = [
 def sample_scores(log_probabilities: Tensor, targets: Tensor) -> SampleScores:
     """Scores of log probabilities (N, C) for the classes (N,); logits are normalised in double precision.
 
-    Shares of the classes (N, C) are targets too. A true class of probability 0 has an infinite `nll`.
+    Shares of the classes (N, C) are targets too. A true class of probability 0 has an infinite `nll`. Of samples of
+    several rows, labels or pixels (N, rows, C), the means over those with a label.
 
     Raises:
         ValueError: the shapes do not fit.
     """
+    if log_probabilities.dim() == 3:
+        size = max(1, AT_ONCE // log_probabilities[0].numel())
+        parts = zip(torch.split(log_probabilities, size), torch.split(targets, size), strict=True)
+        return joined([_means_of_rows(*part) for part in parts])
     return SampleScores(*score_rows(log_probabilities, targets).cpu().numpy())
+
+
+def _means_of_rows(log_probabilities: Tensor, targets: Tensor) -> SampleScores:
+    there = labelled(targets)
+    assert there is not None
+    rows = SampleScores(*score_rows(log_probabilities[there], targets[there]).cpu().numpy())
+    return mean_scores(rows, there.nonzero()[:, 0].cpu().numpy(), len(targets))
+
+
+def labelled(targets: Tensor) -> Tensor | None:
+    """Which rows of samples of several rows have a label, (N, rows); None where a sample is one row.
+
+    Targets are classes, (N,) or (N, rows) with negative ones where there is no label, or shares, with one axis more.
+    """
+    if targets.is_floating_point():
+        return torch.ones_like(targets[..., 0], dtype=torch.bool) if targets.dim() == 3 else None
+    return targets >= 0 if targets.dim() == 2 else None
+
+
+def sample_means(values: Tensor, targets: Tensor) -> Tensor:
+    """Means of values (..., N, rows) over the labelled rows of every sample; values (..., N) of one row as they are."""
+    there = labelled(targets)
+    return values if there is None else torch.where(there, values, 0.0).sum(dim=-1) / there.sum(dim=-1)
 
 
 def score_rows(log_probabilities: Tensor, targets: Tensor) -> Tensor:

@@ -15,12 +15,14 @@ import torch
 from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor
 
+from landscape.predictions.scores import labelled
 from landscape.probe import derived_seed
 from landscape.subject.sample_statistics import first_row
 from landscape.subject.subject import Subject
 
 LOWEST, HIGHEST, STEPS = 0.05, 20.0, 65  # temperatures; a step of 10 %, between which a cubic is exact to 1e-6
 MOMENTS = 4
+ROWS = 4096  # labels or pixels of a sample that a temperature is fitted on
 INVERSE = np.geomspace(1 / HIGHEST, 1 / LOWEST, STEPS)
 LEAST = -1e6  # of a logit below the largest: -inf, the log of 0, would give 0 * inf
 _log = logging.getLogger(__name__)
@@ -41,7 +43,21 @@ class TemperatureFit:
         self.sums = np.zeros((MOMENTS, STEPS)) if sums is None else sums
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Take the logits (N, C) and classes (N,), or soft targets (N, C), of some samples."""
+        """Take the logits (N, C) and classes (N,), or soft targets (N, C), of some samples.
+
+        Of samples of several rows (N, rows, C) the mean over those with a label; of more than `ROWS` so many, evenly
+        spaced.
+        """
+        if logits.dim() == 3 and logits.shape[1] > ROWS:
+            spaced = torch.linspace(0, logits.shape[1] - 1, ROWS).long().to(logits.device)
+            logits, targets = logits[:, spaced], targets[:, spaced]
+        there, samples = labelled(targets), len(logits)
+        share: Tensor | float = 1.0
+        if there is not None:
+            share = (there / there.sum(dim=1, keepdim=True).clamp(min=1)).flatten()
+            logits = logits.flatten(0, 1)
+            targets = targets.flatten(0, 1) if targets.is_floating_point() else targets.clamp(min=0).flatten()
+        logits = logits.double()
         shares = targets.double() if targets.is_floating_point() else None
         finite = (logits - logits.amax(dim=1, keepdim=True)).clamp(min=LEAST)
         own = finite.gather(1, targets[:, None])[:, 0] if shares is None else (shares * finite).sum(dim=1)
@@ -55,6 +71,7 @@ class TemperatureFit:
             curvature = weight * (p * (finite - mean[:, None]).square()).sum(dim=1)
             normaliser = (inverse * finite[:, 0] - logarithms[:, 0]) * weight
             nll = normaliser - inverse * own
+            nll, slope, curvature = ((share * part).view(samples, -1).sum(dim=1) for part in (nll, slope, curvature))
             sums.append(torch.stack([nll.sum(), slope.sum(), slope.square().sum(), curvature.sum()]))
         self.sums = self.sums + torch.stack(sums, dim=1).cpu().numpy()
 

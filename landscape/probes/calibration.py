@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from landscape.options import at_least
-from landscape.predictions.classifier import logits_and_targets, refuse_other_than_classifier
-from landscape.predictions.scores import score_rows
+from landscape.predictions.classifier import class_targets, logits_and_targets, refuse_other_than_classifier
+from landscape.predictions.scores import PART, labelled, sample_scores
 from landscape.predictions.temperature import Temperature, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration as statistics
@@ -21,8 +21,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 KEPT = 1 << 22  # logits that are kept in memory for a second look; of more, the network is run a second time
-SCORES = ("nll", "correct", "top5", "brier", "confidence")
-SCALED = ("nll", "brier", "confidence")  # the others do not depend on the temperature
+SCALED = ("nll", "brier", "confidence", "binned")  # the others do not depend on the temperature
 DIFFERENCES = ("nll", "brier", "ece")  # by temperature scaling
 ENDS = {"_se": "standard error of the {}", "_low": "lower end of its 95 % interval", "_high": "upper end of it"}
 
@@ -34,7 +33,8 @@ class Calibration(Probe):
     ECE over the bins (0, 0.1] to (0.9, 1] of the confidence, signed as confidence - accuracy. The temperature minimises
     the NLL of a random half of the samples; `held_*` and `scaled_*` are measured on the other half before and after,
     `scaling_*` is their paired difference. Scores of every sample are stored, so that checkpoints measured on the same
-    samples are compared sample by sample.
+    samples are compared sample by sample. Several labels per sample (`--loss bce`) are two classes each, and a mask has
+    a class per pixel: every sample weighs the same, and intervals are over samples.
     """
 
     name: ClassVar[str] = "calibration"
@@ -50,25 +50,16 @@ class Calibration(Probe):
         refuse_other_than_classifier(subject, "calibration")
         if len(subject) < 2:
             raise ValueError("calibration fits a temperature on half of the samples, got 1 sample; give --samples 1024")
-        per_row, per_bin = ("row",), ("bin",)
-        scores = {
-            "nll": Quantity("negative log likelihood of the sample", "nats", per_row),
-            "correct": Quantity("1 where the most probable class is the true one", dims=per_row),
-            "top5": Quantity("1 where the true class is among the five most probable", dims=per_row),
-            "brier": Quantity("sum over classes of (p - y)^2 of the sample", dims=per_row),
-            "confidence": Quantity("largest probability of the sample", dims=per_row),
-        }
-        scaled = {
-            name: Quantity(f"{scores[name].long_name}, scaled; NaN in the half of the fit", scores[name].units, per_row)
-            for name in SCALED
-        }
+        several = labelled(class_targets(subject, 0)) is not None
         rows = max(map(subject.samples, range(len(subject.batches))))
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
-            axes={"row": np.arange(rows), "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS},
+            axes={
+                "row": np.arange(rows), "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS,
+                **({"part": np.arange(statistics.BINNED)} if several else {}),
+            },
             quantities={
-                **{f"sample_{name}": quantity for name, quantity in scores.items()},
-                **{f"sample_scaled_{name}": quantity for name, quantity in scaled.items()},
+                **_of_samples(several),
                 "fitted_temperature": Quantity("temperature fitted on the other half, the same in every unit"),
                 "fitted_temperature_se": Quantity("its standard error, likewise", over="samples"),
             },
@@ -87,7 +78,7 @@ class Calibration(Probe):
                     for end, about in ENDS.items()
                 },
                 **{
-                    f"{prefix}bin_{name}": Quantity(f"{name} in the bin{where}", dims=per_bin)
+                    f"{prefix}bin_{name}": Quantity(f"{name} in the bin{where}", dims=("bin",))
                     for prefix, where in {"": "", "scaled_": ", half without the fit, scaled"}.items()
                     for name in ("count", "confidence", "accuracy")
                 },
@@ -96,9 +87,10 @@ class Calibration(Probe):
                 "batch": Quantity("mini-batch"),
                 "row": Quantity("sample in the mini-batch"),
                 "bin": Quantity("centre of the bin of confidence"),
+                **({"part": PART} if several else {}),
             },
             facts={"data_sha256": subject.data_sha256},
-        )
+        )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])
@@ -111,14 +103,17 @@ class Calibration(Probe):
         for unit in units:
             (i,) = unit.index
             logits, targets = fit.logits[i] if fit.logits else logits_and_targets(subject, i)
-            scores = score_rows(logits, targets).cpu().numpy()
-            scaled = score_rows(logits / fit.temperature.value, targets).cpu().numpy()
-            scaled[:, in_fit(subject, self.seed, i)] = np.nan
-            values = {f"sample_{name}": scores[k] for k, name in enumerate(SCORES)}
-            values |= {f"sample_scaled_{name}": scaled[SCORES.index(name)] for name in SCALED}
-            padding = (0, rows - len(targets))  # the last mini-batch may have fewer samples
+            scores = vars(sample_scores(logits, targets))
+            scaled = vars(sample_scores(logits / fit.temperature.value, targets))
+            values = {f"sample_{name}": value for name, value in scores.items()}
+            for name in SCALED:
+                if name in scaled:
+                    values[f"sample_scaled_{name}"] = scaled[name]
+                    scaled[name][in_fit(subject, self.seed, i)] = np.nan
+            padding = rows - len(targets)  # the last mini-batch may have fewer samples
             padded: dict[str, Any] = {
-                name: np.pad(value, padding, constant_values=np.nan) for name, value in values.items()
+                name: np.pad(value, [(0, padding), *[(0, 0)] * (value.ndim - 1)], constant_values=np.nan)
+                for name, value in values.items()
             }
             yield {
                 **padded,
@@ -152,6 +147,28 @@ class Calibration(Probe):
             found |= {f"scaling_{name}": value, f"scaling_{name}_low": interval.low}
             found |= {f"scaling_{name}_high": interval.high}
         return found
+
+
+def _of_samples(several: bool) -> dict[str, Quantity]:
+    """Scores of every sample, and of the half without the fit after scaling; `several`: of its labels or pixels."""
+    per_row = ("row",)
+    scores = {
+        "nll": Quantity("negative log likelihood of the sample", "nats", per_row),
+        "correct": Quantity("1 where the most probable class is the true one", dims=per_row),
+        "top5": Quantity("1 where the true class is among the five most probable", dims=per_row),
+        "brier": Quantity("sum over classes of (p - y)^2 of the sample", dims=per_row),
+        "confidence": Quantity("largest probability of the sample", dims=per_row),
+    }
+    if several:
+        scores["binned"] = Quantity("shares of its labels or pixels by bin of confidence", dims=("row", "part"))
+    scaled = {
+        f"sample_scaled_{name}": replace(
+            quantity, long_name=f"{quantity.long_name}, scaled; NaN in the half of the fit"
+        )
+        for name, quantity in scores.items()
+        if name in SCALED
+    }
+    return {**{f"sample_{name}": quantity for name, quantity in scores.items()}, **scaled}
 
 
 def _metric(name: str, where: str) -> Quantity:
@@ -198,7 +215,7 @@ def _fit(subject: Subject, seed: int) -> _Fit:
         half = np.flatnonzero(in_fit(subject, seed, i)).tolist()
         if half:
             fit.add(logits[half], targets[half])
-        keeps = keeps and logits.shape[1] * len(subject) <= KEPT
+        keeps = keeps and logits[0].numel() * len(subject) <= KEPT
         if keeps:
             kept.append((logits, targets))
     return _Fit(fit.fitted(), tuple(kept))

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
 from landscape.options import OptionError, at_least
 from landscape.predictions import timing
-from landscape.predictions.classifier import logits_and_targets, refuse_other_than_classifier
+from landscape.predictions.classifier import class_targets, logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
+from landscape.predictions.scores import PART, labelled
 from landscape.predictions.temperature import INVERSE, MOMENTS, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration as statistics
 from landscape.results import ensemble_summary
 from landscape.results.calibration import METRIC_NAMES, SampleScores
+from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 MEMORY = 2**28  # bytes of the running sums and kernels of the mini-batches that a member predicts at a time
@@ -46,6 +48,7 @@ class Ensemble(Probe):
     mask of `--mc-dropout`. A number is the mean over `orders` in which the members join, with its standard deviation
     over orders, and the interval over samples of the first order, moved to that mean. Predictive entropy is that of the
     mean probabilities, aleatoric the mean of the members' entropies, epistemic the difference. Each member runs once.
+    Labels and pixels count as in `calibration`.
     """
 
     name: ClassVar[str] = "ensemble"
@@ -97,6 +100,9 @@ class Ensemble(Probe):
         per_sample, pair, statistic = ("size", "row"), ("member", "other"), ("statistic",)
         numbers = np.arange(len(names))
         orders = np.arange(len(orders_of(len(names), self.orders, self.seed)))
+        scores: dict[str, tuple[str, ...]] = dict.fromkeys(SCORES, per_sample)
+        if several := labelled(class_targets(subject, 0)) is not None:
+            scores["binned"] = (*per_sample, "part")
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={
@@ -104,12 +110,13 @@ class Ensemble(Probe):
                 "other": numbers, "statistic": np.arange(statistics.COLUMNS),
                 "bin": (np.arange(statistics.BINS) + 0.5) / statistics.BINS,
                 "half": np.arange(2), "moment": np.arange(MOMENTS), "step": 1 / INVERSE,
+                **({"part": np.arange(statistics.BINNED)} if several else {}),
             },
             labels={"name": (Quantity("member", dims=("member",)), np.array(names))},
             quantities={
                 "samples": Quantity("samples in the mini-batch"),
                 "held_out": Quantity("samples in it that no temperature is fitted on"),
-                **{f"sample_{name}": Quantity(f"{name}, first order", dims=per_sample) for name in SCORES},
+                **{f"sample_{name}": Quantity(f"{name}, first order", dims=dims) for name, dims in scores.items()},
                 "sample_predictive": Quantity(ENTROPIES["predictive"], "nats", per_sample),
                 "sample_aleatoric": Quantity(ENTROPIES["aleatoric"], "nats", per_sample),
                 **PER_SAMPLE,
@@ -129,6 +136,7 @@ class Ensemble(Probe):
                 "other": Quantity("other member"), "statistic": Quantity("column of the sums"),
                 "bin": Quantity("centre of the bin of confidence"), "half": Quantity("half of the samples"),
                 "moment": Quantity("NLL, its slope, the slope's square, curvature"), "step": Quantity("temperature"),
+                **({"part": PART} if several else {}),
             },
             facts={"data_sha256": subject.data_sha256, **self._times(subject)},
         )  # fmt: skip
@@ -178,7 +186,8 @@ class Ensemble(Probe):
         """Mini-batches whose running sums and kernels fit into `MEMORY`."""
         members, n = len(self._names(subject)), subject.samples(0)
         with subject.evaluating():
-            classes = subject.as_is().outputs(subject.as_is().example()[0]).shape[-1]
+            outputs = logits_in(subject.as_is().outputs(subject.as_is().example()[0]))
+        classes = outputs.numel() // len(outputs)  # of all rows of a sample
         orders = len(orders_of(members, self.orders, self.seed))
         subsets = min(orders * len(sizes_of(members)), 2**members)
         return int(min(AT_ONCE, max(1, MEMORY // (8 * n * ((subsets + 4) * classes + members * n)))))
@@ -188,7 +197,7 @@ class Ensemble(Probe):
         names = self._names(subject)
         orders, sizes = orders_of(len(names), self.orders, self.seed), sizes_of(len(names))
         batches = [unit.index[0] for unit in units]
-        targets = {i: subject.batch(i)[1] for i in batches}
+        targets = {i: class_targets(subject, i) for i in batches}
         sums = {i: RunningSums(orders, sizes, targets[i], in_fit(subject, self.seed, i)) for i in batches}
         kernels: dict[int, list[Tensor]] = {i: [] for i in batches}
         for member in self._each_member(subject):
@@ -197,7 +206,8 @@ class Ensemble(Probe):
                     logits, _ = logits_and_targets(member, i)
                 _refuse_other_classes(member, logits, sums[i], subject)
                 sums[i].add(logits)
-                kernels[i].append(_kernel(features[-1] if features else logits))
+                whole = features and len(features[-1]) == len(logits)  # not a row per pixel
+                kernels[i].append(_kernel(features[-1] if whole else logits))
         rows = max(map(subject.samples, range(len(subject.batches))))
         for i in batches:
             yield _values(sums[i], torch.stack(kernels.pop(i)), rows)
@@ -220,7 +230,8 @@ class Ensemble(Probe):
         return each | timing.facts("seconds_per_image_all", np.sum(every, axis=0))
 
     def _intervals(self, data: Mapping[str, np.ndarray], size: int) -> dict[str, statistics.Interval]:
-        columns = {f"sample_{name}": data[f"sample_{name}"][:, size] for name in SCORES}
+        stored = [f"sample_{name}" for name in (*SCORES, "binned") if f"sample_{name}" in data]
+        columns = {name: data[name][:, size] for name in stored}
         scores = statistics.stored_scores({**columns, "done": data["done"]})
         return statistics.bootstrap(scores, draws=self.draws, seed=self.seed)
 
@@ -229,28 +240,27 @@ def _values(sums: RunningSums, kernels: Tensor, rows: int) -> dict[str, Any]:
     """What is stored of one mini-batch, once all members are added."""
     first = [sums.scores(subset) for subset in sums.subsets[0]]
     totals = {subset: _total(sums.scores(subset)) for row in sums.subsets for subset in row}
-    predicted = torch.stack(sums.predicted)  # (member, N)
-    differing = (predicted[:, None] != predicted).double()
-    m, samples = predicted.shape
+    differing = sums.differing()
+    m, _, samples = differing.shape
     values = {
-        **{f"sample_{name}": np.stack([getattr(one, name) for one in first]) for name in SCORES},
+        **{f"sample_{name}": np.stack([getattr(one, name) for one in first]) for name in vars(first[0])},
         "sample_predictive": np.stack(sums.predictive_entropy),
         "sample_aleatoric": np.stack(sums.aleatoric_entropy),
-        "sample_disagreement": differing.sum(dim=(0, 1)).cpu().numpy() / (m * (m - 1)),
+        "sample_disagreement": differing.sum(axis=(0, 1)) / (m * (m - 1)),
         "sample_divergence": sums.divergence(),
     }
-    padding = rows - samples
-    padded: dict[str, Any] = {
-        name: np.pad(value, [*[(0, 0)] * (value.ndim - 1), (0, padding)], constant_values=np.nan)
-        for name, value in values.items()
-    }
+    padded: dict[str, Any] = {}
+    for name, value in values.items():
+        before = [(0, 0)] * min(1, value.ndim - 1)  # the axis of sizes
+        widths = [*before, (0, rows - samples), *[(0, 0)] * (value.ndim - 1 - len(before))]
+        padded[name] = np.pad(value, widths, constant_values=np.nan)
     return {
         **padded,
         "samples": samples,
         "held_out": sums.held_out,
         "order_sums": np.stack([[totals[subset] for subset in row] for row in sums.subsets]),
         "member_sums": np.stack([_total(scores) for scores in sums.member_scores]),
-        "differing": differing.sum(dim=2).cpu().numpy(),
+        "differing": differing.sum(axis=2),
         "temperature_sums": np.stack(sums.temperature_sums),
         "hsic": hsic(kernels, kernels).cpu().numpy(),
     }
@@ -295,9 +305,9 @@ def _last_linear_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _refuse_other_classes(member: Subject, logits: Tensor, sums: RunningSums, subject: Subject) -> None:
-    if sums.classes not in (0, logits.shape[1]):
+    if sums.classes not in (0, logits.shape[-1]):
         raise ValueError(
-            f"{member.label} predicts {logits.shape[1]} classes and {subject.label} {sums.classes}, expected members "
+            f"{member.label} predicts {logits.shape[-1]} classes and {subject.label} {sums.classes}, expected members "
             "of the same classes; leave one of them out"
         )
 

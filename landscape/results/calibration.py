@@ -31,6 +31,7 @@ METRICS = tuple(METRIC_NAMES)
 SHARES = ("accuracy", "top5", "frequency_90")  # of all samples
 _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i in range(3))  # columns of `sums`
 COLUMNS = 5 + 3 * BINS  # of `sums`
+BINNED = COLUMNS - 4
 _AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
 
 
@@ -49,6 +50,13 @@ class SampleScores:
 
 
 @dataclass(frozen=True)
+class MeanScores(SampleScores):
+    """Scores of samples of several rows each, labels or pixels: the means over them."""
+
+    binned: np.ndarray  # (N, BINNED), the means of those columns of `sums` that the others do not give
+
+
+@dataclass(frozen=True)
 class Interval:
     """Uncertainty of an estimate: its standard error, and the ends of its 95 % interval."""
 
@@ -59,7 +67,19 @@ class Interval:
 
 def joined(parts: Sequence[SampleScores]) -> SampleScores:
     """The scores of several mini-batches as those of one."""
-    return SampleScores(*(np.concatenate([getattr(one, field.name) for one in parts]) for field in fields(parts[0])))
+    columns = (np.concatenate([getattr(one, field.name) for one in parts]) for field in fields(parts[0]))
+    return type(parts[0])(*columns)
+
+
+def mean_scores(rows: SampleScores, sample: np.ndarray, count: int) -> MeanScores:
+    """Scores of `count` samples from those of rows, each of which belongs to the sample of a number, (rows,).
+
+    Every sample weighs the same, however many rows it has.
+    """
+    weights = 1 / np.bincount(sample, minlength=count)[sample]
+    means = np.stack([np.bincount(sample, weights * column, count) for column in sums(rows).T])
+    nll, correct, top5, brier, *_ = means
+    return MeanScores(nll, correct, top5, brier, means[_CONFIDENCE].sum(axis=0), means[4:].T)
 
 
 def stored_scores(data: Mapping[str, Any], *, held_out: bool = False, scaled: bool = False) -> SampleScores:
@@ -67,8 +87,8 @@ def stored_scores(data: Mapping[str, Any], *, held_out: bool = False, scaled: bo
 
     `held_out`: of those that the temperature was not fitted on; `scaled`: after temperature scaling.
     """
-    columns = []
-    for field in fields(SampleScores):
+    columns, kind = [], MeanScores if "sample_binned" in data else SampleScores
+    for field in fields(kind):
         at = (
             f"sample_scaled_{field.name}"
             if scaled and f"sample_scaled_{field.name}" in data
@@ -77,7 +97,7 @@ def stored_scores(data: Mapping[str, Any], *, held_out: bool = False, scaled: bo
         columns.append(np.asarray(data[at], dtype=float))
     wanted = ~np.isnan(np.asarray(data["sample_scaled_confidence" if held_out else "sample_confidence"]))
     wanted &= (np.asarray(data["done"]) == 1)[:, None]
-    return SampleScores(*(column[wanted] for column in columns))
+    return kind(*(column[wanted] for column in columns))
 
 
 def sums(scores: SampleScores) -> np.ndarray:
@@ -87,6 +107,10 @@ def sums(scores: SampleScores) -> np.ndarray:
     confidence, and how many are correct. A confidence of exactly 1 belongs to the last bin.
     """
     rows = np.zeros((len(scores), COLUMNS))
+    if isinstance(scores, MeanScores):
+        rows[:, :4] = np.stack([scores.nll, scores.correct, scores.top5, scores.brier], axis=1)
+        rows[:, 4:] = scores.binned
+        return rows
     bin_of = np.digitize(scores.confidence, EDGES, right=True)
     unsure = (scores.correct == 0) & (bin_of < BINS - 1)
     rows[:, :5] = np.stack([scores.nll, scores.correct, scores.top5, scores.brier, unsure], axis=1)

@@ -83,11 +83,15 @@ def paired_t(
 def mcnemar(right: np.ndarray, other: np.ndarray) -> Difference:
     """Share of right answers minus that of another network on the same samples, (n,) zeros and ones each.
 
+    Of shares of the labels or pixels of a sample it is `paired_t`.
+
     P by the exact test of McNemar (1947) on the samples that one of the two gets right, the interval as in
     `mean_difference`.
     """
     from scipy.special import bdtr
 
+    if not np.isin([right, other], (0, 1)).all():
+        return paired_t(right, other)
     value, (low, high) = mean_difference(right, other, shares=True)
     gained, lost = (int(((right - other) == sign).sum()) for sign in (1, -1))
     p = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
