@@ -1,7 +1,5 @@
 """Write CIFAR-10's test images as its files hold them."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run key that needs no model, and a process that measures it: the tests of writer and journal kill it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results to draw: those of the made-up study, and the axes that each figure needs."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Interpreters that have imported torch already: forked from one process per session, used as `subprocess.Popen` is."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """A user's own file: a model and data, as the README shows them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

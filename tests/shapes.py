@@ -1,7 +1,5 @@
 """Networks and data of every shape, with the losses of each by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Adapters of peft on tiny language models of transformers: merged by hand, and as parameters of their own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

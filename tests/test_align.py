@@ -1,7 +1,5 @@
 """The probes align and barriers: planted permutations, aligned checkpoints as files, matrices of barriers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`landscape.load`, `landscape.measure`, `landscape.open`: the results of `run`, in one call."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -41,7 +39,7 @@ def refuse(done: int, total: int) -> None:
     raise AssertionError("a finished run was measured again")
 
 
-def test_a_loaded_subject_is_measured_and_its_result_is_labelled(final: Path, out: Path) -> None:
+def test_a_loaded_subject_is_measured_once_and_its_result_is_labelled(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("variance", subject, out=out)
     assert isinstance(data, xr.Dataset)
@@ -49,6 +47,9 @@ def test_a_loaded_subject_is_measured_and_its_result_is_labelled(final: Path, ou
     assert data.attrs["label"] == "resnet-digits"
     assert data.attrs["protocol"] == "digits test, 16 samples, batch size 8, no augmentation, weight decay 0, seed 0"
     assert bool((data["done"] == 1).all())
+    assert landscape.measure("variance", landscape.load(final, **FEW), out=out, report=refuse).identical(data)
+    with pytest.raises(AssertionError, match="measured again"):
+        landscape.measure("variance", subject, out=out, overwrite=True, report=refuse)
 
 
 def test_load_takes_all_test_samples_and_measure_1024_of_the_probes_own_split(final: Path, out: Path) -> None:
@@ -88,15 +89,6 @@ def test_a_module_made_in_python_is_measured(out: Path) -> None:
     subject = landscape.load(model, data="digits", split="train", **FEW)
     data = landscape.measure("surface", subject, out=None, resolution=3)
     assert data.attrs["protocol"].startswith("digits train, 16 samples, batch size 8")  # before, it said test
-
-
-def test_a_finished_run_returns_without_measuring(final: Path, out: Path) -> None:
-    subject = landscape.load(final, **FEW)
-    first = landscape.measure("variance", subject, out=out)
-    again = landscape.measure("variance", landscape.load(final, **FEW), out=out, report=refuse)
-    assert again.identical(first)
-    with pytest.raises(AssertionError, match="measured again"):
-        landscape.measure("variance", subject, out=out, overwrite=True, report=refuse)
 
 
 def without_times(data: xr.Dataset) -> xr.Dataset:
@@ -159,6 +151,11 @@ def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"tops": 3}, r"hessian has no option tops; it has .*top.*which.*; did you mean top\?"),
+        ({"resolution": 3}, r"hessian has no option resolution"),
+        ({"samples": 4}, r"samples must be given to landscape.load"),
+        ({"top": 0}, r"--top must be at least 1, got 0"),
+        ({"preset": "park2021"}, r"--preset must be park2022 for hessian, got park2021"),
         ({"batch_size": "16"}, "--batch-size must be a whole number, got '16'"),
         ({"batch_size": 2.5}, "--batch-size must be a whole number, got 2.5"),
         ({"weight_decay": "small"}, "--weight-decay must be a number, got 'small'"),
@@ -171,13 +168,17 @@ def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
         ({"data": lambda: None}, "is not called; give what it returns"),
     ],
 )
-def test_a_value_of_another_type_is_a_usage_error(final: Path, out: Path, options: dict[str, Any], said: str) -> None:
+def test_options_that_do_not_fit_are_usage_errors(options: dict[str, Any], said: str, final: Path, out: Path) -> None:
+    loads = {"batch_size", "weight_decay", "model", "data"} & options.keys()
+    subject = final if loads else landscape.load(final, **FEW)
     with pytest.raises(OptionError, match=said):
-        landscape.measure("hessian", final, out=out, **options)
+        landscape.measure("hessian", subject, out=out, **options)
     assert not out.exists()
 
 
 def test_other_values_of_another_type(final: Path, out: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no probe hesian; expected one of surface, .*hessian"):
+        landscape.measure("hesian", final, out=out)
     with pytest.raises(OptionError, match="--layers must be a text or a list of texts, got 3"):
         landscape.measure("variance", final, out=out, layers=3)
     with pytest.raises(OptionError, match=r"--range must be R, LOW:HIGH or .*, got \(-1, 1\)"):
@@ -260,14 +261,6 @@ def test_several_planes_are_several_groups_and_the_last_is_returned(final: Path,
     assert not np.allclose(groups[0]["loss"], groups[1]["loss"])
 
 
-def test_the_seed_of_a_probe_may_be_given_with_a_subject(final: Path, out: Path) -> None:
-    subject = landscape.load(final, **FEW)
-    one, two = (landscape.measure("surface", subject, out=out, resolution=3, seed=seed) for seed in (0, 1))
-    assert not np.allclose(one["loss"], two["loss"])
-    assert one.attrs["protocol"].endswith("seed 0")
-    assert two.attrs["protocol"].endswith("seed 0 (seed 1 of the surface)")
-
-
 def test_a_single_word_is_a_list_of_one(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("fourier", subject, out=out, layers="layer1.0$")
@@ -275,36 +268,12 @@ def test_a_single_word_is_a_list_of_one(final: Path, out: Path) -> None:
     assert landscape.measure("fourier", subject, out=out, layers=["layer1.0$"], report=refuse).identical(data)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tops": 3}, r"hessian has no option tops; it has .*top.*which.*; did you mean top\?"),
-        ({"resolution": 3}, r"hessian has no option resolution"),
-        ({"samples": 4}, r"samples must be given to landscape.load"),
-        ({"top": 0}, r"--top must be at least 1, got 0"),
-        ({"preset": "park2021"}, r"--preset must be park2022 for hessian, got park2021"),
-    ],
-)
-def test_options_that_do_not_fit_are_usage_errors(
-    options: dict[str, Any], message: str, final: Path, out: Path
-) -> None:
-    with pytest.raises(OptionError, match=message):
-        landscape.measure("hessian", landscape.load(final, **FEW), out=out, **options)
-    assert not out.exists()
-
-
-def test_an_unknown_probe_lists_the_known_ones(final: Path, out: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no probe hesian; expected one of surface, .*hessian"):
-        landscape.measure("hesian", final, out=out)
-
-
 def test_a_preset_sets_probe_and_loading(final: Path, out: Path) -> None:
     with pytest.raises(ValueError, match=r"--augment uses the checkpoint's own recipe and this one has none"):
         landscape.measure("hessian", final, out=out, preset="park2022")  # the preset augments
     data = landscape.measure("hessian", final, out=out, preset="park2022", augment=False, top=1, samples=16)
-    assert (
-        data.attrs["protocol"] == "digits train, 16 samples, batch size 16, no augmentation, weight decay 0.05, seed 0"
-    )
+    said = "digits train, 16 samples, batch size 16, no augmentation, weight decay 0.05, seed 0"
+    assert data.attrs["protocol"] == said
 
 
 def test_the_package_offers_its_names() -> None:
@@ -334,11 +303,8 @@ def bits(model: nn.Module) -> dict[str, bytes]:
 
 
 def same_numbers(one: xr.Dataset, other: xr.Dataset) -> bool:
-    return (
-        one.drop_attrs()
-        .drop_vars(["name", "path_name"], errors="ignore")
-        .identical(other.drop_attrs().drop_vars(["name", "path_name"], errors="ignore"))
-    )
+    plain = [data.drop_attrs().drop_vars(["name", "path_name"], errors="ignore") for data in (one, other)]
+    return plain[0].identical(plain[1])
 
 
 @pytest.mark.slow
@@ -453,8 +419,11 @@ def test_the_seed_of_a_loaded_subject_is_that_of_the_probe_unless_it_is_given() 
     torch.manual_seed(0)
     network, data = torch.nn.Linear(4, 3), (torch.randn(16, 4), torch.arange(16) % 3)
     zero, one = (landscape.load(network, data=data, seed=seed) for seed in (0, 1))
-    traces = [
-        float(landscape.measure("trace", subject, out=None, quiet=True, vectors=4, **options).trace)
+    found = [
+        landscape.measure("trace", subject, out=None, quiet=True, vectors=4, **options)
         for subject, options in ((zero, {}), (one, {}), (one, {"seed": 0}), (zero, {"seed": 1}))
     ]
+    traces = [float(data.trace) for data in found]
     assert traces[0] == traces[2] != traces[1] == traces[3]
+    assert found[0].attrs["protocol"].endswith("seed 0")
+    assert found[3].attrs["protocol"].endswith("seed 0 (seed 1 of the trace)")

@@ -1,7 +1,5 @@
 """Colours, markers, names and captions: what distinguishes results in a figure, and that nothing overlaps."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FGSM and PGD against their definition, another library, a linear network's closed form; bad input."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention statistics in closed form; maps of every kind of attention against the explicit softmax; the probe."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -43,37 +41,25 @@ def _vit(**arguments: Any) -> nn.Module:
 # Closed forms
 
 
-def test_uniform_attention_has_the_largest_entropy_and_no_mutual_information() -> None:
-    maps = torch.full((2, 3, 4, 4), 0.25, dtype=torch.float64)
-    distance = metrics.distances((2, 2), (2.0, 2.0), CPU)
-    entropy = metrics.entropy(maps)
-    np.testing.assert_allclose(metrics.mean_distance(maps, distance), (0 + 2 + 2 + 8**0.5) / 4)
-    np.testing.assert_allclose(entropy, math.log(4))
-    np.testing.assert_allclose(metrics.mutual_information(maps, entropy), 0.0, atol=1e-12)
+HALVES = torch.block_diag(*[torch.full((2, 2), 0.5)] * 2)
+FIRST = torch.eye(6)[0].expand(6, 6)  # all attention goes to the first token
+FAR = (0 + 8 + 16 + 4 + 80**0.5 + 272**0.5) / 6
+CLOSED: dict[str, tuple[Any, ...]] = {  # map, grid, size of a token, distance, entropy, mutual information
+    "uniform": (torch.full((4, 4), 0.25), (2, 2), (2.0, 2.0), (0 + 2 + 2 + 8**0.5) / 4, math.log(4), 0.0),
+    "to oneself": (torch.eye(6), (2, 3), (4.0, 4.0), 0.0, 0.0, 1.0),
+    "to one token": (FIRST, (2, 3), (4.0, 8.0), FAR, 0.0, 0.0),
+    "within halves": (HALVES, (2, 2), (1.0, 1.0), 0.5, math.log(2), 0.5),  # (ln 4 - ln 2) / ln 4
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_statistics_of_one_map_in_all_heads_in_closed_form(name: str) -> None:
+    one, grid, size, distance, entropy, information = CLOSED[name]
+    maps = one.double().expand(2, 3, *one.shape)
+    np.testing.assert_allclose(metrics.mean_distance(maps, metrics.distances(grid, size, CPU)), distance, atol=1e-12)
+    np.testing.assert_allclose(metrics.entropy(maps), entropy, atol=1e-12)
+    np.testing.assert_allclose(metrics.mutual_information(maps, metrics.entropy(maps)), information, atol=1e-12)
     np.testing.assert_allclose(metrics.head_cosine(maps), 1.0)
-
-
-def test_attention_to_oneself_has_no_distance_and_full_mutual_information() -> None:
-    maps = torch.eye(6, dtype=torch.float64).expand(2, 1, 6, 6)
-    entropy = metrics.entropy(maps)
-    np.testing.assert_allclose(metrics.mean_distance(maps, metrics.distances((2, 3), (4.0, 4.0), CPU)), 0.0)
-    np.testing.assert_allclose(entropy, 0.0)
-    np.testing.assert_allclose(metrics.mutual_information(maps, entropy), 1.0)
-
-
-def test_attention_of_all_to_one_token_is_collapsed() -> None:
-    maps = torch.zeros(1, 1, 6, 6, dtype=torch.float64)
-    maps[..., 0] = 1.0
-    far = metrics.mean_distance(maps, metrics.distances((2, 3), (4.0, 8.0), CPU))
-    assert far.item() == pytest.approx((0 + 8 + 16 + 4 + 80**0.5 + 272**0.5) / 6)
-    assert metrics.mutual_information(maps, metrics.entropy(maps)).item() == 0.0
-
-
-def test_attention_within_halves_has_half_the_mutual_information() -> None:
-    maps = torch.block_diag(*[torch.full((2, 2), 0.5, dtype=torch.float64)] * 2)[None, None]
-    entropy = metrics.entropy(maps)
-    assert entropy.item() == pytest.approx(math.log(2))
-    assert metrics.mutual_information(maps, entropy).item() == pytest.approx(0.5)  # (ln 4 - ln 2) / ln 4
 
 
 def test_statistics_of_random_maps_equal_their_definitions() -> None:
@@ -167,23 +153,13 @@ def test_grouped_queries_share_their_keys() -> None:
     np.testing.assert_allclose(maps @ v.repeat_interleave(2, dim=1), expected, atol=1e-12)
 
 
-class _Explicit(nn.Module):
-    """Attention written out, on (batch, head, token, width) or on (batch * head, token, width)."""
-
-    def __init__(self, *, merged: bool) -> None:
-        super().__init__()
-        self.merged = merged
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(0, 1) if self.merged else x
-        return torch.softmax(x @ x.transpose(-2, -1), dim=-1) @ x
-
-
 @pytest.mark.parametrize("merged", [False, True])
 def test_maps_of_an_explicit_softmax_are_its_output(merged: bool) -> None:
+    """Attention written out, on (batch, head, token, width) or on (batch * head, token, width)."""
     x, found = _noise(4, 3, 5, 2), []
     with attention_hooks({("softmax", 0): found.append}, 4):
-        _Explicit(merged=merged)(x)
+        tokens = x.flatten(0, 1) if merged else x
+        torch.softmax(tokens @ tokens.transpose(-2, -1), dim=-1)
     np.testing.assert_allclose(_of(found[0]), torch.softmax(x @ x.transpose(-2, -1), dim=-1))
 
 
@@ -334,8 +310,17 @@ def test_without_spectra_of_tokens_everything_else_is_measured() -> None:
     found = run_probe(Attention(spectra_images=0), _subject(_vit(), 8, 8))
     assert np.isnan(found["token_singular_value"]).all()
     assert np.isfinite(found["distance"]).all()
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(OptionError, match="--spectra-images must be at least 0, got -1"):
         Attention(spectra_images=-1)
+    with pytest.raises(OptionError, match="--pool must be mean or cls, got max"):
+        Attention(pool="max")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"cls needs a class token, blocks\.0\.attention has none; use --pool mean"):
+        Attention(pool="cls").plan(_subject(_vit(head="gap"), 8, 8))
+    with pytest.raises(ValueError, match="no self-attention was found"):
+        Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))
 
 
 class _Mixing(nn.Module):
@@ -413,10 +398,10 @@ def test_heads_mixed_after_the_softmax_have_no_outputs_of_their_own(caplog: pyte
     assert np.isnan(found["head_feature_cosine"]).all()
     assert np.isfinite(found["head_cosine"]).all()
     assert Attention().plan(subject).facts == {"heads_without_outputs": "mixing"}
-    assert [record.message for record in caplog.records].count(
+    note = (
         "note: the outputs of single heads cannot be read in mixing: no product of its attention maps with the values "
-        "was found; head_feature_cosine is NaN there"
-    ) == 1
+    )
+    assert caplog.messages.count(f"{note}was found; head_feature_cosine is NaN there") == 1
 
 
 def test_an_output_of_zeros_and_a_single_head_have_no_cosine() -> None:
@@ -425,11 +410,6 @@ def test_an_output_of_zeros_and_a_single_head_have_no_cosine() -> None:
     pair = torch.cosine_similarity(outputs[1, 0], outputs[1, 1], dim=-1).mean()
     np.testing.assert_allclose(metrics.head_feature_cosine(outputs)[1], pair / 3)
     assert metrics.head_feature_cosine(outputs[:, :1]).isnan().all()
-
-
-def test_a_network_without_attention_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no self-attention was found"):
-        Attention().plan(_subject(models.build("resnet_demo", classes=3, image_size=8), 8, 8))
 
 
 def _attending() -> tuple[Subject, np.ndarray]:
@@ -449,12 +429,6 @@ def test_singular_values_of_class_tokens_are_those_of_numpy() -> None:
     assert np.abs(found["image_singular_value"] - mean["image_singular_value"]).max() > 0.1
     np.testing.assert_array_equal(found["token_singular_value"], mean["token_singular_value"])
     assert "pool" not in Attention().identity(subject)
-    with pytest.raises(
-        ValueError, match=r"--pool cls needs a class token, blocks\.0\.attention has none; use --pool mean"
-    ):
-        Attention(pool="cls").plan(_subject(_vit(head="gap"), 8, 8))
-    with pytest.raises(OptionError, match="--pool must be mean or cls, got max"):
-        Attention(pool="max")  # type: ignore[arg-type]
 
 
 def test_centred_singular_values_are_those_of_the_covariance() -> None:

@@ -1,7 +1,5 @@
 """Pictures of attention: the rows of the maps that the network computes, mean over heads, without prefix."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

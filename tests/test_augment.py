@@ -1,7 +1,5 @@
 """Augmentation: closed facts of crop, flip and mixing; Pillow as the oracle of RandAugment."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

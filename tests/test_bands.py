@@ -1,7 +1,5 @@
 """Rings of frequencies against the Fourier transform, and the signs that noise is made of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Spectra of the Hessian's diagonal blocks and their Jensen-Shannon distances, against dense blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Facts about the calibration probe: metrics by definition, another optimiser's temperature, paired differences."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

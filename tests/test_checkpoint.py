@@ -1,7 +1,5 @@
 """Checkpoints: ours there and back, every foreign form, and files that are refused without running anything."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import functools
@@ -9,7 +7,6 @@ import importlib
 import os
 import pickle
 import subprocess
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,16 +45,11 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 def contents() -> dict[str, Any]:
+    data = {"name": "digits", "classes": 10, "size": 16, "mean": (0.1,) * 3, "std": (0.2,) * 3}
     return {
-        "model": "resnet_demo",
-        "model_args": {"blocks": (1, 1), "classes": 10},
-        "state_dict": network().state_dict(),
-        "data": {"name": "digits", "classes": 10, "size": 16, "mean": (0.1,) * 3, "std": (0.2,) * 3},
-        "recipe": {"name": "demo", "lr": 1e-3},
-        "epoch": 2.5,
-        "metrics": {"accuracy": 0.75},
-        "seed": 3,
-    }
+        "model": "resnet_demo", "model_args": {"blocks": (1, 1), "classes": 10}, "state_dict": network().state_dict(),
+        "data": data, "recipe": {"name": "demo", "lr": 1e-3}, "epoch": 2.5, "metrics": {"accuracy": 0.75}, "seed": 3,
+    }  # fmt: skip
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -70,6 +62,13 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 def saved(path: Path, content: object) -> Path:
     torch.save(content, path)
     return path
+
+
+def loaded(path: Path, content: object, model: nn.Module | None = None) -> dict[str, Tensor]:
+    """The weights of a model, here of other ones than are stored, that was loaded from such a file."""
+    model = model or network(seed=1)
+    load_into(model, read_checkpoint(saved(path, content)))
+    return dict(model.state_dict())
 
 
 # --- ours ---
@@ -197,10 +196,8 @@ def test_containers_and_wrappers_are_looked_through(
 
 def test_wrappers_inside_a_name_are_looked_through(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     compiled = {name.replace("0.", "0._orig_mod.", 1): tensor for name, tensor in weights.items()}
-    for number, content in enumerate((compiled, {f"module.{name}": tensor for name, tensor in compiled.items()})):
-        model = network(seed=1)
-        load_into(model, read_checkpoint(saved(tmp_path / f"{number}.pt", content)))
-        assert_same(dict(model.state_dict()), weights)
+    for content in (compiled, {f"module.{name}": tensor for name, tensor in compiled.items()}):
+        assert_same(loaded(tmp_path / "w.pt", content), weights)
 
 
 def test_a_model_whose_own_names_begin_like_a_wrapper_keeps_them(tmp_path: Path) -> None:
@@ -209,10 +206,8 @@ def test_a_model_whose_own_names_begin_like_a_wrapper_keeps_them(tmp_path: Path)
             super().__init__()
             self.model = network(seed)
 
-    for number, content in enumerate((Wrapped(0).state_dict(), nn.ModuleDict({"module": Wrapped(0)}).state_dict())):
-        model = Wrapped(1)
-        load_into(model, read_checkpoint(saved(tmp_path / f"{number}.pt", content)))
-        assert_same(dict(model.state_dict()), dict(Wrapped(0).state_dict()))
+    for content in (Wrapped(0).state_dict(), nn.ModuleDict({"module": Wrapped(0)}).state_dict()):
+        assert_same(loaded(tmp_path / "w.pt", content, Wrapped(1)), dict(Wrapped(0).state_dict()))
 
 
 def test_a_lightning_checkpoint_with_everything_around_its_weights(tmp_path: Path, weights: dict[str, Tensor]) -> None:
@@ -226,11 +221,8 @@ def test_a_lightning_checkpoint_with_everything_around_its_weights(tmp_path: Pat
         "optimizer_states": [{"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 1e-3}]}],
         "hyper_parameters": {"lr": np.float64(1e-3), "layers": [1, 2]},
     }
-    found = read_checkpoint(saved(tmp_path / "last.ckpt", content))
-    model = network(seed=1)
-    load_into(model, found)
-    assert_same(dict(model.state_dict()), weights)
-    assert found.epoch == 12
+    assert_same(loaded(tmp_path / "last.ckpt", content), weights)
+    assert read_checkpoint(tmp_path / "last.ckpt").epoch == 12
 
 
 def test_harmless_things_of_real_checkpoints_are_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
@@ -259,26 +251,22 @@ def test_threads_read_at_the_same_time(tmp_path: Path, weights: dict[str, Tensor
             assert_same(found.state_dict, weights)
 
 
-def test_the_moving_average_is_taken_when_asked_for(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize("container", ["state_dict", "model"])
+def test_the_moving_average_is_taken_when_asked_for(container: str, tmp_path: Path, weights: dict[str, Tensor]) -> None:
     average = {name: tensor * 2 for name, tensor in weights.items()}
-    path = saved(tmp_path / "timm.pth", {"state_dict": weights, "state_dict_ema": average})
-    assert_same(read_checkpoint(path).state_dict, weights)
-    found = read_checkpoint(path, weights="ema")
+    path = saved(tmp_path / "timm.pth", {container: weights, f"{container}_ema": average})
+    raw, found = read_checkpoint(path), read_checkpoint(path, weights="ema")
+    assert_same(raw.state_dict, weights)
+    assert (raw.taken, raw.others) == (container, (f"{container}_ema",))
     assert_same(found.state_dict, average)
-    assert found.taken == "state_dict_ema"
+    assert found.taken == f"{container}_ema"
     with pytest.raises(ValueError, match=r"has no moving average \(state_dict_ema, model_ema, .*\); drop --weights"):
-        read_checkpoint(saved(tmp_path / "none.pth", {"state_dict": weights}), weights="ema")
+        read_checkpoint(saved(tmp_path / "none.pth", {container: weights}), weights="ema")
 
 
-def test_weights_are_brought_to_the_cpu_and_into_the_models_precision(
-    tmp_path: Path, weights: dict[str, Tensor]
-) -> None:
+def test_weights_are_brought_into_the_models_precision(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     half = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
-    model = network(seed=1)
-    load_into(model, read_checkpoint(saved(tmp_path / "half.pt", half)))
-    for name, tensor in model.state_dict().items():
-        assert tensor.dtype == weights[name].dtype
-        assert torch.equal(tensor, half[name].to(tensor.dtype))
+    assert_same(loaded(tmp_path / "half.pt", half), {name: t.to(weights[name].dtype) for name, t in half.items()})
 
 
 # --- weights that do not fit ---
@@ -336,9 +324,8 @@ def test_a_file_that_would_run_code_is_refused_by_name_and_not_run(
 ) -> None:
     ran, path = tmp_path / "ran", tmp_path / "evil.pt"
     torch.save(ATTACKS[attack](f"touch {ran}"), path, _use_new_zipfile_serialization=new_format)
-    with pytest.raises(
-        ValueError, match=r"would run code to load \(.+\); refused.*state_dict\(\).*--trust-pickle"
-    ) as e:
+    message = r"would run code to load \(.+\); refused.*state_dict\(\).*--trust-pickle"
+    with pytest.raises(ValueError, match=message) as e:
         read_checkpoint(path)
     named = {"partial": "functools.partial", "getattr": "getattr", "eval": "eval", "exec": "exec"}
     named |= {"subprocess": "getoutput", "torch.hub": "torch.hub"}  # pickle calls subprocess by its name in Python 2
@@ -347,57 +334,47 @@ def test_a_file_that_would_run_code_is_refused_by_name_and_not_run(
     assert not ran.exists()
 
 
-def test_a_pickled_module_is_read_only_on_trust(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    path = saved(tmp_path / "whole.pt", network())
-    with pytest.raises(ValueError, match=r"would run code to load \(.*torch.nn.modules.*--trust-pickle"):
-        read_checkpoint(path)
-    assert_same(read_checkpoint(path, trust_pickle=True).state_dict, weights)
-
-
 # --- files that are no checkpoints ---
 
 
-NO_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "text": (
-        lambda path: path.write_text("epoch,loss\n1,0.5\n"),
-        r"is not a readable checkpoint \(.+\); expected a file",
-    ),
-    "empty": (lambda path: path.write_bytes(b""), r"is not a readable checkpoint"),
-    "zeros": (lambda path: path.write_bytes(bytes(5000)), r"is not a readable checkpoint"),
-    "zip": (lambda path: zipfile.ZipFile(path, "w").close(), r"is not a readable checkpoint"),
-    "list": (lambda path: torch.save([1, 2], path), r"holds a list, expected a dict of tensors"),
-    "tensor": (lambda path: torch.save(torch.ones(3), path), r"holds a Tensor, expected a dict of tensors"),
-    "no weights": (lambda path: torch.save({"lr": 0.1, "b": 2}, path), r"holds no weights: .* got the keys lr, b"),
-    "nothing": (lambda path: torch.save({}, path), r"holds no weights"),
-    "a key that is no text": (lambda path: torch.save({"a\x1b[2J": 1}, path), r"got the keys a\ufffd\[2J"),
-    "newer": (
-        lambda path: torch.save({"format": 2, "model": "vit_demo", "weights": {}}, path),
-        r"has format 2, this version reads up to 1; update landscape",
-    ),
+PART = {"state_dict": {"w": torch.ones(1)}}
+NO_CHECKPOINTS: dict[str, tuple[object, str]] = {  # bytes as they are, objects by torch.save
+    "text": (b"epoch,loss\n1,0.5\n", r"is not a readable checkpoint \(.+\); expected a file"),
+    "empty": (b"", r"is not a readable checkpoint"),
+    "zeros": (bytes(5000), r"is not a readable checkpoint"),
+    "zip": (b"PK\5\6" + bytes(18), r"is not a readable checkpoint"),
+    "list": ([1, 2], r"holds a list, expected a dict of tensors"),
+    "tensor": (torch.ones(3), r"holds a Tensor, expected a dict of tensors"),
+    "no weights": ({"lr": 0.1, "b": 2}, r"holds no weights: .* got the keys lr, b"),
+    "nothing": ({}, r"holds no weights"),
+    "a key that is no text": ({"a\x1b[2J": 1}, r"got the keys a\ufffd\[2J"),
+    "newer": ({"format": 2, "model": "vit_demo", "weights": {}}, r"format 2, this version reads up to 1; update lands"),
     "incomplete": (
-        lambda path: torch.save({"format": 1, "model": "vit_demo", "state_dict": {"w": torch.ones(1)}}, path),
-        r"lacks the entry 'model_args' of a format-1 checkpoint",
+        {"format": 1, "model": "vit_demo", **PART},
+        r"lacks the entry 'model_args' of a format-1 check",
     ),
     "other kinds": (
-        lambda path: torch.save({**dict.fromkeys(KEYS, "x"), "format": 1, "state_dict": {"w": torch.ones(1)}}, path),
-        r"is not a format-1 checkpoint: an entry has another type",
+        {**dict.fromkeys(KEYS, "x"), "format": 1, **PART},
+        r"format-1 checkpoint: an entry has another",
     ),
-    "folder": (lambda path: path.mkdir(), r"is a folder, expected a checkpoint file such as .*final.pt"),
+    "folder": (Path, r"is a folder, expected a checkpoint file such as .*final.pt"),
 }
 
 
 @pytest.mark.parametrize("kind", NO_CHECKPOINTS)
 def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
-    make, message = NO_CHECKPOINTS[kind]
+    content, message = NO_CHECKPOINTS[kind]
     path = tmp_path / "file.pt"
-    make(path)
+    if content is Path:
+        path.mkdir()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        saved(path, content)
     with pytest.raises(ValueError, match=message) as caught:
         read_checkpoint(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*none.pt; give an existing file, or make one"):
         read_checkpoint(tmp_path / "none.pt")
 
@@ -434,14 +411,11 @@ def test_labels_follow_from_paths(path: str, label: str) -> None:
 
 
 def test_t7_is_a_file_of_torch_save_or_named_as_one_of_lua(tmp_path: Path) -> None:
-    for old in (False, True):
-        torch.save(
-            {"net": {"weight": torch.ones(2)}, "epoch": 3}, tmp_path / "w.t7", _use_new_zipfile_serialization=not old
-        )
+    content = {"net": {"weight": torch.ones(2)}, "epoch": 3}
+    for new_format in (True, False):
+        torch.save(content, tmp_path / "w.t7", _use_new_zipfile_serialization=new_format)
         assert read_checkpoint(tmp_path / "w.t7").epoch == 3
-    for content in (b"\x04\0\0\0\x01\0\0\0\x03\0\0\0V 1" * 9, b"4\n1\n3\nV 1\n13\nnn.Sequential\n"):
-        (tmp_path / "lua.t7").write_bytes(content)
-        with pytest.raises(
-            ValueError, match=r"lua.t7 is not a readable checkpoint \(a .t7 that torch.save did not write"
-        ):
+    for lua in (b"\x04\0\0\0\x01\0\0\0\x03\0\0\0V 1" * 9, b"4\n1\n3\nV 1\n13\nnn.Sequential\n"):
+        (tmp_path / "lua.t7").write_bytes(lua)
+        with pytest.raises(ValueError, match=r"lua.t7 is not a readable checkpoint \(a .t7 that torch.save did not wr"):
             read_checkpoint(tmp_path / "lua.t7")

@@ -1,7 +1,5 @@
 """Which checkpoints a command measures: those in a folder, the path of a run, or the line between two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Cross-entropy of a language model in chunks of its tokens: the loss, gradient and Hessian of the plain one."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """CIFAR: the official layouts, what their pickles may hold, and downloads."""
 
-from __future__ import annotations
-
 import _codecs
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """CIFAR-10-C and CIFAR-100-C: rows of a severity, in the order of the clean test images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

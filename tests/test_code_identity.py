@@ -1,7 +1,5 @@
 """Functions and modules made in Python are identified by everything that they compute from."""
 
-from __future__ import annotations
-
 import gc
 import linecache
 import sys

@@ -1,7 +1,5 @@
 """The convexity probe: both ends of known Hessians over a plane, and of a dense one at displaced weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The figure of a training run, finished or not, its errors, and TensorBoard event files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Data sets: fixed order, the layouts that are read, and the files that are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Facts about the check of declared sizes: where its limit lies, and what its error says."""
 
-from __future__ import annotations
-
 import pytest
 
 from landscape.results.declared_size import refuse_oversized

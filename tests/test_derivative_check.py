@@ -1,7 +1,5 @@
 """Losses whose gradient is not their derivative are named and stored, sound ones are not; weight norm is exact."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

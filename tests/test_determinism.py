@@ -1,7 +1,5 @@
 """The deterministic mode: its error for an operation without an algorithm, and what it restores."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Random directions: norms, what does not move, and independence of everything but the seed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The moving average of the weights: its recursion, its buffers, its checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

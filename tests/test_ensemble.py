@@ -1,7 +1,5 @@
 """Facts about ensembles: averages by definition, one forward pass per member, uncertainty and diversity."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

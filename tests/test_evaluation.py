@@ -1,7 +1,5 @@
 """Facts about the evaluation of classifiers, against other libraries."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,13 +1,11 @@
 """Local ViT, Swin, PiT, Mixer, ResNeXt and the variants of residual networks: sizes, twins of other makers, loops."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from foreign import torchvision_models
+from foreign import off_its_start, torchvision_models
 from torch import Tensor, nn
 
 from landscape import models
@@ -34,25 +32,13 @@ def _small(name: str, image_size: int = 16, **arguments: Any) -> nn.Module:
     return models.build(name, classes=3, image_size=image_size, **{**SMALL.get(name, {}), **arguments})
 
 
-def _spread(model: nn.Module) -> nn.Module:
-    """In float64 and eval mode, every parameter and statistic far from its initial value."""
-    model.double().eval()
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if name.endswith("running_var"):
-                tensor.uniform_(0.5, 1.5)
-            elif tensor.is_floating_point():
-                tensor.add_(0.3 * torch.randn_like(tensor))
-    return model
-
-
 def _images(size: int = 16, count: int = 2) -> Tensor:
     return torch.randn(count, 3, size, size, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_layers_are_found_and_units_removed(name: str) -> None:
-    model, images = _spread(_small(name)), _images()
+    model, images = off_its_start(_small(name)), _images()
     kinds = {layer.kind for layer in discover(model, images)} - {"stem", "subsample"}
     wanted = {"resnext50": {"conv"}, "mixer_ti": {"mlp"}}
     assert kinds == wanted.get(name, {"msa", "mlp"})
@@ -85,12 +71,19 @@ def test_state_dicts_hold_nothing_recomputable(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("groups", "width"), [(4, 16), (1, 128)], ids=["as resnext", "as wide resnet"])
-def test_torchvision_weights_give_torchvision_logits(groups: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "block", "sizes"),
+    [
+        ("resnet18", "BasicBlock", {}), ("resnet50", "Bottleneck", {}),
+        ("resnet50", "Bottleneck", {"groups": 4, "width_per_group": 16}),
+        ("resnet50", "Bottleneck", {"groups": 1, "width_per_group": 128}),
+    ],
+    ids=["basic", "bottleneck", "as resnext", "as wide resnet"],
+)  # fmt: skip
+def test_torchvision_weights_give_torchvision_logits(name: str, block: str, sizes: dict[str, int]) -> None:
     theirs = torchvision_models().resnet
-    twin = theirs.ResNet(theirs.Bottleneck, [1, 1, 1, 1], num_classes=3, groups=groups, width_per_group=width)
-    _spread(twin)
-    ours = _small("resnet50", 96, blocks=(1, 1, 1, 1), groups=groups, width_per_group=width).double().eval()
+    twin = off_its_start(theirs.ResNet(getattr(theirs, block), [1, 1, 1, 1], num_classes=3, **sizes))
+    ours = _small(name, 96, blocks=(1, 1, 1, 1), **sizes).double().eval()
     ours.load_state_dict(twin.state_dict())
     with torch.no_grad():
         images = _images(96)
@@ -147,7 +140,7 @@ def test_dropout_is_on_at_test_time_before_the_last_convolution_and_averages_pro
 def test_heads_of_a_residual_network() -> None:
     images = _images(8)
     for head in ("gap", "bn-gap", "mlp"):
-        model = _spread(_small("resnet_demo", 8, head=head))
+        model = off_its_start(_small("resnet_demo", 8, head=head))
         kept: list[Tensor] = []
         model.get_submodule("layer3").register_forward_hook(lambda module, args, output, kept=kept: kept.append(output))
         with torch.no_grad():
@@ -171,16 +164,10 @@ def test_heads_of_a_residual_network() -> None:
 def test_the_mlp_head_of_blurs_takes_every_position_of_the_map() -> None:
     """The reference's sizes: 7 x 7 positions of 512 channels, two hidden layers of 4096, dropout 0.5."""
     with torch.device("meta"):
-        shapes = {
-            k: tuple(v.shape)
-            for k, v in models.build("resnet18", classes=10, image_size=32, head="flat-mlp").state_dict().items()
-        }
-    assert [shapes[k] for k in ("pool.2.weight", "pool.5.weight", "fc.weight")] == [
-        (4096, 25088),
-        (4096, 4096),
-        (10, 4096),
-    ]
-    model = _spread(_small("resnet_demo", 8, head="flat-mlp")).eval()
+        whole = models.build("resnet18", classes=10, image_size=32, head="flat-mlp")
+    shapes = [tuple(whole.get_parameter(name).shape) for name in ("pool.2.weight", "pool.5.weight", "fc.weight")]
+    assert shapes == [(4096, 25088), (4096, 4096), (10, 4096)]
+    model = off_its_start(_small("resnet_demo", 8, head="flat-mlp")).eval()
     assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5, 0.5]
     maps = torch.randn(2, 64, 7, 7, dtype=torch.float64)
     head, fc = model.get_submodule("pool"), model.get_submodule("fc")
@@ -207,7 +194,7 @@ def test_a_neighbourhood_is_k_by_k_cut_at_the_borders(k: int, grid: tuple[int, i
 
 
 def test_a_full_neighbourhood_is_global_attention_and_a_small_one_is_not() -> None:
-    whole = _spread(_small("localvit_ti", neighbourhood="none"))
+    whole = off_its_start(_small("localvit_ti", neighbourhood="none"))
     images = _images()
     for k, equal in ((7, True), (9, True), (5, False)):  # a grid of 4 x 4: offsets up to 3
         model = _small("localvit_ti", neighbourhood=k).double().eval()
@@ -217,7 +204,7 @@ def test_a_full_neighbourhood_is_global_attention_and_a_small_one_is_not() -> No
 
 
 def test_a_token_is_moved_by_its_neighbours_alone() -> None:
-    model = _spread(_small("localvit_ti", 32, neighbourhood=3, depth=1))
+    model = off_its_start(_small("localvit_ti", 32, neighbourhood=3, depth=1))
     grid, kept = 8, []
     model.get_submodule("blocks.0").register_forward_hook(lambda module, args, output: kept.append(output))
     images = _images(32, 1)
@@ -263,9 +250,9 @@ def _swin_weights(theirs: nn.Module) -> dict[str, Tensor]:
             found[f"stages.{stage}.0.{'.'.join(rest)}"] = tensor
             continue
         block = int(rest[0]) + (stage > 0)
-        name = (
-            ".".join(rest[1:]).replace("attn.", "attention.").replace("proj.", "projection.").replace("mlp.3", "mlp.2")
-        )
+        name = ".".join(rest[1:])
+        for old, new in (("attn.", "attention."), ("proj.", "projection."), ("mlp.3", "mlp.2")):
+            name = name.replace(old, new)
         if name.endswith("relative_position_bias_table"):
             name, tensor = "attention.relative_position", tensor.flip(0)  # theirs is by query - key
         found[f"stages.{stage}.{block}.{name}"] = tensor
@@ -277,7 +264,7 @@ def test_torchvision_swin_weights_give_its_logits() -> None:
     theirs = torchvision_models().swin_transformer.SwinTransformer(
         patch_size=[2, 2], embed_dim=12, depths=[2, 2], num_heads=[2, 4], window_size=[4, 4], num_classes=3
     )
-    _spread(theirs)
+    off_its_start(theirs)
     ours = _small("swin_ti", 32, patch=2, window=4, qkv_bias=True).double().eval()  # four windows a side, then two
     ours.load_state_dict(_swin_weights(theirs))
     images = _images(32)
@@ -289,7 +276,7 @@ def test_torchvision_swin_weights_give_its_logits() -> None:
 
 
 def test_mixer_equals_its_definition() -> None:
-    model = _spread(_small("mixer_ti", 8, patch=2))
+    model = off_its_start(_small("mixer_ti", 8, patch=2))
     assert isinstance(model, mixer.Mixer)
     images, weights = _images(8), dict(model.named_parameters())
 
@@ -333,7 +320,7 @@ def test_timm_mixer_weights_give_its_logits() -> None:
     _timm()
     from timm.models.mlp_mixer import MlpMixer
 
-    theirs = _spread(
+    theirs = off_its_start(
         MlpMixer(num_classes=3, img_size=16, patch_size=4, num_blocks=2, embed_dim=16, mlp_ratio=(0.5, 2.0))
     )
     ours = _small("mixer_ti", patch=4, dim=16, token_hidden=8, channel_hidden=32).double().eval()
@@ -353,7 +340,7 @@ def test_timm_pit_weights_give_its_logits() -> None:
         img_size=16, patch_size=4, stride=2, stem_type="overlap", base_dims=(8, 8, 8), depth=(1, 2, 1), heads=(1, 2, 4),
         mlp_ratio=4, num_classes=3,
     )  # fmt: skip
-    _spread(theirs)
+    off_its_start(theirs)
     with torch.no_grad():
         for name, tensor in theirs.named_parameters():
             if name.endswith("qkv.bias"):

@@ -1,7 +1,5 @@
 """The campaigns of `benchmarks/` in short: kills, and faults of machines and users, while commands measure."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

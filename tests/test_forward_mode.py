@@ -1,7 +1,5 @@
 """Replayed forward passes of a surface, with a recorder in place of CUDA graphs."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from typing import Any

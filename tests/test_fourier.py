@@ -1,7 +1,5 @@
 """Fourier analysis of feature maps against closed forms and numpy's full transform."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

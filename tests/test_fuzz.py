@@ -3,8 +3,6 @@
 Each reader gets a third of FUZZ_SECONDS (30 by default) in a process of its own, so that a crash of a library counts.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import struct

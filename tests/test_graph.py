@@ -1,7 +1,5 @@
 """The recorded graph of a forward pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

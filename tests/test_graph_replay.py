@@ -1,7 +1,5 @@
 """Replays of recorded computations, with a recorder that runs the work again: what a CUDA graph does with addresses."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Tables of encoders trained with two objectives: read, imported once, drawn beside linear probes; bad files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

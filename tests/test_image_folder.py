@@ -1,7 +1,5 @@
 """Folders of class folders: which images are read, and how they become tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recorded graphs in torch's interpreter, bit for bit as called operation by operation."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The journal: what survives torn tails, flipped bits and killed writers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Names of weights: wrappers in any nesting, prefixes, encoders of self-supervised files, and how they are reported."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Causal language models on a token file: two tiny ones of transformers, from their configurations."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`--layers` on the command line and in a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Lesions against forward passes written out without the removed unit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace

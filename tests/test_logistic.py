@@ -1,7 +1,5 @@
 """Logistic regression against scikit-learn, and the stationarity of its fits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Objectives other than cross-entropy: named losses and user functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

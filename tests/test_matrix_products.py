@@ -1,7 +1,5 @@
 """Matrix products by oneDNN are those of torch, called directly and in a recorded graph."""
 
-from __future__ import annotations
-
 import importlib.util
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Headline numbers as numbers: their errors are those of the stored quantities, and every headline number is there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,9 +1,8 @@
 """Frozen dropout masks, and the mean prediction of the networks that they make."""
 
-from __future__ import annotations
-
 import math
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -60,6 +59,15 @@ def stochastic(members: int = 4, model: nn.Module | None = None, **changes: Any)
     return with_members(Subject(model, changes.pop("batches", batches()), **changes), members)
 
 
+def of_members(subject: Subject, *members: int) -> list[Tensor]:
+    """The outputs of members on the first mini-batch."""
+    found = []
+    for member in members:
+        with subject.member(member):
+            found.append(subject.outputs(subject.batch(0)[0]))
+    return found
+
+
 def test_masks_keep_the_wanted_share_of_elements_and_are_independent() -> None:
     mask = kept(17, torch.arange(400), 500, 0.3)
     assert mask.double().mean().item() == pytest.approx(0.7, abs=4 * math.sqrt(0.21 / mask.numel()))
@@ -71,11 +79,8 @@ def test_masks_keep_the_wanted_share_of_elements_and_are_independent() -> None:
     for what, products in others.items():
         assert abs(products.mean().item()) < 4 * 0.21 / math.sqrt(products.numel()), what
     assert torch.equal(kept(17, torch.tensor([399, 3]), 500, 0.3), mask[[399, 3]])
-
-
-@pytest.mark.parametrize(("rate", "share"), [(0.0, 1.0), (1.0, 0.0)])
-def test_rates_of_zero_and_one_keep_everything_and_nothing(rate: float, share: float) -> None:
-    assert kept(1, torch.arange(50), 200, rate).double().mean().item() == pytest.approx(share, abs=1e-8)
+    for rate, share in ((0.0, 1.0), (1.0, 0.0)):
+        assert kept(1, torch.arange(50), 200, rate).double().mean().item() == pytest.approx(share, abs=1e-8)
 
 
 def test_masks_belong_to_the_samples_and_to_nothing_else() -> None:
@@ -91,10 +96,7 @@ def test_masks_belong_to_the_samples_and_to_nothing_else() -> None:
 def test_the_loss_is_that_of_the_mean_probabilities() -> None:
     subject = stochastic(members=3)
     inputs, targets = subject.batch(0)
-    every = []
-    for i in range(3):
-        with subject.member(i):
-            every.append(subject.outputs(inputs).softmax(dim=1))
+    every = [outputs.softmax(dim=1) for outputs in of_members(subject, 0, 1, 2)]
     assert not torch.allclose(every[0], every[1])
     mean = torch.stack(every).mean(dim=0)
     torch.testing.assert_close(subject.outputs(inputs).exp(), mean)
@@ -142,11 +144,7 @@ class Attending(nn.Module):
 @pytest.mark.parametrize("kind", ["module", "weights", "fused", "explicit"])
 def test_dropout_inside_attention_is_on(kind: str) -> None:
     subject = stochastic(2, Attending(kind))
-    inputs, _ = subject.batch(0)
-    values = []
-    for member in (0, 1, 0):
-        with subject.member(member):
-            values.append(subject.outputs(inputs))
+    values = of_members(subject, 0, 1, 0)
     assert torch.equal(values[0], values[2])
     assert not torch.allclose(values[0], values[1])
     plain = subject.as_is()
@@ -155,11 +153,7 @@ def test_dropout_inside_attention_is_on(kind: str) -> None:
 
 
 def test_fused_and_explicit_attention_drop_the_same_weights() -> None:
-    found = []
-    for kind in ("fused", "explicit"):
-        subject = stochastic(1, Attending(kind))
-        found.append(subject.outputs(subject.batch(0)[0]))
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*(of_members(stochastic(1, Attending(kind)), 0) for kind in ("fused", "explicit")))
 
 
 @pytest.mark.parametrize("name", ["vit_demo", "resnet_demo", "preresnet_demo", "alternet_demo"])
@@ -208,15 +202,6 @@ class NoDropout(Net):
         return self.last(self.fc(self.mixed(self.conv(x).tanh()).flatten(1)).sin())
 
 
-def test_a_model_without_dropout_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"the model \(NoDropout\) has no dropout with a rate above 0.*drop --mc-dropout"
-    ):
-        stochastic(3, NoDropout())
-    with pytest.raises(ValueError, match="--mc-dropout must be at least 0, got -1"):
-        landscape.load(NoDropout(), data=batches(), mc_dropout=-1)
-
-
 class DropBlock2d(nn.Module):
     """As torchvision and timm have it: their names for the rate differ."""
 
@@ -249,18 +234,38 @@ class Parts(nn.Sequential):
         super().__init__(nn.Conv2d(2, 4, 3), part, nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        (DropBlock2d("p", 0.1), r"^1 is a DropBlock2d, which scales its blocks by the whole mini-batch.*--mc-dropout$"),
-        (DropBlock2d("drop_prob", 0.1), "^1 is a DropBlock2d"),
-        (scripted(Scripted()), r"^1 is TorchScript and holds dropout, which stays off there.*--mc-dropout$"),
-        (nn.Sequential(scripted(Scripted())), r"^1\.0 is TorchScript"),
-    ],
-)
-def test_parts_whose_dropout_would_stay_off_are_refused_by_name(part: nn.Module, said: str) -> None:
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.fc = nn.Dropout(0.5), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drop(x.flatten()[: 3 * len(x) - 1, None])  # rows of packed sequences
+        return self.fc(x.flatten(1))
+
+
+REFUSED = {
+    r"the model \(NoDropout\) has no dropout with a rate above 0.*drop --mc-dropout": NoDropout,
+    r"^1 is a DropBlock2d, which scales its blocks by the whole mini-batch.*--mc-dropout$":
+        lambda: Parts(DropBlock2d("p", 0.1)),
+    "^1 is a DropBlock2d": lambda: Parts(DropBlock2d("drop_prob", 0.1)),
+    r"^1 is TorchScript and holds dropout, which stays off there.*--mc-dropout$": lambda: Parts(scripted(Scripted())),
+    r"^1\.0 is TorchScript": lambda: Parts(nn.Sequential(scripted(Scripted()))),
+    r"^dropout of drop acts on \(17, 1\), expected rows for the 6 samples": Packed,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_dropout_that_there_is_not_or_that_cannot_be_frozen_is_refused_by_name(said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        stochastic(2, Parts(part))
+        per_sample(stochastic(2, REFUSED[said]()))
+
+
+def test_members_of_other_numbers_and_losses_are_refused() -> None:
+    with pytest.raises(ValueError, match="--mc-dropout must be at least 0, got -1"):
+        landscape.load(NoDropout(), data=batches(), mc_dropout=-1)
+    with pytest.raises(ValueError, match=r"--mc-dropout averages predicted probabilities.*--loss cross-entropy"):
+        landscape.load(Net(), data=batches(), loss=lambda outputs, targets: outputs.square().mean(1), mc_dropout=2)
 
 
 class DropBlock(nn.Sequential):
@@ -269,36 +274,37 @@ class DropBlock(nn.Sequential):
     drop_prob = 0.1
 
 
-class ScaledDropPath(nn.Module):
-    drop_prob = 0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-@pytest.mark.parametrize("part", [DropBlock(nn.ReLU()), ScaledDropPath()])
-def test_blocks_that_are_merely_called_like_dropout_stay_as_they_are(part: nn.Module) -> None:
-    found = stochastic(2, Parts(part), batches=batches(5))
-    plain = stochastic(2, Parts(nn.ReLU() if isinstance(part, DropBlock) else Doubled()), batches=batches(5))
-    plain.model.load_state_dict(found.model.state_dict())
-    torch.testing.assert_close(per_sample(found), per_sample(plain), rtol=0.0, atol=0.0)
-
-
 class Doubled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
 
 
+class ScaledDropPath(Doubled):
+    drop_prob = 0.5
+
+
+@pytest.mark.parametrize(("part", "plain"), [(DropBlock(nn.ReLU()), nn.ReLU()), (ScaledDropPath(), Doubled())])
+def test_blocks_that_are_merely_called_like_dropout_stay_as_they_are(part: nn.Module, plain: nn.Module) -> None:
+    found, wanted = (stochastic(2, Parts(one), batches=batches(5)) for one in (part, plain))
+    wanted.model.load_state_dict(found.model.state_dict())
+    torch.testing.assert_close(per_sample(found), per_sample(wanted), rtol=0.0, atol=0.0)
+
+
 def test_scripted_parts_have_no_layers_and_are_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"the modules of a TorchScript program \(1\) cannot be hooked; save the state"
-    ):
+    with pytest.raises(ValueError, match=r"modules of a TorchScript program \(1\) cannot be hooked; save the state"):
         Variance().plan(Subject(Parts(scripted(nn.Softplus())).double().eval(), batches()))
 
 
-@pytest.mark.parametrize("part", [nn.RReLU(), DropBlock2d("p", 0.0), scripted(nn.Softplus())])
+AS_IN_EVALUATION: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = [
+    (nn.RReLU(), lambda x: torch.where(x > 0, x, x * (1 / 8 + 1 / 3) / 2)),
+    (DropBlock2d("p", 0.0), lambda x: x),
+    (scripted(nn.Softplus()), F.softplus),
+]
+
+
+@pytest.mark.parametrize(("part", "written"), AS_IN_EVALUATION)
 def test_parts_that_draw_nothing_in_evaluation_stay_as_they_are_beside_frozen_masks(
-    part: nn.Module, caplog: pytest.LogCaptureFixture
+    part: nn.Module, written: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Written out: the part as in evaluation (RReLU with its mean slope), then one mask per member and sample."""
     caplog.set_level("INFO")
@@ -306,10 +312,7 @@ def test_parts_that_draw_nothing_in_evaluation_stay_as_they_are_beside_frozen_ma
     conv, _, _, _, last = subject.model
     (x, targets), whole = subject.batches[0], []
     for member in range(3):
-        features = conv(x)
-        features = {"RReLU": lambda x: torch.where(x > 0, x, x * (1 / 8 + 1 / 3) / 2), "DropBlock2d": lambda x: x}.get(
-            type(part).__name__, F.softplus
-        )(features)
+        features = written(conv(x))
         masks = FrozenMasks(derived_seed(0, "dropout", member), torch.arange(5))
         keep = kept(derived_seed(masks._seed, 0), torch.arange(5), 16, 0.5)
         whole.append(last(features.flatten(1) * keep * 2).softmax(dim=1))
@@ -318,20 +321,6 @@ def test_parts_that_draw_nothing_in_evaluation_stay_as_they_are_beside_frozen_ma
     notes = [line for line in caplog.messages if "RReLU" in line]
     only_masks = "note: 1 (RReLU) keep their mean slope; --mc-dropout draws dropout masks only"
     assert notes == ([only_masks] if isinstance(part, nn.RReLU) else [])
-
-
-def test_dropout_that_cannot_be_frozen_per_sample_is_refused_with_the_name_of_its_module() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop, self.fc = nn.Dropout(0.5), nn.Linear(32, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.drop(x.flatten()[: 3 * len(x) - 1, None])  # rows of packed sequences
-            return self.fc(x.flatten(1))
-
-    with pytest.raises(ValueError, match=r"^dropout of drop acts on \(17, 1\), expected rows for the 6 samples"):
-        per_sample(stochastic(2, Packed()))
 
 
 def test_members_belong_to_the_result() -> None:
@@ -478,23 +467,13 @@ def test_another_process_loads_the_same_members() -> None:
     assert not torch.allclose(per_sample(plain)[0], per_sample(subject)[0])
 
 
-def test_a_loss_without_probabilities_is_refused() -> None:
-    data = torch.randn(8, 2, 4, 4), torch.arange(8) % 3
-    with pytest.raises(ValueError, match=r"--mc-dropout averages predicted probabilities.*--loss cross-entropy"):
-        landscape.load(Net(), data=data, loss=lambda outputs, targets: outputs.square().mean(1), mc_dropout=2)
-
-
 @pytest.mark.parametrize("loss", ["mse", "l1", "huber", "bce"])
 def test_predictions_of_other_losses_are_averaged(loss: str) -> None:
     x, y = torch.randn(8, 2, 4, 4), torch.rand(8, 3).round()
     subject = landscape.load(Net(), data=(x, y), loss=loss, mc_dropout=3)
-    inputs, targets = subject.batch(0)
-    every = []
-    for i in range(3):
-        with subject.member(i):
-            outputs = subject.outputs(inputs)
-            every.append(outputs.sigmoid() if loss == "bce" else outputs)
-    mean = torch.stack(every).mean(dim=0)
+    _, targets = subject.batch(0)
+    every = torch.stack(of_members(subject, 0, 1, 2))
+    mean = (every.sigmoid() if loss == "bce" else every).mean(dim=0)
     expected = F.binary_cross_entropy(mean, targets) if loss == "bce" else subject.losses(mean, targets).mean()
     torch.testing.assert_close(subject.loss(0), expected)
 

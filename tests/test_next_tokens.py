@@ -1,7 +1,5 @@
 """Targets of language models: next tokens, tokens without a target, padding; against sums over tokens by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

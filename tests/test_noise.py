@@ -1,7 +1,5 @@
 """Noise of one band against its definition in NumPy, and what it does not change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Arrays of numpy as data: their forms, the one rule of layout, and the files that are refused."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Losses of a user: what they are called with, what they may return, what identifies them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

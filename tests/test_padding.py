@@ -1,7 +1,5 @@
 """Statistics over the tokens of padded sequences are those of each sequence measured by itself without padding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

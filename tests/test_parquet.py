@@ -1,7 +1,5 @@
 """Images in parquet files as Hugging Face lays them out."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A resumed forward pass gives the same bits as a complete one, runs less, and restores the model."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

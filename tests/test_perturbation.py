@@ -1,7 +1,5 @@
 """Consistency along sequences: its definition, files of CIFAR-10-P, generated sequences, bad input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

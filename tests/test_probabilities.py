@@ -1,7 +1,5 @@
 """Networks that end in a softmax or a sigmoid are refused as logits, and measured as what they give if one says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The contract of a probe: what is checked when the table is loaded, and that all tables agree."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar

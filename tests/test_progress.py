@@ -1,7 +1,5 @@
 """Progress: the rate that a running probe prints, and the bar."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

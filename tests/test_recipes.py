@@ -1,7 +1,5 @@
 """Recipes: their values, overrides and errors; the optimiser and the schedule they define."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 

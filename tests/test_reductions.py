@@ -1,7 +1,5 @@
 """Losses by their reduction: PyTorch's means give losses per sample, sums and broadcasts are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers of networks that are built as those of the papers' own code are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Numbers are written with the digits that their errors call for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The sanity check: when accuracy counts as chance, what is named as the cause, and when nothing is wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Facts about scores of predicted probabilities, against closed forms and torchmetrics."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

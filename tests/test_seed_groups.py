@@ -1,7 +1,5 @@
 """Statistics of pairs and of groups over seeds, against SciPy, by hand, and by how often intervals hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

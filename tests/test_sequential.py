@@ -1,7 +1,5 @@
 """Networks without skips: their layers, the tensors at their taps, removed units, and errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

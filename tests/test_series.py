@@ -1,7 +1,5 @@
 """A series grows row by row, survives kills, and holds every coordinate once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

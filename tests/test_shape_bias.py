@@ -1,7 +1,5 @@
 """Shape bias: decisions on pictures with known shape and texture, mappings to categories, bad input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

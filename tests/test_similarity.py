@@ -1,7 +1,5 @@
 """Centred kernel alignment against its definition, an exhaustive average over mini-batches, and invariances."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The snapshots of a run: which files count, in what order, and the vectors between them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

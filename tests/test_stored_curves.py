@@ -1,7 +1,5 @@
 """Control points of trained curves: kept once, read by later runs and other processes, never two for one result."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Permutations of a network's units: found in any network, proven, matched and applied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights under the names of an older timm."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

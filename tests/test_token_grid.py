@@ -1,7 +1,5 @@
 """Windowed residual streams: their grid is unknown and reported so, and probes that need no grid run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Tokens by t-SNE (groups stay together, places follow from the seed) and by principal axes around self-attention."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

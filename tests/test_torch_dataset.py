@@ -1,7 +1,5 @@
 """Datasets, loaders and streams made in Python: what a sample may be, and the order that is served."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Callables of files and modules: what they may return, and how they are found."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import sys

@@ -1,7 +1,5 @@
 """Feature-map variance against numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The second search finds the copies that one start vector misses, and nothing where nothing is missed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

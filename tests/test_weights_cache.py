@@ -1,7 +1,5 @@
 """The cache of a subject: what is computed once, and what discards it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

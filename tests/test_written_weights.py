@@ -1,7 +1,5 @@
 """Models whose forward pass writes their own weights are refused and left as they were; attention has one path."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

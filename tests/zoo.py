@@ -1,7 +1,5 @@
 """Small, untrained networks of other libraries, built from their configurations; every library is optional."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

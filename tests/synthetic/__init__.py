@@ -1,7 +1,5 @@
 """A results file of a study of several networks, stored from made-up numbers in one change of the file."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

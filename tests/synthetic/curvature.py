@@ -1,7 +1,5 @@
 """Made-up spectra, traces, steps, gradient noise and flatness, at a checkpoint and during training."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

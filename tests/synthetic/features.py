@@ -1,7 +1,5 @@
 """Made-up feature maps, attention and similarity, layer by layer."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Made-up losses over weights and pixels: planes, lines, barriers and trajectories."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What made-up networks are called and made of, and the quantities that several probes share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

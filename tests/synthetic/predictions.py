@@ -1,7 +1,5 @@
 """Made-up predictions of damaged networks and of changed inputs."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace
