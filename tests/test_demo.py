@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     steps, epochs = (SHORT, 1) if whole else (tuple(step for step in SHORT if step.probe in FEW), 0)
     if not whole:
         monkeypatch.setattr(demo, "processes", lambda: nullcontext(Here))
-        monkeypatch.setattr(demo, "MODELS", ("vit_demo", demo.AGAIN))
+        monkeypatch.setattr(demo, "MODELS", {"vit_demo": {}, demo.AGAIN: {}})
     monkeypatch.setattr(demo, "CORE", steps)
     demo.demo(out=tmp_path, epochs=epochs, samples=48)
     said = capfd.readouterr()
@@ -93,9 +92,7 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
 def test_the_doctor_has_nothing_to_say_about_the_demo_as_it_is_delivered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    began = time.process_time()
     demo.demo(out=tmp_path)
     assert [f"{one.rule}: {one.text}" for one in examine([tmp_path / "results.h5"]) if one.severity != "note"] == []
     assert len(list((tmp_path / "figures").iterdir())) == len(demo.FIGURES)
-    assert time.process_time() - began < 60  # the rest is in the two processes
     assert len(re.findall(r"(?m)^- ", capsys.readouterr().out)) == 3

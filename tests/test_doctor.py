@@ -317,7 +317,10 @@ SEVERAL: dict[str, tuple[RuleOfSeveral, list[Result], list[Result]]] = {  # name
     "too few samples": (
         accuracy.too_few_samples,
         [made("lesion", label=x, samples=60, intact_accuracy=1 - k / 60) for k, x in enumerate("ab", 1)],
-        [made("lesion", label=x, samples=600, intact_accuracy=1 - k / 60) for k, x in enumerate("ab", 1)],
+        [
+            made(probe, label=x, samples=n, intact_accuracy=1 - k / 60)
+            for k, x in enumerate("ab", 1) for probe, n in (("lesion", 600), ("sensitivity", 60))  # the most count
+        ],
     ),
 }  # fmt: skip
 

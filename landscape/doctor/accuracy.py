@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.special import bdtrc, ndtri, stdtrit
@@ -124,13 +125,20 @@ def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
     Two shares are told apart where the 95 % interval of their difference leaves out zero. Where they are not, the
     samples are too few for any statement if a network made fewer than `LEAST_ERRORS` errors (or was right as rarely):
     then even its own error rate is not told apart from zero. Otherwise the networks may be equal, and nothing is said.
-    The number of samples suggested is that at which this difference exceeds its error.
+    Of every network the accuracy on the most samples counts: a probe on few was not asked for it. The number of
+    samples suggested is that at which this difference exceeds its error.
     """
     known = [(r, intact_accuracy(r)) for r in results if r.samples and np.isfinite(intact_accuracy(r))]
+    most: dict[tuple[str, Any], int] = {}
+    for r, _ in known:
+        key = r.label, r.attribute("data")
+        most[key] = max(r.samples, most.get(key, 0))
+    known = [(r, a) for r, a in known if r.samples == most[r.label, r.attribute("data")]]
     few = [(r, a) for r, a in known if min(a, 1 - a) * r.samples < LEAST_ERRORS]
     for i, (one, a) in enumerate(few):
         for other, b in [pair for pair in known if pair not in few[: i + 1]]:
-            if one.label == other.label or a == b or one.attribute("data") != other.attribute("data"):
+            same = one.attribute("data") == other.attribute("data") and one.spec.get("split") == other.spec.get("split")
+            if one.label == other.label or a == b or not same:
                 continue
             error = math.sqrt(a * (1 - a) / one.samples + b * (1 - b) / other.samples)
             error = max(error, 1 / min(one.samples, other.samples))  # an accuracy of 1 has an error too

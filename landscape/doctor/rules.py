@@ -46,11 +46,11 @@ OF_ONE: Sequence[Rule] = (
     panels.same_members, recomputed.samples,
 )  # fmt: skip
 OF_A_PROBE: Sequence[RuleOfSeveral] = (
-    protocols.differing_protocols, protocols.other_samples, accuracy.too_few_samples,
+    protocols.differing_protocols, protocols.other_samples,
 )  # fmt: skip
 OF_ALL: Sequence[RuleOfSeveral] = (
     protocols.drawn_anew, protocols.one_label, protocols.same_weights, protocols.losses_disagree, protocols.one_seed,
-    protocols.versions_differ,
+    protocols.versions_differ, accuracy.too_few_samples,
 )  # fmt: skip
 
 
