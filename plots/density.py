@@ -14,15 +14,17 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers, missed_tol
 from landscape.results.rounding import plus_minus
+from landscape.statistics.intervals import FEWEST, positive_interval
+from landscape.statistics.stored import half_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MEANING = (
-    "The density of all Hessian eigenvalues: the mean over random start vectors, with a band from the lowest to the "
-    "highest curve. One eigenvalue cannot be told apart from a few, values closer than the broadening merge into one "
-    "peak, and where the band is wide, more vectors are needed."
+    "The density of all Hessian eigenvalues: the mean over random start vectors, with its 95 % interval "
+    "as a band. One eigenvalue cannot be told apart from a few, values closer than the broadening merge into one peak, "
+    "and where the band is wide, more vectors are needed."
 )
 POINTS = 800
 OF_BLOCKS = ("heterogeneity", "heterogeneity_se", "heterogeneity_half_steps", "shape_heterogeneity",
@@ -47,16 +49,18 @@ def draw(
     *,
     look: Look | None = None,
     resolution: AxisResolution | None = None,
-    band: tuple[float, float] = (0.0, 1.0),
 ) -> Axes:
-    """Draw the mean density of eigenvalues, both axes logarithmic away from zero, in a band between two quantiles.
+    """Draw the mean density of eigenvalues with its 95 % interval over runs, both axes logarithmic away from zero.
 
     By default the resolution comes from the distances between the nodes.
     """
     look, resolution = look or look_of(data), resolution or axis_resolution_of([data])
     at, curves = broadened(*quadratures(data), resolution)
-    ax.plot(at, curves.mean(axis=0), color=look.color, linestyle=look.line, label=look.label)
-    ax.fill_between(at, *np.quantile(curves, band, axis=0), color=look.color, alpha=0.2, linewidth=0)
+    mean, runs = curves.mean(axis=0), len(curves)
+    ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
+    if runs >= FEWEST:
+        low, high = positive_interval(mean, curves.std(axis=0, ddof=1) / np.sqrt(runs), runs)
+        ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)
     style.asinh(ax, "x", resolution.linear)
     ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
     heights = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
@@ -69,7 +73,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     resolution = axis_resolution_of(results)
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").legend_handle() for data, look in pairs]
-    note = f"{resolution.note()} Band: lowest to highest."
+    note = f"{resolution.note()} Band: 95 % interval over start vectors."
     figure = style.page(results, looks, height=2.4, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in pairs:
@@ -115,8 +119,8 @@ def _median_distance(rows: Sequence[np.ndarray]) -> float:
 
 
 def _numbers(data: xr.Dataset) -> str:
-    mean, error, low, high = (float(data[name]) for name in ("mean", "mean_se", "smallest", "largest"))
-    return f"mean {plus_minus(mean, error)}, from {low:.3g} to {high:.3g}"
+    mean, low, high = (float(data[name]) for name in ("mean", "smallest", "largest"))
+    return f"mean {plus_minus(mean, float(half_width(data, 'mean')))}, from {low:.3g} to {high:.3g}"
 
 
 def headline(data: xr.Dataset) -> Numbers:

@@ -14,6 +14,7 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import page_width
 from landscape.results.block_spectra import densities
 from landscape.results.rounding import plus_minus
+from landscape.statistics.stored import half_width
 
 MEANING = (
     "Left, the spectral density of every diagonal block of the Hessian, in the order of the network; right, the "
@@ -76,4 +77,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _number(data: xr.Dataset) -> str:
-    return plus_minus(float(data["heterogeneity"]), float(data["heterogeneity_se"]))
+    return plus_minus(float(data["heterogeneity"]), float(half_width(data, "heterogeneity")))

@@ -126,5 +126,5 @@ def _self_duality(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
     """NC3 of every network that has one, in words."""
     known = [(look.label, float(data["head_nc3"]), float(half_width(data, "head_nc3"))) for data, look in zip(
         results, looks, strict=True) if "head_nc3" in data and np.isfinite(data["head_nc3"].values)]  # fmt: skip
-    parts = [f"{label} {plus_minus(value, error)}" for label, value, error in known]
+    parts = [f"{label} {plus_minus(value, half)}" for label, value, half in known]
     return f" NC3, classifier against class means: {', '.join(parts)}." if parts else ""

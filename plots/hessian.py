@@ -14,6 +14,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers
 from landscape.results.rounding import plus_minus
+from landscape.statistics.stored import half_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,9 +60,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     """All results overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").legend_handle() for data, look in pairs]
-    note = (
-        f"Logarithmic density, as the spectra differ in width by more than {UNEVEN:g} times." if uneven(results) else ""
-    )
+    note = "In brackets: 95 % intervals over mini-batches."
+    if uneven(results):
+        note += f" Logarithmic density, as the spectra differ in width by more than {UNEVEN:g} times."
     figure = style.page(results, looks, height=2.1, legend=legend, note=note)
     left, right = figure.subplots(1, 2, sharey=True)
     for data, look in pairs:
@@ -146,7 +147,7 @@ def _bandwidth(values: np.ndarray) -> float:
 def _numbers(data: xr.Dataset) -> str:
     parts = [f"{name.upper()} {with_interval(data, name)}" for name in ("nep", "ape") if name in data]
     if "stability" in data and data["stability"].ndim == 0:
-        stability = plus_minus(float(data["stability"]), float(data["stability_se"]))
+        stability = plus_minus(float(data["stability"]), float(half_width(data, "stability")))
         parts = [f"{stability} of the stability threshold {threshold(data):.3g}"]
     found = np.isfinite(data["eigenvalue"].values)
     unsure = int((found & (data["converged"].values == 0)).sum()) if "converged" in data else 0

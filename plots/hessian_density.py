@@ -14,22 +14,22 @@ from landscape.plots.appearance import Look
 from landscape.plots.density import AxisResolution, axis_resolution_of
 
 MEANING = (
-    "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with a band from the 10th to the "
-    "90th percentile. It comes at no cost with the eigenvalues: every Lanczos run is a quadrature of the density with "
+    "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with its 95 % interval as a "
+    "band. It comes at no cost with the eigenvalues: every Lanczos run is a quadrature of the density with "
     "as many nodes as products, coarse in the bulk and sharp at the ends."
 )
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: AxisResolution | None = None) -> Axes:
     """Draw the mean density over mini-batches; arguments as in `density.draw`."""
-    return density.draw(data, ax, look=look, resolution=resolution, band=(0.1, 0.9))
+    return density.draw(data, ax, look=look, resolution=resolution)
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid with one broadening."""
     resolution = axis_resolution_of(results)
     legend = [replace(look, marker="").legend_handle() for look in looks]
-    note = f"{resolution.note()} Band: 10 to 90 % of the mini-batches."
+    note = f"{resolution.note()} Band: 95 % interval over mini-batches."
     figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):

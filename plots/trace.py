@@ -56,7 +56,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_number(data)}").legend_handle() for data, look in pairs]
-    figure = style.page(results, looks, height=2.2, legend=legend)
+    note = "Bars and bands: 95 % intervals over random vectors."
+    figure = style.page(results, looks, height=2.2, legend=legend, note=note)
     ax = figure.subplots()
     for i, (data, look) in enumerate(pairs):
         draw(data, ax, look=look, shift=BESIDE * (i / len(results) - 0.5 + 0.5 / len(results)))

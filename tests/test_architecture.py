@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -175,3 +176,14 @@ def test_cuda_is_named_only_where_it_is_chosen() -> None:
         if named or any(isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda" for node in nodes(path)):
             naming.add(path.relative_to(FOLDERS["landscape"]).as_posix())
     assert naming <= NAMED
+
+
+def test_no_number_is_printed_with_a_standard_error_for_its_interval() -> None:
+    """What follows a plus-minus sign is half the width of a 95 % interval, in figures, findings and tables."""
+    assert {
+        f"{module}: {ast.unparse(call)}"
+        for module, file in modules().items()
+        for call in nodes(file)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "plus_minus"
+        and re.search(r"_se\b|\berrors?\b", ast.unparse(call))
+    } == set()  # fmt: skip

@@ -30,6 +30,8 @@ def made(probe: str, arrays: Mapping[str, Any] = {}, *, label: str = "net", **at
     about |= {"spec": json.dumps({"checkpoint": f"{label}.pt", "split": "train", "samples": "1000", **spec})}
     about |= {"parameters": json.dumps(parameters), "checkpoint_sha256": label, **attributes}
     variables = {name: value if isinstance(value, tuple) else ((), value) for name, value in arrays.items()}
+    for name in [name for name in variables if name.endswith("_se")]:
+        variables[name] = (*variables[name], {"over": "samples", "n": about["samples"]})
     return Result(Path("r.h5"), f"{probe}/{label}-0123456789", xr.Dataset(variables, attrs=about))
 
 
@@ -95,7 +97,13 @@ def spread(values: list[float], error: float) -> dict[str, Any]:
 def path(worst: float, count: int = 5) -> Result:
     loss = np.linspace(2.3, 0.1, count)
     plane = np.where(np.arange(count) == 1, worst, loss)
-    arrays = {"loss": loss, "plane_loss": plane, "plane_excess_se": np.full(count, ERROR), "radius": loss}
+    arrays = {
+        "loss": loss,
+        "plane_loss": plane,
+        "plane_excess": plane - loss,
+        "plane_excess_se": np.full(count, ERROR),
+        "radius": loss,
+    }
     return made("trajectory", {name: ("snapshot", value) for name, value in arrays.items()})
 
 

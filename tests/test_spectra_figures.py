@@ -34,6 +34,7 @@ from landscape.probes.hessian import Hessian
 from landscape.probes.surface import Surface
 from landscape.results import reader
 from landscape.run import run
+from landscape.statistics.intervals import NORMAL
 from landscape.subject.subject import Subject
 
 
@@ -244,9 +245,10 @@ def test_the_saddle_view_shows_its_band_whole() -> None:
     facts = {"model_loss": 1.0, "slope_x": 0.0, "slope_y": 0.0, "curvature_x": 0.1, "curvature_y": 0.1}
     quantities = {"loss": loss, "rise_se": np.broadcast_to(rise, (5, 5)), "done": np.ones((5, 5))}
     data = xr.Dataset({name: (("x", "y"), values) for name, values in quantities.items()}, {"x": at, "y": at}, facts)
+    data["rise_se"].attrs["n"] = np.inf
     _, lines = saddle.draw(data, tuple(Figure().subplots(1, 2)))
     low, high = lines.get_ylim()
-    assert (low, high) == pytest.approx((-5.0 - 1.2, 7.0 + 1.2))
+    assert (low, high) == pytest.approx((1 - 1.2 * 3 * NORMAL, 1 + 1.2 * 3 * NORMAL))
 
 
 def test_the_figure_of_blocks_shows_every_density_and_the_distances(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from scipy.special import bdtrc, ndtri, stdtrit
 from landscape.doctor.finding import Finding, Result, Severity, found, more_samples
 from landscape.doctor.grid import Grid
 from landscape.results.rounding import plus_minus
-from landscape.statistics.intervals import NORMAL
+from landscape.statistics.intervals import NORMAL, quantile
 
 LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
 LEAST_ERRORS = NORMAL**2  # below it, the half-width of the 95 % interval exceeds the number of errors
@@ -87,10 +87,11 @@ def loss_above_guessing(result: Result) -> Iterator[Finding]:
     if result.spec.get("split") == "test" or any(at_chance(result)):
         return
     if grid.at_centre - ndtri(1 - LEVEL) * grid.loss_se > chance:
+        half = float(quantile(result.samples)) * grid.loss_se
         yield _knows_nothing(
             result, "suspicious",
-            f"the training loss at the checkpoint, {plus_minus(grid.at_centre, grid.loss_se)}, is above that of "
-            f"guessing, log {result.classes} = {chance:.3g}", " --split train",
+            f"the training loss at the checkpoint, {plus_minus(grid.at_centre, half)}, is above that of guessing, "
+            f"log {result.classes} = {chance:.3g}", " --split train",
         )  # fmt: skip
 
 

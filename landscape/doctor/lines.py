@@ -8,7 +8,7 @@ import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
 from landscape.results.rounding import plus_minus
-from landscape.statistics.intervals import NORMAL
+from landscape.statistics.stored import half_width
 
 ROUNDING = 1e-3  # relative difference of two losses of the same samples that no float32 rounding explains
 
@@ -21,12 +21,12 @@ def frozen_ends(result: Result) -> Iterator[Finding]:
     larger. Recalibrated statistics are an estimate that was asked for, and judged by the 95 % interval of the loss.
     """
     own, excess = result.values("end_loss"), result.values("end_excess")
-    loss, errors, t = result.values("loss"), result.values("loss_se"), result.values("t")
-    if not own.size or own.shape != excess.shape or errors.shape != loss.shape or not (t == 1.0).any():
+    loss, t = result.values("loss"), result.values("t")
+    if not own.size or own.shape != excess.shape or not loss.size or not (t == 1.0).any():
         return
-    at_end = errors[:, int(np.flatnonzero(t == 1.0)[0])]
-    for name, itself, more, error in zip(result.names("name"), own, excess, at_end, strict=True):
-        if abs(more) > (ROUNDING * abs(itself) if result.attribute("statistics") == "frozen" else NORMAL * error):
+    at_end = half_width(result.data, "loss")[:, int(np.flatnonzero(t == 1.0)[0])]
+    for name, itself, more, half in zip(result.names("name"), own, excess, at_end, strict=True):
+        if abs(more) > (ROUNDING * abs(itself) if result.attribute("statistics") == "frozen" else half):
             yield found(
                 "frozen-statistics", "wrong", result,
                 f"{name.removeprefix('towards ')} has the loss {itself + more:.4g} on the line and {itself:.4g} by "
@@ -60,12 +60,11 @@ def frozen_path(result: Result) -> Iterator[Finding]:
     if result.probe != "trajectory" or result.parameters.get("bn", "frozen") != "frozen":
         return
     loss, plane = result.values("loss"), result.values("plane_loss")
-    error = result.values("plane_excess_se")
-    if not loss.size or plane.shape != loss.shape or error.shape != loss.shape or not np.isfinite(plane).any():
+    if not loss.size or plane.shape != loss.shape or "plane_excess" not in result.data or not np.isfinite(plane).any():
         return
     worst = int(np.nanargmax(plane))
     highest = float(np.nanmax(loss))
-    if plane[worst] - highest > NORMAL * error[worst] and plane[worst] > 2 * highest:
+    if plane[worst] - highest > half_width(result.data, "plane_excess")[worst] and plane[worst] > 2 * highest:
         names = result.names("name") or [str(k) for k in range(len(loss))]
         yield found(
             "frozen-statistics", "suspicious", result,
@@ -77,21 +76,21 @@ def frozen_path(result: Result) -> Iterator[Finding]:
 
 def barrier_unknown(result: Result) -> Iterator[Finding]:
     """The barrier's 95 % interval holds zero: a note, because the absence of a barrier is a result too."""
-    barriers, errors = result.values("barrier").ravel(), result.values("barrier_se").ravel()
-    if barriers.shape != errors.shape:
+    if not (barriers := result.values("barrier").ravel()).size:
         return
-    unknown = np.flatnonzero(np.abs(barriers) < NORMAL * errors)
+    halves = half_width(result.data, "barrier").ravel()
+    unknown = np.flatnonzero(np.abs(barriers) < halves)
     if unknown.size:
-        barrier, error = min(
-            zip(barriers[unknown], errors[unknown], strict=True), key=lambda b: b[1] / max(abs(b[0]), 1e-12)
+        barrier, half = min(
+            zip(barriers[unknown], halves[unknown], strict=True), key=lambda b: b[1] / max(abs(b[0]), 1e-12)
         )
         which = (
             "the barrier {} is" if barriers.size == 1 else f"{unknown.size} of {barriers.size} barriers, as {{}}, are"
         )
         yield found(
             "barrier-unknown", "note", result,
-            f"{which.format(plus_minus(barrier, error))} not told apart from zero on {result.samples} samples",
-            more_samples(result, NORMAL * error / max(abs(barrier), 1e-12)),
+            f"{which.format(plus_minus(barrier, half))} not told apart from zero on {result.samples} samples",
+            more_samples(result, half / max(abs(barrier), 1e-12)),
         )  # fmt: skip
 
 

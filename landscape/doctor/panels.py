@@ -9,6 +9,7 @@ from scipy.special import bdtrc, ndtri
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
 from landscape.results.rounding import plus_minus
+from landscape.statistics.stored import half_width
 
 LEVEL = 0.05  # of a statement about a whole panel, divided by the number of its points (Bonferroni)
 DROPS = {"lesion": "removed unit", "noise": "band", "attack": "attack"}
@@ -27,7 +28,7 @@ def flat_panel(result: Result) -> Iterator[Finding]:
         k = np.unravel_index(int(np.argmax(np.where(known, np.abs(rise), -1))), rise.shape)
         text = (
             f"no {DROPS[result.probe]} changes the loss by more than its error on {result.samples} samples (at most "
-            f"{plus_minus(rise[k], error[k])}): the panel is flat"
+            f"{plus_minus(rise[k], half_width(result.data, 'loss_increase')[k])}): the panel is flat"
         )
         yield found("flat-panel", "suspicious", result, text, _stronger(result))
 

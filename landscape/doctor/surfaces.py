@@ -12,6 +12,7 @@ from landscape.doctor.finding import Finding, Result, Severity, found, measure_a
 from landscape.doctor.grid import Grid
 from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import NORMAL
+from landscape.statistics.stored import half_width
 
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
 NEXT = 3  # of which those next to the centre are
@@ -128,15 +129,16 @@ def too_narrow(result: Result) -> Iterator[Finding]:
 
 def no_rise(result: Result) -> Iterator[Finding]:
     """The 95 % interval of every height holds zero: too few samples for the shape of this surface."""
-    heights, errors = result.values("height"), result.values("height_se")
-    known = np.isfinite(heights) & np.isfinite(errors) & (errors > 0)
-    if result.probe == "surface" and known.any() and (np.abs(heights[known]) < NORMAL * errors[known]).all():
+    heights = result.values("height")
+    halves = half_width(result.data, "height") if heights.size else heights
+    known = np.isfinite(heights) & np.isfinite(halves) & (halves > 0)
+    if result.probe == "surface" and known.any() and (np.abs(heights[known]) < halves[known]).all():
         last = np.flatnonzero(known)[-1]
         yield found(
             "height-unknown", "suspicious", result,
             f"the height of the loss at radius {result.values('radius')[last]:g} is "
-            f"{plus_minus(heights[last], errors[last])} on {result.samples} samples: not told apart from flat",
-            more_samples(result, float(errors[last] / max(abs(heights[last]), 1e-300)) * NORMAL),
+            f"{plus_minus(heights[last], halves[last])} on {result.samples} samples: not told apart from flat",
+            more_samples(result, float(halves[last] / max(abs(heights[last]), 1e-300))),
         )  # fmt: skip
 
 
