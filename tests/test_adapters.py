@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,19 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     wrapped.save_pretrained(path / "tuned")
-    config_file = path / "tuned" / "adapter_config.json"
-    config_file.write_text(
-        json.dumps(json.loads(config_file.read_text()) | {"base_model_name_or_path": str(path / "base")})
-    )
+    about = path / "tuned" / "adapter_config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"base_model_name_or_path": str(path / "base")}))
     np.save(path / "tokens.npy", np.random.default_rng(0).integers(0, VOCABULARY, (6, 7)))
     return path
 
 
 def loaded(folder: Path, name: str = "tuned", **options: Any) -> Subject:
     return landscape.load(folder / name, data=str(folder / "tokens.npy"), device="cpu", **options)
+
+
+def length(weights: Mapping[str, torch.Tensor]) -> float:
+    """The squared length of weights."""
+    return sum(float(tensor.double().square().sum()) for tensor in weights.values())
 
 
 def by_hand(folder: Path) -> dict[str, torch.Tensor]:
@@ -152,45 +156,43 @@ def test_units_are_aligned_with_a_checkpoint_whose_tied_weights_have_one_name(fo
     np.testing.assert_allclose(found["loss"].values[:, -1], wanted, rtol=1e-5)
 
 
-def _trained(folder: Path, run: Path) -> None:
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Path:
     """A run of three adapters, as a trainer saves them: that of `tuned`, times a half, one and twice."""
+    shutil.copy(folder / "tokens.npy", tmp_path)
     for step, factor in ((10, 0.5), (20, 1.0), (30, 2.0)):
-        shutil.copytree(folder / "tuned", run / f"checkpoint-{step}")
+        shutil.copytree(folder / "tuned", tmp_path / f"checkpoint-{step}")
         weights = load_file(folder / "tuned" / "adapter_model.safetensors")
         changed = {name: tensor * (factor if ".lora_B." in name else 1.0) for name, tensor in weights.items()}
-        save_file(changed, run / f"checkpoint-{step}" / "adapter_model.safetensors")
+        save_file(changed, tmp_path / f"checkpoint-{step}" / "adapter_model.safetensors")
+    return tmp_path
 
 
-def test_a_trajectory_of_adapters_is_that_of_the_merged_weights(folder: Path, tmp_path: Path) -> None:
-    _trained(folder, tmp_path)
-    last = landscape.load(tmp_path / "checkpoint-30", data=str(folder / "tokens.npy"), device="cpu")
-    found = landscape.measure("trajectory", last, out=None, quiet=True, run=str(tmp_path))
-    assert list(found["name"].values) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
-    base = landscape.load(folder / "base", device="cpu", data=str(folder / "tokens.npy")).model.state_dict()
-    product = sum(float((tensor - base[name]).double().square().sum()) for name, tensor in by_hand(folder).items())
-    steps = np.array([0.5, 1.0, 2.0]) - 2.0  # of the merged weights, in products B A
-    np.testing.assert_allclose(found["gram"], np.outer(steps, steps) * product, rtol=1e-4)
-    for name, loss in zip(found["name"].values, found["loss"].values, strict=True):
-        one = landscape.load(tmp_path / str(name), data=str(folder / "tokens.npy"), device="cpu")
-        assert loss == pytest.approx(landscape.evaluate(one)["loss"], rel=1e-5)
+STEPS = ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
+IN_PRODUCTS = np.array([0.5, 1.0, 2.0]) - 2.0  # B A, or B, of each step less the last
 
 
-def test_a_trajectory_of_an_adapters_own_parameters_is_theirs_alone(folder: Path, tmp_path: Path) -> None:
-    _trained(folder, tmp_path)
-    options: dict[str, Any] = {"data": str(folder / "tokens.npy"), "device": "cpu", "adapter": "separate"}
-    last = landscape.load(tmp_path / "checkpoint-30", **options)
-    found = landscape.measure("trajectory", last, out=None, quiet=True, run=str(tmp_path))
+def test_a_trajectory_of_adapters_is_that_of_the_merged_weights(folder: Path, run: Path) -> None:
+    found = landscape.measure("trajectory", loaded(run, STEPS[-1]), out=None, quiet=True, run=str(run))
+    assert list(found["name"].values) == STEPS
+    base = loaded(folder, "base").model.state_dict()
+    product = length({name: tensor - base[name] for name, tensor in by_hand(folder).items()})
+    np.testing.assert_allclose(found["gram"], np.outer(IN_PRODUCTS, IN_PRODUCTS) * product, rtol=1e-4)
+    for name, loss in zip(STEPS, found["loss"].values, strict=True):
+        assert loss == pytest.approx(loaded(run, name).loss(0).item(), rel=1e-5)
+
+
+def test_a_trajectory_of_an_adapters_own_parameters_is_theirs_alone(folder: Path, run: Path) -> None:
+    last = loaded(run, STEPS[-1], adapter="separate")
+    found = landscape.measure("trajectory", last, out=None, quiet=True, run=str(run))
     weights = load_file(folder / "tuned" / "adapter_model.safetensors")
-    length = sum(float(t.double().square().sum()) for name, t in weights.items() if ".lora_B." in name)
-    steps = np.array([0.5, 1.0, 2.0]) - 2.0
-    np.testing.assert_allclose(found["gram"], np.outer(steps, steps) * length, rtol=1e-5)
+    moved = length({name: tensor for name, tensor in weights.items() if ".lora_B." in name})
+    np.testing.assert_allclose(found["gram"], np.outer(IN_PRODUCTS, IN_PRODUCTS) * moved, rtol=1e-5)
 
 
-def test_the_run_of_a_folder_is_found_beside_it(folder: Path, tmp_path: Path) -> None:
-    _trained(folder, tmp_path)
-    last = landscape.load(tmp_path / "checkpoint-30", data=str(folder / "tokens.npy"), device="cpu")
-    found = landscape.measure("barriers", last, out=None, quiet=True, snapshots="spread:3", resolution=2)
-    assert list(found["checkpoint_name"].values) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
-    alone = landscape.load(folder / "tuned", data=str(folder / "tokens.npy"), device="cpu")
+def test_the_run_of_a_folder_is_found_beside_it(folder: Path, run: Path) -> None:
+    options: dict[str, Any] = {"out": None, "quiet": True}
+    found = landscape.measure("barriers", loaded(run, STEPS[-1]), snapshots="spread:3", resolution=2, **options)
+    assert list(found["checkpoint_name"].values) == STEPS
     with pytest.raises(ValueError, match=r"align needs two checkpoints, got .*tuned alone: landscape align A.pt B.pt"):
-        landscape.measure("align", alone, out=None, quiet=True)
+        landscape.measure("align", loaded(folder), **options)

@@ -12,13 +12,11 @@ from drawable import result_of, stored_in
 from matplotlib.colors import to_rgb
 
 import landscape
-from landscape.plots import (
-    FIGURES,
-    appearance,
-    lesion,
-    style,
-    theme,
-)
+from landscape.plots import FIGURES, appearance, lesion, style, theme
+
+
+def vit(**parameters: object) -> xr.Dataset:
+    return xr.Dataset(attrs={"label": "vit", "model": "vit_ti", "parameters": json.dumps(parameters)})
 
 
 def test_families_have_their_colours_and_markers(study: Path) -> None:
@@ -96,47 +94,30 @@ def test_a_checkpoint_looks_the_same_in_every_figure_of_a_study() -> None:
     assert alone == together
 
 
-def test_results_of_one_label_are_distinguished_by_what_differs() -> None:
-    same = {"label": "vit", "model": "vit_ti"}
-    data = [xr.Dataset(attrs={**same, "parameters": f'{{"seed": {seed}, "tol": 0.1}}'}) for seed in (0, 1)]
-    assert appearance.names(data) == ["vit (seed 0)", "vit (seed 1)"]
+LONG = "/home/me/runs/long/"
+NAMED: dict[tuple[str, ...], list[xr.Dataset]] = {  # what distinguishes results of one label
+    ("seed 0", "seed 1"): [vit(seed=seed, tol=0.1) for seed in (0, 1)],
+    ("plane long", "plane random"): [vit(plane=plane, preview=False) for plane in (LONG, "random")],
+    ("no preview", "preview"): [vit(preview=preview) for preview in (False, True)],
+    ("plane random, seed 0", "plane random, seed 1", "plane long, seed 0"): [  # where three differences do not suffice
+        vit(resolution=5, plane="random", preview=False, cap=1, seed=0),
+        vit(resolution=5, plane="random", preview=False, cap=1, seed=1),
+        vit(resolution=9, plane=LONG, preview=True, cap=2, seed=0),
+    ],
+    ("engine lanczos, loss cross-entropy", "engine pyhessian, loss cross-entropy", "engine lanczos, loss mine.py:f"): [
+        vit(hvp=hvp, engine=engine, top=5).assign_attrs(spec=json.dumps({"loss": loss}))  # not the backend of products
+        for engine, hvp, loss in (
+            ("lanczos", "kept", ""),
+            ("pyhessian", "auto", ""),
+            ("lanczos", "kept", "a/mine.py:f"),
+        )
+    ],
+}
 
 
-def test_a_name_says_what_distinguishes_results_and_not_the_backend_of_products() -> None:
-    stored = [("lanczos", "kept", ""), ("pyhessian", "auto", ""), ("lanczos", "kept", "a/mine.py:f")]
-    data = [
-        xr.Dataset(attrs={"label": "vit", "parameters": json.dumps({"hvp": hvp, "engine": engine, "top": 5}),
-                          "spec": json.dumps({"loss": loss})})
-        for engine, hvp, loss in stored
-    ]  # fmt: skip
-    assert appearance.names(data) == [
-        "vit (engine lanczos, loss cross-entropy)",
-        "vit (engine pyhessian, loss cross-entropy)",
-        "vit (engine lanczos, loss mine.py:f)",
-    ]
-
-
-def test_results_are_distinguished_even_if_the_first_three_differences_do_not_suffice() -> None:
-    stored: list[dict[str, object]] = [
-        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 0},
-        {"resolution": 5, "plane": "random", "preview": False, "cap": 1, "seed": 1},
-        {"resolution": 9, "plane": "/home/me/runs/long/", "preview": True, "cap": 2, "seed": 0},
-    ]
-    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in stored]
-    assert appearance.names(data) == [
-        "vit (plane random, seed 0)",
-        "vit (plane random, seed 1)",
-        "vit (plane long, seed 0)",
-    ]
-    others = [{"plane": "/home/me/runs/long/", "preview": False}, {"plane": "random", "preview": False}]
-    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in others]
-    assert appearance.names(data) == ["vit (plane long)", "vit (plane random)"]
-    others = [{"preview": False}, {"preview": True}]
-    data = [xr.Dataset(attrs={"label": "vit", "parameters": json.dumps(parameters)}) for parameters in others]
-    assert appearance.names(data) == [
-        "vit (no preview)",
-        "vit (preview)",
-    ]
+@pytest.mark.parametrize("said", NAMED)
+def test_results_of_one_label_are_distinguished_by_what_differs(said: tuple[str, ...]) -> None:
+    assert appearance.names(NAMED[said]) == [f"vit ({words})" for words in said]
 
 
 def test_names_lose_their_common_prefix_and_stay_distinct() -> None:

@@ -117,17 +117,13 @@ def test_pgd_is_at_least_as_strong_and_restarts_only_lower_the_accuracy() -> Non
     assert (more["accuracy"][0] <= found["accuracy"][1]).all()
 
 
-def test_random_starts_belong_to_the_sample_not_to_the_batch() -> None:
+def test_random_starts_belong_to_the_sample_not_to_the_batch_and_errors_are_those_of_samples() -> None:
     probe = Attack(methods="pgd", eps="8/255", steps=1)
-    first, second = (run_probe(probe, on_pictures(batch_size=size)) for size in (4, 9))
+    first, second, each = (run_probe(probe, on_pictures(batch_size=size)) for size in (4, 9, 1))
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-6)
+    losses = each["loss_sum"][:, 0, 0]
+    assert first["loss_se"][0, 0] == pytest.approx(losses.std(ddof=1) / np.sqrt(len(losses)), rel=1e-5)
     assert run_probe(replace(probe, seed=1), on_pictures())["loss"] != pytest.approx(first["loss"], rel=1e-6)
-
-
-def test_errors_are_those_of_the_values_per_sample() -> None:
-    found = run_probe(Attack(methods="fgsm", eps="4/255"), on_pictures(batch_size=1))
-    losses = found["loss_sum"][:, 0, 0]
-    assert found["loss_se"][0, 0] == pytest.approx(losses.std(ddof=1) / np.sqrt(len(losses)))
 
 
 def test_gradients_pass_through_the_mean_of_the_members() -> None:
@@ -168,9 +164,6 @@ def of_model(model: nn.Module, batch: Any) -> Tensor:
 def test_options_out_of_range_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Attack(**options)
-
-
-def test_fractions_are_numbers() -> None:
     assert parse_pixels("eps", "0.5/255,8/255,0.1") == pytest.approx((0.5 / 255, 8 / 255, 0.1))
 
 

@@ -120,6 +120,10 @@ def test_label_smoothing_is_the_closed_form() -> None:
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
     twice = smoothed(smoothed(torch.tensor([1, 3]), 4, 0.0), 4, 0.2)
     assert torch.equal(twice, got)
+    for seed in range(20):  # with mixing
+        _, soft = ALL(*random_batch(8), classes=10, seed=seed)
+        np.testing.assert_allclose(soft.sum(1).numpy(), 1, rtol=1e-6)
+        assert soft.min().item() == pytest.approx(0.1 / 10)
 
 
 def test_mixup_blends_inputs_and_targets_by_one_share() -> None:
@@ -164,13 +168,6 @@ def test_the_switch_chooses_cutmix_with_its_probability() -> None:
         assert {only(inputs, targets, classes=10, seed=seed)[0].dtype for seed in range(20)} == {dtype}
 
 
-def test_smoothing_and_mixing_together_sum_to_one() -> None:
-    for seed in range(20):
-        _, soft = ALL(*random_batch(8), classes=10, seed=seed)
-        np.testing.assert_allclose(soft.sum(1).numpy(), 1, rtol=1e-6)
-        assert soft.min().item() == pytest.approx(0.1 / 10)
-
-
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 8.0])
 def test_shares_follow_the_beta_distribution(alpha: float) -> None:
     generator = Generator().manual_seed(1)
@@ -192,12 +189,7 @@ PILLOW: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     ),
     "solarize_add": lambda image, level: image.point(lambda i: min(255, i + int(110 * abs(level))) if i < 128 else i),
 }
-ENHANCED: dict[str, Callable[[Image.Image], ImageEnhance._Enhance]] = {
-    "color": ImageEnhance.Color,
-    "contrast": ImageEnhance.Contrast,
-    "brightness": ImageEnhance.Brightness,
-    "sharpness": ImageEnhance.Sharpness,
-}
+ENHANCED = {name: getattr(ImageEnhance, name.title()) for name in ("color", "contrast", "brightness", "sharpness")}
 
 
 def operated(name: str, image: Tensor, level: float) -> Tensor:
@@ -224,15 +216,6 @@ def test_enhancements_equal_pillow_to_one_grey_level(name: str, level: float) ->
         assert (operated(name, image, level).int() - expected.int()).abs().max() <= 1
 
 
-def affine(name: str, level: float, width: int, height: int) -> tuple[float, ...]:
-    return {
-        "shear_x": (1, 0.3 * level, 0, 0, 1, 0),
-        "shear_y": (1, 0, 0, 0.3 * level, 1, 0),
-        "translate_x": (1, 0, 0.45 * level * width, 0, 1, 0),
-        "translate_y": (1, 0, 0, 0, 1, 0.45 * level * height),
-    }[name]
-
-
 @pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_geometry_equals_pillow_to_one_grey_level(name: str, level: float) -> None:
@@ -241,8 +224,10 @@ def test_geometry_equals_pillow_to_one_grey_level(name: str, level: float) -> No
     if name == "rotate":
         moved = source.rotate(30 * level, resample=bilinear, fillcolor=fill)
     else:
-        matrix = affine(name, level, *source.size)
-        moved = source.transform(source.size, Image.Transform.AFFINE, matrix, bilinear, fillcolor=fill)
+        width, height = source.size
+        shear, shift = (0.3 * level if "shear" in name else 0), (0.45 * level if "translate" in name else 0)
+        rows = (1, shear, shift * width, 0, 1, 0) if name.endswith("x") else (1, 0, 0, shear, 1, shift * height)
+        moved = source.transform(source.size, Image.Transform.AFFINE, rows, bilinear, fillcolor=fill)
     difference = (operated(name, image, level).int() - tensor(moved).int()).abs().amax(0)
     # where a point falls on the very edge, rounding decides between picture and filling
     assert (difference > 1).double().mean() <= 0.005
@@ -265,8 +250,6 @@ def test_operations_strengths_and_signs_are_drawn_per_image() -> None:
 def test_a_grey_image_is_treated_like_three_equal_channels() -> None:
     grey, _ = random_batch(64, channels=1, height=12, width=10)
     for seed in range(5):
-        one, three = (
-            ra.randaugment(x, Generator().manual_seed(seed), magnitude=9, layers=2, std=1.0)
-            for x in (grey, grey.repeat(1, 3, 1, 1))
-        )
+        pair = (grey, grey.repeat(1, 3, 1, 1))
+        one, three = (ra.randaugment(x, Generator().manual_seed(seed), magnitude=9, layers=2, std=1.0) for x in pair)
         assert torch.equal(one.repeat(1, 3, 1, 1), three)

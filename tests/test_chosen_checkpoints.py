@@ -17,6 +17,7 @@ from landscape.results import reader
 from landscape.subject import preprocessing
 
 Command = Callable[..., tuple[int, str]]
+FEW = ("--vectors", "4")
 
 
 def state(seed: int, width: int = 5) -> dict[str, Tensor]:
@@ -49,52 +50,52 @@ def labels(probe: str) -> list[str]:
     return [data.attrs["label"] for _, data in reader.find("results.h5", probe)]
 
 
-def test_a_folder_of_independent_checkpoints_is_measured_whole(command: Command) -> None:
-    seeds("seeds")
-    code, err = command("trace", "seeds", "--vectors", "4")
-    assert code == 0
-    assert ("seeds: 3 checkpoints, each measured by itself: resnet_seed0.pt, resnet_seed1.pt, resnet_seed2.pt\n") in err
-    assert sorted(labels("trace")) == ["resnet_seed0", "resnet_seed1", "resnet_seed2"]
-    code, err = command("trace", "seeds", "--vectors", "4", "--label", "one")
-    assert (code, "once per checkpoint (3), got 1" in err) == (2, True)
-
-
-def test_the_data_of_several_checkpoints_are_loaded_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds("seeds")
-    reads: list[str] = []
-    plain = datasets.load_batches
+def test_a_folder_of_independent_checkpoints_is_measured_whole_on_data_that_are_loaded_once(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, reads, kept = seeds("seeds"), [], []  # type: ignore[var-annotated]
+    plain, as_usual = datasets.load_batches, measuring.load
 
     def counted(name: str, **options: Any) -> Any:
         reads.append(f"{name} {options['split']}")
         return plain(name, **options)
 
+    def load(*given: Any, **options: Any) -> Any:
+        subject = as_usual(*given, **options)
+        kept.append(bool(preprocessing._shared.get()))
+        return subject
+
     monkeypatch.setattr("landscape.data.load_batches", counted)
-    assert command("trace", "seeds", "--vectors", "4")[0] == 0
+    monkeypatch.setattr(measuring, "load", load)
+    code, err = command("trace", "seeds", *FEW)
+    assert code == 0
+    assert "seeds: 3 checkpoints, each measured by itself: resnet_seed0.pt, resnet_seed1.pt, resnet_seed2.pt\n" in err
+    assert sorted(labels("trace")) == ["resnet_seed0", "resnet_seed1", "resnet_seed2"]
     assert reads == ["mine.py:data train"]
-    assert command("trace", "seeds", "--vectors", "4", "--overwrite", "--quiet")[0] == 0
+    assert kept == [True] * 3
+    assert command("trace", files[0], *FEW, "--overwrite", "--quiet")[0] == 0
     assert len(reads) == 2  # the next command reads them anew
+    assert not kept[-1]  # images are kept for further checkpoints alone
+    code, err = command("trace", "seeds", *FEW, "--label", "one")
+    assert (code, "once per checkpoint (3), got 1" in err) == (2, True)
 
 
 def test_weights_that_do_not_fit_are_rejected_before_any_sample_is_read(command: Command) -> None:
     torch.save(state(0, width=9), "wide.pt")
     torch.save({f"other.{name}": value for name, value in state(0).items() if "3" in name}, "other.pt")
     with Path("mine.py").open("a") as mine:
-        mine.write(
-            "\n\nimport pathlib\nmade = data\ndef data():\n    pathlib.Path('read').touch()\n    return made()\n"
-        )
+        mine.write("\n\nimport pathlib\nmade = data\ndef data(): pathlib.Path('read').touch(); return made()\n")
     for file in ("wide.pt", "other.pt"):
-        code, err = command("trace", file, "--vectors", "4")
+        code, err = command("trace", file, *FEW)
         assert (code, "does not fit the model" in err) == (1, True)
         assert not Path("read").exists()
 
 
 def test_a_folder_of_a_run_says_which_snapshot_is_measured(command: Command) -> None:
     seeds("run", name="checkpoint_{}.pth.tar")
-    code, err = command("trace", "run", "--vectors", "4")
+    code, err = command("trace", "run", *FEW)
     assert code == 0
-    assert (
-        "run: checkpoint_2.pth.tar, the last of a run's 3 checkpoints, is measured; name others: run/*.pth.tar" in err
-    )
+    assert "run: checkpoint_2.pth.tar, the last of a run's 3 checkpoints, is measured; name others: run/*.pth.ta" in err
     assert labels("trace") == ["checkpoint_2"]
 
 
@@ -107,23 +108,6 @@ def test_a_trajectory_of_independent_checkpoints_is_refused_until_they_are_named
     assert command("trajectory", files[2], files[0], files[1], "--quiet")[0] == 0
     ((_, data),) = reader.find("results.h5", "trajectory")
     assert data["name"].values.tolist() == ["resnet_seed2", "resnet_seed0", "resnet_seed1"]
-
-
-def test_images_are_kept_for_further_checkpoints_alone(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[bool] = []
-
-    def load(*given: Any, **options: Any) -> Any:
-        subject = as_usual(*given, **options)
-        kept.append(bool(preprocessing._shared.get()))
-        return subject
-
-    as_usual = measuring.load
-    monkeypatch.setattr(measuring, "load", load)
-    files = seeds("seeds", 2)
-    assert command("trace", files[0], "--vectors", "4")[0] == 0
-    assert kept == [False]
-    assert command("trace", *files, "--vectors", "4")[0] == 0
-    assert kept == [False, True, True]
 
 
 def test_a_trajectory_reads_its_snapshots_with_the_loading_options(command: Command) -> None:
@@ -184,24 +168,21 @@ def test_several_checkpoints_are_the_members_of_one_ensemble(command: Command) -
     assert "already measured" in said  # the same members, however they are named
 
 
+BETWEEN = "between two of them: landscape line 1.pt --along 2.pt\n"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("1.pt", "2.pt", "--along", "random"), "line: lines through each of 2 checkpoints\n"),
-        (
-            ("1.pt", "2.pt", "--directions", "2"),
-            "line: random lines through each of 2 checkpoints; between two of them: landscape line 1.pt --along 2.pt\n",
-        ),
-        (
-            ("1.pt", "2.pt", "3.pt"),
-            "line: random lines through each of 3 checkpoints; between two of them: landscape line 1.pt --along 2.pt\n",
-        ),
+        (("1.pt", "2.pt", "--directions", "2"), f"line: random lines through each of 2 checkpoints; {BETWEEN}"),
+        (("1.pt", "2.pt", "3.pt"), f"line: random lines through each of 3 checkpoints; {BETWEEN}"),
     ],
 )
 def test_random_lines_are_said_to_be_random(command: Command, words: tuple[str, ...], said: str) -> None:
     for seed in (1, 2, 3):
         torch.save(state(seed), f"{seed}.pt")
-    code, err = command("line", *words, "--resolution", "3")
+    code, err = command("line", *words, "--resolution", "2")
     assert (code, said in err) == (0, True)
     assert {data.attrs["along"] for _, data in reader.find("results.h5", "line")} == {"random"}
     assert len(labels("line")) == len([word for word in words if word.endswith(".pt")])
@@ -231,13 +212,13 @@ def test_files_of_one_name_have_labels_of_their_own(command: Command) -> None:
     for seed, folder in enumerate("ab"):
         Path(folder).mkdir()
         torch.save(state(seed), f"{folder}/model.pt")
-    assert command("trace", "a/model.pt", "b/model.pt", "--vectors", "4", "--quiet")[0] == 0
+    assert command("trace", "a/model.pt", "b/model.pt", *FEW, "--quiet")[0] == 0
     assert sorted(labels("trace")) == ["a-model", "b-model"]
 
 
 def test_a_label_is_readable_and_a_new_one_reaches_a_stored_result(command: Command) -> None:
     torch.save(state(1), "1.pt")
-    words = ("trace", "1.pt", "--vectors", "4", "--label")
+    words = ("trace", "1.pt", *FEW, "--label")
     assert command(*words, "SGD, lr=1e-2", "--quiet")[0] == 0
     assert labels("trace") == ["SGD, lr=1e-2"]
     ((group, _),) = reader.groups("results.h5")
@@ -260,15 +241,13 @@ def test_epoch_0_of_other_trainers_may_be_a_finished_epoch(
     command: Command, name: str, content: dict[str, Any], said: str
 ) -> None:
     torch.save({"model": state(1), **content}, name)
-    assert f"{name} {said}" in command("trace", name, "--vectors", "4")[1]
+    assert f"{name} {said}" in command("trace", name, *FEW)[1]
 
 
 def test_a_folder_in_python_is_a_run_or_an_error_that_names_its_files(command: Command) -> None:
     files = seeds("seeds")
     options = {"model": "mine.py:model", "data": "mine.py:data"}
-    with pytest.raises(
-        ValueError, match="seeds holds 3 checkpoints that are not one run's; name one of them: seeds/res"
-    ):
+    with pytest.raises(ValueError, match="seeds holds 3 checkpoints that are not one run's; name one of them: seeds/"):
         landscape.load("seeds", **options)
     with pytest.raises(ValueError, match="seeds holds 3 checkpoints that are not one run's"):
         landscape.measure("trace", "seeds", vectors=4, **options)

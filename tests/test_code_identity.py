@@ -111,9 +111,7 @@ def test_other_values_are_another_identity(case: str) -> None:
 def test_global_values_count_where_a_function_or_one_that_it_calls_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [object_sha256(function) for function in (of_global, by_another)]
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
-    after = [object_sha256(function) for function in (of_global, by_another)]
-    assert before[0] != after[0]
-    assert before[1] != after[1]
+    assert all(object_sha256(now) != then for now, then in zip((of_global, by_another), before, strict=True))
 
 
 def test_weights_count_only_where_they_are_asked_for() -> None:
@@ -123,13 +121,10 @@ def test_weights_count_only_where_they_are_asked_for() -> None:
     assert without[0] == without[1]
 
 
-def test_objects_that_refer_to_themselves_have_an_identity() -> None:
+def test_objects_that_refer_to_themselves_have_an_identity_and_nothing_is_kept_alive() -> None:
     one = types.SimpleNamespace(scale=1.0)
     one.itself = one
     assert len(object_sha256(Configured(config=one))) == 64
-
-
-def test_nothing_is_kept_alive() -> None:
     module = filled(1.0)
     object_sha256(closing_over(module))
     gone = weakref.ref(module)

@@ -32,10 +32,8 @@ def test_lines_are_the_columns_and_the_axis_is_the_whole_run() -> None:
     axes = Figure().subplots(1, 3)
     curves(columns, axes)
     drawn = [[line.get_ydata().tolist() for line in ax.lines] for ax in axes]
-    expected = [
-        [columns[name].tolist() for name in panel] for panel in (("train_loss", "loss"), ("accuracy",), ("lr",))
-    ]
-    assert drawn == expected
+    panels = (("train_loss", "loss"), ("accuracy",), ("lr",))
+    assert drawn == [[columns[name].tolist() for name in panel] for panel in panels]
     assert all(ax.get_xlim()[1] > 10 for ax in axes)
 
 
@@ -96,9 +94,8 @@ def test_events_hold_every_epoch(tmp_path: Path) -> None:
 
     write = EventFiles(tmp_path)
     for epoch in (1, 2):
-        write(
-            EpochResult(epoch, 2, train_loss=2.0 / epoch, loss=1.0 / epoch, accuracy=0.25 * epoch, seconds=1.0, lr=0.1)
-        )
+        rates = {"train_loss": 2.0 / epoch, "loss": 1.0 / epoch, "accuracy": 0.25 * epoch}
+        write(EpochResult(epoch, 2, **rates, seconds=1.0, lr=0.1))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("accuracy/test")] == [(1, 0.25), (2, 0.5)]

@@ -59,9 +59,8 @@ GREY = np.random.default_rng(3).integers(256, size=(8, 8), dtype=np.uint8)
 def in_mode(mode: str) -> Image.Image:
     """The same grey picture in a mode of Pillow."""
     if mode in ("I;16", "I", "F"):
-        return Image.fromarray(
-            (GREY.astype(np.int64) * 257).astype({"I": np.int32, "F": np.float32}.get(mode, np.uint16))
-        )
+        kind = {"I": np.int32, "F": np.float32}.get(mode, np.uint16)
+        return Image.fromarray((GREY.astype(np.int64) * 257).astype(kind))
     picture = Image.fromarray(GREY).convert(mode.removesuffix("+"))
     if mode == "P+":
         picture.info["transparency"] = bytes(range(256))
@@ -92,10 +91,8 @@ def test_pictures_whose_range_is_not_known_are_refused_by_name(reader: str, mode
     if reader != "classes":
         np.save(tmp_path / "labels.npy", np.zeros(1, np.int64))
     in_mode(mode).save(path, "TIFF")
-    message = (
-        rf"^{path} cannot be decoded \(its mode is {mode}, numbers without a known range; .*\); repair or remove it"
-    )
-    with pytest.raises(ValueError, match=message):
+    said = rf"\(its mode is {mode}, numbers without a known range; .*\); repair or remove it"
+    with pytest.raises(ValueError, match=rf"^{path} cannot be decoded {said}"):
         load(str(tmp_path))
 
 
@@ -103,11 +100,7 @@ def test_splits_follow_their_folders_and_agree_on_the_classes(tmp_path: Path) ->
     for i, name in enumerate(["train/a/0.png", "train/b/0.png", "train/c/0.png", "val/c/0.png"]):
         write_image(tmp_path / name, seed=i)
     test = load(str(tmp_path), split="test")
-    assert (len(test), test.classes, test.targets.tolist()) == (
-        1,
-        3,
-        [2],
-    )  # c is class 2 although val has no a, b
+    assert (len(test), test.classes, test.targets.tolist()) == (1, 3, [2])  # c is class 2 although val has no a, b
     assert len(load(str(tmp_path), split="train")) == 3
     assert not test.one_part
     assert load(str(tmp_path / "train"), split="test").one_part
@@ -158,9 +151,8 @@ def test_what_cannot_be_decoded_is_said_once(tmp_path: Path) -> None:
         content = (tmp_path / damaged).read_bytes()
         for kept in (len(content) // 2, 5):
             (tmp_path / damaged).write_bytes(content[:kept])
-            with pytest.raises(
-                ValueError, match=rf"^{tmp_path / damaged} cannot be decoded \([^()]*\); repair or remove it$"
-            ):
+            message = rf"^{tmp_path / damaged} cannot be decoded \([^()]*\); repair or remove it$"
+            with pytest.raises(ValueError, match=message):
                 load(str(tmp_path))
         Image.fromarray(np.zeros((64, 64), np.uint8)).save(tmp_path / damaged)
     picture = tmp_path / "a/1.png"
@@ -179,11 +171,10 @@ def test_a_cut_off_image_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_images_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no images in class folders"):
-        load(str(tmp_path))
-    write_image(tmp_path / "loose.png")
-    with pytest.raises(FileNotFoundError, match="no images in class folders"):
-        load(str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match="no images in class folders"):
+            load(str(tmp_path))
+        write_image(tmp_path / "loose.png")
 
 
 def test_files_are_listed_in_the_order_of_their_paths(tmp_path: Path) -> None:

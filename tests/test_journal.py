@@ -23,14 +23,10 @@ with Journal(Path(sys.argv[1])) as journal:
 
 
 def record(number: int) -> Record:
-    generator = np.random.default_rng(number)
     arrays = {
-        "matrix": generator.normal(size=(2, 3)),
-        "scalar": np.float64(number),
-        "none": np.zeros((0, 4)),
-        "name": np.array(["MSA", "größer"]),
-        "flag": np.array([True, False]),
-    }
+        "matrix": np.random.default_rng(number).normal(size=(2, 3)), "scalar": np.float64(number),
+        "none": np.zeros((0, 4)), "name": np.array(["MSA", "größer"]), "flag": np.array([True, False]),
+    }  # fmt: skip
     return Record({"index": [number, 7], "nan": None}, arrays)
 
 
@@ -96,13 +92,13 @@ def test_random_bytes_behind_the_records_are_cut_and_alone_are_an_empty_journal(
         assert_are_first_records(read(path), records)
 
 
-@pytest.mark.parametrize("zeros", [1, 8, 16, 4096])
-def test_zeros_behind_the_records_are_cut(tmp_path: Path, zeros: int) -> None:
+def test_zeros_behind_the_records_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "journal"  # a power cut leaves them; eight are a head of length 0 with its right CRC
     write(path, 2)
-    with path.open("ab") as stream:
-        stream.write(bytes(zeros))
-    assert_are_first_records(read(path), 2)
+    whole = path.read_bytes()
+    for zeros in (1, 8, 16, 4096):
+        path.write_bytes(whole + bytes(zeros))
+        assert_are_first_records(read(path), 2)
 
 
 def test_a_flipped_bit_anywhere_in_a_record_costs_that_record_alone_and_is_said(tmp_path: Path) -> None:

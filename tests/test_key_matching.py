@@ -36,9 +36,8 @@ def test_wrappers_come_off_in_any_order_and_inside_names(wrappers: tuple[str, ..
 def test_wrappers_of_the_model_itself_come_off_too() -> None:
     compiled = under("_orig_mod.", MODEL)
     assert dict(match_keys(MODEL, compiled).names) == dict(zip(compiled, MODEL, strict=True))
-    assert dict(match_keys(under("module.", MODEL), compiled).names) == dict(
-        zip(compiled, under("module.", MODEL), strict=True)
-    )
+    both = match_keys(under("module.", MODEL), compiled).names
+    assert dict(both) == dict(zip(compiled, under("module.", MODEL), strict=True))
 
 
 def test_names_that_wrappers_alone_tell_apart_stay_as_they_are() -> None:
@@ -59,30 +58,21 @@ def test_blocks_that_agree_once_their_fronts_are_gone_are_no_match() -> None:
     assert len(found.unexpected) == len(found.missing) == 3
 
 
-MOCO = [
-    *under("module.encoder_q.", [*BODY, "fc.0.weight", "fc.2.weight"]),
-    *under("module.encoder_k.", [*BODY, "fc.0.weight", "fc.2.weight"]),
-    "module.queue",
-    "module.queue_ptr",
-]
-MOCO_1 = [
-    *under("module.encoder_q.", MODEL),  # its `fc` is the projection, under the classifier's name
-    *under("module.encoder_k.", MODEL),
-    "module.queue",
-    "module.queue_ptr",
-]
-MOCO_3 = [
-    *under("module.base_encoder.", [*BODY, "fc.0.weight"]),
-    *under("module.momentum_encoder.", [*BODY, "fc.0.weight"]),
-    *under("module.predictor.", ["0.weight", "3.weight"]),
-]
-SIMSIAM = [*under("module.encoder.", [*BODY, "fc.weight"]), *under("module.predictor.", ["0.weight"])]
-SIMMIM = [*under("encoder.", [*BODY, "mask_token"]), "decoder.0.weight", "decoder.0.bias"]
-MAE = [*BODY, "mask_token", "decoder_embed.weight", "decoder_blocks.0.weight", "decoder_pos_embed", "decoder_pred.bias"]
-DINO = [*under("module.backbone.", BODY), *under("module.head.", ["mlp.0.weight", "last_layer.weight_g"])]
-SIMCLR = [*under("backbone.", BODY), *under("projector.", ["0.weight", "2.weight"])]
-METHODS = {"moco": MOCO, "moco-1": MOCO_1, "moco-3": MOCO_3, "simsiam": SIMSIAM, "simmim": SIMMIM, "mae": MAE,
-           "dino": DINO, "simclr": SIMCLR}  # fmt: skip
+QUEUE = ["module.queue", "module.queue_ptr"]
+HEAD = [*BODY, "fc.0.weight", "fc.2.weight"]
+METHODS = {
+    "moco": [*under("module.encoder_q.", HEAD), *under("module.encoder_k.", HEAD), *QUEUE],
+    # its `fc` is the projection, under the classifier's name
+    "moco-1": [*under("module.encoder_q.", MODEL), *under("module.encoder_k.", MODEL), *QUEUE],
+    "moco-3": [*under("module.base_encoder.", HEAD), *under("module.momentum_encoder.", HEAD),
+               *under("module.predictor.", ["0.weight", "3.weight"])],
+    "simsiam": [*under("module.encoder.", [*BODY, "fc.weight"]), *under("module.predictor.", ["0.weight"])],
+    "simmim": [*under("encoder.", [*BODY, "mask_token"]), "decoder.0.weight", "decoder.0.bias"],
+    "mae": [*BODY, "mask_token", "decoder_embed.weight", "decoder_blocks.0.weight", "decoder_pos_embed",
+            "decoder_pred.bias"],
+    "dino": [*under("module.backbone.", BODY), *under("module.head.", ["mlp.0.weight", "last_layer.weight_g"])],
+    "simclr": [*under("backbone.", BODY), *under("projector.", ["0.weight", "2.weight"])],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -96,29 +86,25 @@ def test_the_encoder_of_a_self_supervised_file_is_taken_and_the_rest_is_reported
     assert f"dropped {len(found.dropped)} (" in found.words
 
 
-@pytest.mark.parametrize("method", ["moco", "moco-3"])
-def test_of_two_networks_the_moving_average_is_taken_on_request(method: str) -> None:
-    trained, average = ({"moco": ("encoder_q", "encoder_k"), "moco-3": ("base_encoder", "momentum_encoder")})[method]
+@pytest.mark.parametrize(
+    ("method", "trained", "average"),
+    [("moco", "encoder_q", "encoder_k"), ("moco-3", "base_encoder", "momentum_encoder")],
+)
+def test_of_two_networks_the_moving_average_is_taken_on_request(method: str, trained: str, average: str) -> None:
     assert all(trained in name for name in match_keys(METHODS[method], MODEL).names.values())
     assert all(average in name for name in match_keys(METHODS[method], MODEL, "ema").names.values())
 
 
-def test_a_model_that_has_both_networks_takes_both() -> None:
-    assert match_keys(MOCO, MOCO).dropped == ()
-    whole = [name.removeprefix("module.") for name in MOCO]
-    found = match_keys(MOCO, whole)
-    assert (len(found.names), found.dropped, found.missing) == (len(MOCO), (), ())
-
-
-def test_a_classifier_is_kept_where_nothing_speaks_against_it() -> None:
+def test_what_a_model_has_itself_is_kept_and_a_classifier_where_nothing_speaks_against_it() -> None:
+    moco = METHODS["moco"]
+    assert match_keys(moco, moco).dropped == ()
+    found = match_keys(moco, [name.removeprefix("module.") for name in moco])
+    assert (len(found.names), found.dropped, found.missing) == (len(moco), (), ())
+    both = [*under("encoder.", BODY), *under("decoder.", BODY)]
+    assert match_keys(under("module.", both), both).dropped == ()
     supervised = under("encoder.", MODEL)
     assert list(match_keys(supervised, MODEL).names) == MODEL
     assert match_keys([*supervised, "n_averaged", "total_ops"], MODEL).dropped == ("n_averaged", "total_ops")
-
-
-def test_a_network_with_a_decoder_of_its_own_keeps_it() -> None:
-    names = [*under("encoder.", BODY), *under("decoder.", BODY)]
-    assert match_keys(under("module.", names), names).dropped == ()
 
 
 def network() -> nn.Sequential:
@@ -132,9 +118,7 @@ def stored(state_dict: dict[str, Tensor]) -> Checkpoint:
 def test_missing_weights_stay_as_initialised_and_are_reported() -> None:
     model, other = network(), network().state_dict()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    given = {
-        "0.weight": other["0.weight"],
-        "0.bias": other["0.bias"],
+    given = {name: other[name] for name in ("0.weight", "0.bias")} | {
         "2.weight": torch.zeros(7, 3),
         "extra": torch.ones(1),
     }

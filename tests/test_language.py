@@ -30,9 +30,9 @@ from landscape.subject.subject import Subject
 
 VOCABULARY, CONTEXT = 11, 6
 KINDS: dict[str, dict[str, Any]] = {
-    "GPT2": {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 8, "n_layer": 1, "n_head": 2},
+    "GPT2": {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": 4, "n_layer": 1, "n_head": 2},
     "Llama": {
-        "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "hidden_size": 8, "intermediate_size": 12,
+        "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "hidden_size": 4, "intermediate_size": 6,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
     },
 }  # fmt: skip
@@ -64,9 +64,8 @@ def test_a_run_of_tokens_is_cut_into_blocks_and_every_next_token_is_a_target(tok
     run = np.load(tokens).astype(np.int64)
     images = load_data(str(tokens), block_size=CONTEXT)
     assert len(images) == 8
-    found = {
-        tuple(row.tolist()): tuple(target.tolist()) for row, target in zip(images.inputs, images.targets, strict=True)
-    }
+    pairs = zip(images.inputs.tolist(), images.targets.tolist(), strict=True)
+    found = {tuple(row): tuple(target) for row, target in pairs}
     for start in range(0, 8 * CONTEXT, CONTEXT):
         block, following = (tuple(run[at : at + CONTEXT].tolist()) for at in (start, start + 1))
         assert found[block] == following
@@ -183,8 +182,8 @@ def test_probes_of_the_loss_run_on_it(folder: Path, tokens: Path, tmp_path: Path
     assert np.isfinite(surface["accuracy"]).all()
     line = landscape.measure("line", subject, out=out, resolution=3)
     assert line["loss"].sel(t=0).values[0] == pytest.approx(loss, rel=1e-6)
-    for probe in ("trace", "density"):
-        assert (landscape.measure(probe, subject, out=out)["done"] == 1).all()
+    for probe, few in (("trace", {"vectors": 4}), ("density", {"vectors": 1, "steps": 4})):
+        assert (landscape.measure(probe, subject, out=out, **few)["done"] == 1).all()
     run = tmp_path / "run"
     run.mkdir()
     for step in range(3):
@@ -211,13 +210,12 @@ def test_a_file_of_weights_may_leave_out_those_that_are_tied(
         assert loaded.loss(0).item() == pytest.approx(subject.loss(0).item(), rel=1e-6)
 
 
-def test_tokens_of_another_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_tokens_of_another_vocabulary_and_blocks_beyond_a_table_are_refused(
+    folder: Path, tokens: Path, tmp_path: Path
+) -> None:
     np.save(tmp_path / "tokens.npy", np.arange(40))
     with pytest.raises(ValueError, match="tokens up to 36 and the model's vocabulary ends at 10"):
         _loaded(folder, tmp_path / "tokens.npy")
-
-
-def test_blocks_beyond_the_positions_of_a_table_are_refused(folder: Path, tokens: Path) -> None:
     if folder.name.startswith("GPT2"):
         with pytest.raises(ValueError, match=r"fails on inputs of shape \(7,\) .*--block-size"):
             _loaded(folder, tokens, block_size=CONTEXT + 1)

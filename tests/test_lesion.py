@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from analytic import batches_of, failing_loss, rebatched, run_probe, same_state, state
-from foreign import Encoder, Squeeze, torchvision_models
+from foreign import Encoder, Squeeze, off_its_start, torchvision_models
 from torch import Tensor, nn
 
 from landscape import models
@@ -28,16 +28,8 @@ from landscape.subject.subject import Subject
 
 
 def _model(name: str, size: int = 8, **arguments: Any) -> nn.Module:
-    """In float64, norms and biases off their initial values."""
     torch.manual_seed(0)
-    model = models.build(name, classes=3, image_size=size, **arguments).double().eval()
-    with torch.no_grad():
-        for key, tensor in model.state_dict().items():
-            if key.endswith("running_var"):
-                tensor.uniform_(0.5, 1.5)
-            elif tensor.dim() == 1:
-                tensor.add_(0.2 * torch.randn_like(tensor))
-    return model
+    return off_its_start(models.build(name, classes=3, image_size=size, **arguments), 0.05)
 
 
 def _images(size: int = 8) -> Tensor:
@@ -74,33 +66,30 @@ def _vit(model: ViT, images: Tensor, unit: str) -> Tensor:
     return logits
 
 
+Broken = Callable[[nn.Module, Tensor], Tensor]
+
+
 def _basic(block: resnet.Block, x: Tensor) -> Tensor:
     return F.relu(x if block.downsample is None else block.downsample(x))
 
 
+def _pooled(block: resnet.Block | preresnet.Block, x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 2, ceil_mode=True) if block.conv2.stride[0] > 1 else x
+
+
 def _bottleneck(block: resnet.Block, x: Tensor) -> Tensor:
     skip = x if block.downsample is None else block.downsample(x)
-    branch = F.relu(block.bn1(block.conv1(x)))
-    if block.conv2.stride[0] > 1:
-        branch = F.avg_pool2d(branch, 2, ceil_mode=True)
-    return F.relu(skip + block.bn3(block.conv3(branch)))
+    return F.relu(skip + block.bn3(block.conv3(_pooled(block, F.relu(block.bn1(block.conv1(x)))))))
 
 
 def _preactivated_bottleneck(block: preresnet.Block, x: Tensor) -> Tensor:
     active = F.relu(block.bn1(x))
     skip = x if block.downsample is None else block.downsample(active)
-    branch = block.conv1(active)
-    if block.conv2.stride[0] > 1:
-        branch = F.avg_pool2d(branch, 2, ceil_mode=True)
-    out: Tensor = skip + block.conv3(F.relu(block.bn3(branch)))
-    return out
+    return skip + block.conv3(F.relu(block.bn3(_pooled(block, block.conv1(active)))))
 
 
 def _preactivated_basic(block: preresnet.Block, x: Tensor) -> Tensor:
     return x if block.downsample is None else block.downsample(F.relu(block.bn1(x)))
-
-
-Broken = Callable[[nn.Module, Tensor], Tensor]
 
 
 def _residual(model: ResNet | PreResNet, images: Tensor, where: str, broken: Broken) -> Tensor:
@@ -257,9 +246,8 @@ def test_units_are_labelled_with_their_module_and_rule() -> None:
 
 def test_layers_selects_units_by_name() -> None:
     subject = _subject()
-    assert run_probe(Lesion(layers=("layer2", r"^layer1\.0$")), subject)["name"].tolist() == [
-        "layer1.0", "layer2.0", "layer2.1",
-    ]  # fmt: skip
+    chosen = Lesion(layers=("layer2", r"^layer1\.0$")).plan(subject).labels["name"][1]
+    assert chosen.tolist() == ["layer1.0", "layer2.0", "layer2.1"]
     with pytest.raises(ValueError, match=r"--layers attention matches no unit; units are layer1\.0"):
         Lesion(layers=("attention",)).plan(subject)
     with pytest.raises(OptionError, match="--layers"):

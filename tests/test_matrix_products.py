@@ -36,7 +36,6 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products_are_those_of_torch_in_any_layout(transposed: tuple[bool, bool]) -> None:
     a, b = _pair(*SHAPE, transposed=transposed)
     assert faster_by_onednn(a, b)
-
     torch.testing.assert_close(matmul(a, b).double(), a.double() @ b.double(), rtol=1e-5, atol=1e-4)
 
 
@@ -58,20 +57,15 @@ def test_onednn_is_not_given_a_matrix_with_gaps_in_memory(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("wide")
-def test_small_and_double_matrices_use_torch() -> None:
+def test_small_and_double_matrices_and_a_processor_without_avx512_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = _pair(*SHAPE)
     small = _pair(10, 10, (LARGE - 1) // 200)
-
     assert not faster_by_onednn(a.double(), b.double())
     assert not faster_by_onednn(*small)
     assert torch.equal(matmul(*small), small[0] @ small[1])
     assert torch.equal(matmul(a.double(), b.double()), a.double() @ b.double())
-
-
-def test_a_processor_without_avx512_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_has_avx512", lambda: False)
-    a, b = _pair(*SHAPE)
-
+    assert not faster_by_onednn(a, b)
     assert torch.equal(matmul(a, b), a @ b)
 
 

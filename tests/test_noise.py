@@ -139,9 +139,8 @@ def test_the_noise_does_not_depend_on_the_batch_size_nor_on_other_bands() -> Non
 
 def test_noise_that_the_model_ignores_changes_nothing() -> None:
     subject = _subject((1, 6, 6))
-    assert isinstance(subject.model, Kept)
     with torch.no_grad():
-        subject.model.scale.mul_(torch.tensor([1, 0, 0]))  # the mean alone, which is zero frequency
+        subject.model.get_parameter("scale").mul_(torch.tensor([1, 0, 0]))  # the mean alone: zero frequency
     found = run_probe(Noise(bands="0.7"), subject)
     assert abs(found["loss_increase"][0]) < 1e-12
     assert found["accuracy_drop"].tolist() == [0.0]
@@ -184,9 +183,6 @@ def test_the_model_is_restored_also_after_an_exception() -> None:
 def test_options_out_of_range_are_usage_errors(options: dict[str, str], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         Noise(**options)  # type: ignore[arg-type]
-
-
-def test_data_without_images_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"noise needs images \(N, C, H, W\)"):
         Noise().plan(Subject(nn.Linear(4, 3).double(), batches_of((4,), (5,), 3)))
 
@@ -206,10 +202,8 @@ def test_pictures_hold_the_masks_and_the_noise_that_the_network_was_given(tmp_pa
     np.testing.assert_array_equal(found["mask"].sum(axis=(1, 2)), found["frequencies"])
     assert found["mask"][0, 6, 6] == 0  # zero frequency is in the centre and not in this band
     assert found["mask"][0, 6, 7] == 1
-    keys = {
-        run_key(one, subject, "kept").digest for one in (probe, replace(probe, pictures=0), replace(probe, pictures=1))
-    }
-    assert len(keys) == 3
+    probes = (probe, replace(probe, pictures=0), replace(probe, pictures=1))
+    assert len({run_key(one, subject, "kept").digest for one in probes}) == 3
     assert "pictures" not in replace(probe, pictures=0).identity(subject)  # as before there was the option
     data = landscape.measure("noise", subject, out=tmp_path / "r.h5", quiet=True, bands="0.2,0.7", pictures=2)
     assert dict(data["noisy_image"].sizes) == {"band": 2, "picture": 2, "channel": 3, "row": 12, "column": 12}

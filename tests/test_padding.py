@@ -54,7 +54,6 @@ def measured(probe: str, model: nn.Module, batch: dict[str, Tensor]) -> dict[str
 
 @pytest.mark.slow  # loads transformers
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the library
-@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(
     ("probe", "names"),
     [
@@ -63,18 +62,20 @@ def measured(probe: str, model: nn.Module, batch: dict[str, Tensor]) -> dict[str
                        "head_feature_cosine") for power in ("", "_square")]),
     ],
 )  # fmt: skip
-def test_a_padded_mini_batch_has_the_numbers_of_its_sequences(probe: str, names: list[str], side: str) -> None:
-    model, (batch, alone) = network(), sequences(side)
+def test_a_padded_mini_batch_has_the_numbers_of_its_sequences(probe: str, names: list[str]) -> None:
+    model, (right, alone), (left, same) = network(), sequences("right"), sequences("left")
+    assert str(alone) == str(same)
     copies = 4 if probe == "geometry" else 1  # the fewest samples that it takes; the first counts
     each = [measured(probe, model, {key: torch.cat([one[key]] * copies) for key in one}) for one in alone]
-    together = measured(probe, model, batch)
-    for name in names:
-        rows = np.array([one[name] for one in each])
-        expected = rows[:, 0] if name == "features" else rows.sum(axis=0)  # stored per sample, or summed over samples
-        if name == "features" and side == "left":  # BERT's head reads the first position, which is padding here
-            together[name], expected = together[name][:, :-8], expected[:, :-8]
-        assert np.isfinite(expected).all()
-        assert together[name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
+    for side, batch in (("right", right), ("left", left)):
+        together = measured(probe, model, batch)
+        for name in names:
+            rows = np.array([one[name] for one in each])
+            expected = rows[:, 0] if name == "features" else rows.sum(axis=0)  # per sample, or summed over samples
+            if name == "features" and side == "left":  # BERT's head reads the first position, which is padding here
+                together[name], expected = together[name][:, :-8], expected[:, :-8]
+            assert np.isfinite(expected).all()
+            assert together[name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
 
 
 @pytest.mark.slow  # loads transformers

@@ -46,38 +46,31 @@ def test_a_complete_probe_is_accepted() -> None:
     assert checked(Complete) is Complete
 
 
-def without(name: str) -> type[Any]:
-    body = {key: value for key, value in vars(Complete).items() if key in ("plan", "measure") and key != name}
-    return dataclass(frozen=True)(type("Lacking", (Probe,), {**body, "name": "lacking", "__annotations__": {}}))
+METHODS = {key: vars(Complete)[key] for key in ("plan", "measure", "reduce")}
 
 
-def with_method(name: str, method: Any) -> type[Any]:
-    return dataclass(frozen=True)(type("Odd", (Complete,), {**vars_of_complete(), name: method, "__annotations__": {}}))
-
-
-def vars_of_complete() -> dict[str, Any]:
-    return {key: vars(Complete)[key] for key in ("plan", "measure", "reduce")}
+def made(name: str, base: type, **methods: Any) -> type[Any]:
+    body = {"name": name.lower(), "__annotations__": {}, **methods}
+    return dataclass(frozen=True)(type(name, (base,), body))
 
 
 @pytest.mark.parametrize("name", ["plan", "measure"])
 def test_a_probe_without_its_methods_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"Lacking lacks {name} of Probe"):
-        checked(without(name))
+        checked(made("Lacking", Probe, **{key: METHODS[key] for key in ("plan", "measure") if key != name}))
 
 
-def test_a_misspelt_method_is_refused_with_the_name_that_was_meant() -> None:
-    with pytest.raises(TypeError, match=r"Odd\.redcue is not a method of a probe, .*; did you mean reduce\?"):
-        checked(with_method("redcue", lambda self, data: {}))
-
-
-def test_a_method_with_other_parameters_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Odd.stage takes \(self, arrays\), expected \(self, data\)"):
-        checked(with_method("stage", lambda self, arrays: None))
-
-
-def test_half_a_capability_is_refused() -> None:
-    with pytest.raises(TypeError, match="Odd lacks resolved of Autotunes"):
-        checked(with_method("autotune", lambda self, subject: {}))
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("redcue", lambda self, data: {}, r"Odd\.redcue is not a method of a probe, .*; did you mean reduce\?"),
+        ("stage", lambda self, arrays: None, r"Odd.stage takes \(self, arrays\), expected \(self, data\)"),
+        ("autotune", lambda self, subject: {}, "Odd lacks resolved of Autotunes"),  # half a capability
+    ],
+)
+def test_a_misspelt_or_odd_method_is_refused(name: str, method: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        checked(made("Odd", Complete, **METHODS, **{name: method}))
 
 
 def test_what_is_no_frozen_dataclass_of_a_probe_is_refused() -> None:

@@ -45,16 +45,13 @@ def test_scores_equal_torchmetrics() -> None:
         assert found[name] == pytest.approx(float(wanted), abs=1e-6)
 
 
-def test_a_confidence_of_one_belongs_to_the_last_bin() -> None:
+def test_a_confidence_of_one_belongs_to_the_last_bin_and_one_at_an_edge_to_the_bin_below() -> None:
     """Four certain predictions, one of them right: 3/4; a half-open last bin loses all four."""
     logits = torch.tensor([[1000.0, 0, 0]]).repeat(4, 1)
     found = summary(sample_scores(logits, torch.tensor([0, 1, 1, 2])))
     assert (found["ece"], found["ece_signed"]) == (0.75, 0.75)
     assert (found["accuracy_90"], found["uncertainty_90"], found["frequency_90"]) == (0.25, 0.0, 1.0)
     assert bins(sums(scores([1.0, 1.0], [1, 0])).sum(axis=0))["count"].tolist() == [0] * 9 + [2]
-
-
-def test_a_confidence_at_an_edge_belongs_to_the_bin_below() -> None:
     counts = bins(sums(scores([i / 10 for i in range(1, 11)], [1] * 10)).sum(axis=0))["count"]
     assert counts.tolist() == [1] * 10
     assert summary(scores([0.9, 0.91], [1, 1]))["frequency_90"] == 0.5

@@ -53,9 +53,8 @@ def test_the_bootstrap_of_a_mean_agrees_with_that_of_scipy() -> None:
     known = stats.bootstrap((nll[0] - nll[1],), np.mean, n_resamples=2000, method="percentile", rng=1)
     ends = known.confidence_interval
     assert (own.low, own.high) == pytest.approx((ends.low, ends.high), abs=0.1 * (ends.high - ends.low))
-    assert by_error(value, own.error, 200, "", (own.low, own.high)).p == pytest.approx(
-        2 * stats.norm.sf(abs(value) / known.standard_error), rel=0.3
-    )
+    p = 2 * stats.norm.sf(abs(value) / known.standard_error)
+    assert by_error(value, own.error, 200, "", (own.low, own.high)).p == pytest.approx(p, rel=0.3)
 
 
 def test_a_mean_over_seeds_has_the_interval_of_student() -> None:
@@ -92,11 +91,8 @@ def test_the_interval_of_the_effect_inverts_the_noncentral_t_distribution(shift:
     for end, share in ((found.low, 0.975), (found.high, 0.025)):
         assert stats.nct.cdf(t, df, end * scale) == pytest.approx(share, abs=1e-4)
     assert found.value == pytest.approx((1 - 3 / (4 * df - 1)) * t / scale, rel=0.02)  # Hedges' own approximation
-
-
-def test_an_effect_needs_two_of_each_and_some_spread() -> None:
-    assert np.isnan(hedges_g(np.ones(1), np.zeros(3)).value)
-    assert np.isnan(hedges_g(np.ones(3), np.zeros(3)).value)
+    for few in (values[:1], np.ones(3)):  # an effect needs two of each and some spread
+        assert np.isnan(hedges_g(few, np.zeros(3)).value)
 
 
 def test_intervals_hold_the_truth_in_95_of_100_groups() -> None:
@@ -118,9 +114,6 @@ def test_holm_by_hand() -> None:
     assert np.isnan(found[1])
     assert [found[0], found[2], found[3]] == pytest.approx([0.4, 0.003, 0.9])
     assert holm([]) == []
-
-
-def test_many_tests_of_nothing_seldom_find_something() -> None:
-    rng = np.random.default_rng(2)
-    found = sum(min(holm(list(rng.uniform(size=20)))) < 0.05 for _ in range(1000))
-    assert found < 70  # 50 are expected; without the correction 640
+    rng = np.random.default_rng(2)  # many tests of nothing seldom find something
+    found_anything = sum(min(holm(list(rng.uniform(size=20)))) < 0.05 for _ in range(1000))
+    assert found_anything < 70  # 50 are expected; without the correction 640

@@ -35,8 +35,12 @@ def _hsic(one: Tensor, other: Tensor) -> float:
     return float((np.trace(k @ m) + middle - 2 / (n - 2) * ones @ k @ m @ ones) / (n * (n - 3)))
 
 
+def _kernels(*features: Tensor) -> list[Tensor]:
+    return [centred_kernel(own)[None] for own in features]
+
+
 def _cka(one: Tensor, other: Tensor) -> float:
-    kernels = [centred_kernel(features)[None] for features in (one, other)]
+    kernels = _kernels(one, other)
     both = hsic(*kernels) / (hsic_of_itself(kernels[0]) * hsic_of_itself(kernels[1])).sqrt()
     return both.item()
 
@@ -44,17 +48,15 @@ def _cka(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("samples", [4, 5, 12])
 def test_hsic_is_that_of_the_definition(samples: int) -> None:
     one, other = _noise(samples, 3) + 2.0, _noise(samples, 5, seed=1)
-    kernels = [centred_kernel(features)[None] for features in (one, other)]
-    assert hsic(*kernels).item() == pytest.approx(_hsic(one, other), rel=1e-10)
-    assert hsic_of_itself(kernels[0]).item() == pytest.approx(_hsic(one, one), rel=1e-10)
+    assert hsic(*_kernels(one, other)).item() == pytest.approx(_hsic(one, other), rel=1e-10)
+    assert hsic_of_itself(*_kernels(one)).item() == pytest.approx(_hsic(one, one), rel=1e-10)
 
 
 def test_the_mean_over_all_mini_batches_is_the_full_batch() -> None:
     one, other = _noise(8, 3), _noise(8, 3, seed=1)
     other[:, 0] += one[:, 0]
     parts = [_hsic(one[list(rows)], other[list(rows)]) for rows in itertools.combinations(range(8), 5)]
-    kernels = [centred_kernel(features)[None] for features in (one, other)]
-    assert hsic(*kernels).item() == pytest.approx(np.mean(parts), rel=1e-10)
+    assert hsic(*_kernels(one, other)).item() == pytest.approx(np.mean(parts), rel=1e-10)
 
 
 def test_alignment_is_invariant_to_rotation_shift_and_scale() -> None:
@@ -91,9 +93,8 @@ def test_every_pair_of_layers_over_mini_batches() -> None:
 def test_the_error_is_the_jackknife_over_mini_batches() -> None:
     maps = _noise(20, 3, 4, 4)
     found = run_probe(PROBE, passage(maps))
-    left = [
-        run_probe(PROBE, passage(torch.cat([maps[: 5 * i], maps[5 * i + 5 :]])))["cka"] for i in range(4)
-    ]  # without one mini-batch
+    rest = [torch.cat([maps[: 5 * i], maps[5 * i + 5 :]]) for i in range(4)]  # without one mini-batch
+    left = [run_probe(PROBE, passage(part))["cka"] for part in rest]
     error = np.sqrt(3 / 4 * ((left - np.mean(left, axis=0)) ** 2).sum(axis=0))
     np.testing.assert_allclose(found["cka_se"], error, rtol=1e-7, atol=1e-12)
     assert np.isnan(run_probe(PROBE, passage(maps), units=1)["cka_se"]).all()
@@ -107,11 +108,8 @@ def test_a_last_mini_batch_too_small_for_an_estimate_is_left_out_and_only_such_a
     np.testing.assert_array_equal(found["cka_se"], whole["cka_se"])
     with pytest.raises(ValueError, match="at least 4 images per mini-batch, got 3"):
         PROBE.plan(passage(_noise(9, 3, 4, 4), batch_size=3))
-
-
-def test_a_layer_that_does_not_vary_has_no_alignment() -> None:
-    found = run_probe(PROBE, passage(torch.ones(10, 2, 4, 4, dtype=torch.float64)))
-    assert np.isnan(found["cka"]).all()
+    constant = run_probe(PROBE, passage(torch.ones(10, 2, 4, 4, dtype=torch.float64)))
+    assert np.isnan(constant["cka"]).all()  # a layer that does not vary has no alignment
 
 
 def test_a_network_without_maps_is_measured() -> None:
@@ -162,8 +160,5 @@ def test_networks_of_different_depth_give_a_rectangular_table(tmp_path: Path) ->
         model_args={"classes": 10, "image_size": 16, **arguments},
     )  # fmt: skip
     assert run_probe(Similarity(against=str(other)), _loaded(mine))["cka"].shape == (2, 4)
-
-
-def test_another_network_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.pt"):
-        Similarity(against=str(tmp_path / "gone.pt")).plan(_loaded(save(tmp_path / "mine.pt", seed=0)))
+        Similarity(against=str(tmp_path / "gone.pt")).plan(_loaded(mine))

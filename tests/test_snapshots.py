@@ -22,17 +22,13 @@ def state(seed: float, width: int = 3) -> dict[str, Tensor]:
 
 
 def ours(path: Path, *, epoch: float, seed: float | None = None) -> None:
-    write_checkpoint(
-        path,
-        model="net",
-        model_args={},
-        state_dict=state(epoch if seed is None else seed),
-        data={},
-        recipe={},
-        epoch=epoch,
-        metrics={},
-        seed=0,
-    )
+    about: dict[str, Any] = {"model": "net", "model_args": {}, "data": {}, "recipe": {}, "metrics": {}, "seed": 0}
+    write_checkpoint(path, state_dict=state(epoch if seed is None else seed), epoch=epoch, **about)
+
+
+def run_of(folder: Path, **epochs: float) -> None:
+    for name, epoch in epochs.items():
+        ours(folder / f"{name}.pt", epoch=epoch)
 
 
 def foreign(path: Path, seed: float, **content: Any) -> None:
@@ -44,51 +40,29 @@ def names(folder: Path) -> list[str]:
 
 
 def test_the_stored_epoch_orders_not_the_name(tmp_path: Path) -> None:
-    for name, epoch in {"init": 0.0, "warmup": 0.5, "epoch_010": 2.0, "epoch_002": 10.0, "final": 12.0}.items():
-        ours(tmp_path / f"{name}.pt", epoch=epoch)
+    run_of(tmp_path, init=0.0, warmup=0.5, epoch_010=2.0, epoch_002=10.0, final=12.0)
     assert names(tmp_path) == ["init.pt", "warmup.pt", "epoch_010.pt", "epoch_002.pt", "final.pt"]
     assert [snapshot.epoch for snapshot in snapshots.of_run(tmp_path)] == [0.0, 0.5, 2.0, 10.0, 12.0]
 
 
-def test_without_a_stored_epoch_the_number_in_the_name_orders(tmp_path: Path) -> None:
-    for seed, name in enumerate(("model-v2-100", "model-v2-20", "model-v2-3", "last", "init"), start=1):
-        foreign(tmp_path / f"{name}.pth", seed)
-    assert names(tmp_path) == ["init.pth", "model-v2-3.pth", "model-v2-20.pth", "model-v2-100.pth", "last.pth"]
-
-
 @pytest.mark.parametrize(
-    "stems",
+    ("other", "said"),
     [
-        ["resnet18-epoch_2-acc_93.1", "resnet18-epoch_10-acc_88.0", "resnet18-epoch_30-acc_91.5"],
-        ["model_step500", "model_step2000", "model_step10000"],
-        ["checkpoint-9", "checkpoint-10", "checkpoint-11"],
-        ["ckpt_0.5", "ckpt_1.5", "ckpt_12"],
-        ["Epoch3", "Epoch20", "Epoch100"],
+        (state(3, width=4), r"weight is \(4, 2\), expected \(3, 2\); keep"),
+        ({"weight": torch.zeros(3, 2)}, r"bias is absent, expected \(3,\)"),
+        ({**state(3), "scale": torch.zeros(5)}, r"scale is \(5,\), expected absent"),
     ],
 )
-def test_the_place_in_a_file_name_is_found_among_other_numbers(tmp_path: Path, stems: list[str]) -> None:
-    for seed, stem in enumerate(stems):
-        foreign(tmp_path / f"{stem}.pt", seed)
-    assert names(tmp_path) == [f"{stem}.pt" for stem in stems]
-
-
-def test_a_snapshot_of_other_shapes_is_named_with_its_first_mismatch(tmp_path: Path) -> None:
+def test_a_snapshot_of_other_shapes_is_named_with_its_first_mismatch(
+    tmp_path: Path, other: dict[str, Tensor], said: str
+) -> None:
     foreign(tmp_path / "epoch_1.pt", 1)
-    torch.save({f"module.{name}": tensor for name, tensor in state(2).items()}, tmp_path / "epoch_2.pt")
-    torch.save({f"module.{name}": tensor for name, tensor in state(0).items()}, tmp_path / "epoch_0.pt")
-    assert len(snapshots.of_run(tmp_path)) == 3  # prefixes are no other architecture
+    for epoch in (2, 0):  # prefixes are no other architecture
+        torch.save({f"module.{name}": tensor for name, tensor in state(epoch).items()}, tmp_path / f"epoch_{epoch}.pt")
+    assert len(snapshots.of_run(tmp_path)) == 3
     (tmp_path / "epoch_0.pt").unlink()
-    torch.save(state(3, width=4), tmp_path / "epoch_3.pt")
-    with pytest.raises(
-        ValueError,
-        match=r"epoch_3.pt has another architecture than epoch_1.pt: weight is \(4, 2\), expected \(3, 2\); keep",
-    ):
-        snapshots.of_run(tmp_path)
-    torch.save({"weight": torch.zeros(3, 2)}, tmp_path / "epoch_3.pt")
-    with pytest.raises(ValueError, match=r"epoch_3.pt .*: bias is absent, expected \(3,\)"):
-        snapshots.of_run(tmp_path)
-    torch.save({**state(3), "scale": torch.zeros(5)}, tmp_path / "epoch_3.pt")
-    with pytest.raises(ValueError, match=r"epoch_3.pt .*: scale is \(5,\), expected absent"):
+    torch.save(other, tmp_path / "epoch_3.pt")
+    with pytest.raises(ValueError, match=rf"epoch_3.pt has another architecture than epoch_1.pt: {said}"):
         snapshots.of_run(tmp_path)
 
 
@@ -99,9 +73,7 @@ def test_an_epoch_of_a_foreign_file_counts_before_its_name(tmp_path: Path) -> No
 
 
 def test_equal_weights_count_once_whatever_their_file_says(tmp_path: Path) -> None:
-    ours(tmp_path / "init.pt", epoch=0)
-    ours(tmp_path / "epoch_003.pt", epoch=3)
-    ours(tmp_path / "final.pt", epoch=3)
+    run_of(tmp_path, init=0, epoch_003=3, final=3)
     foreign(tmp_path / "copy.pth", 3, epoch=3)
     found = snapshots.of_run(tmp_path)
     assert [snapshot.epoch for snapshot in found] == [0.0, 3.0]
@@ -109,8 +81,7 @@ def test_equal_weights_count_once_whatever_their_file_says(tmp_path: Path) -> No
 
 
 def test_what_is_no_snapshot_is_left_out(tmp_path: Path) -> None:
-    ours(tmp_path / "init.pt", epoch=0)
-    ours(tmp_path / "final.pt", epoch=1)
+    run_of(tmp_path, init=0, final=1)
     torch.save({"optimizer": {"lr": 0.1}}, tmp_path / "resume.pt")
     (tmp_path / "log.csv").write_text("epoch,loss\n")
     (tmp_path / "tensorboard").mkdir()
@@ -121,8 +92,7 @@ def test_what_is_no_snapshot_is_left_out(tmp_path: Path) -> None:
 def test_files_beside_those_of_the_trainer_are_left_out(
     tmp_path: Path, extra: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, epoch in {"init": 0.0, "epoch_001": 1.0, "epoch_002": 2.0, "final": 3.0}.items():
-        ours(tmp_path / f"{name}.pt", epoch=epoch)
+    run_of(tmp_path, init=0.0, epoch_001=1.0, epoch_002=2.0, final=3.0)
     if extra == "same epoch":
         ours(tmp_path / "init-with-statistics.pt", epoch=0.0, seed=7)
     elif extra == "other architecture":
@@ -138,8 +108,7 @@ def test_files_beside_those_of_the_trainer_are_left_out(
 
 
 def test_a_damaged_file_of_the_trainer_is_not_left_out(tmp_path: Path) -> None:
-    for name, epoch in {"init": 0.0, "epoch_001": 1.0, "final": 3.0}.items():
-        ours(tmp_path / f"{name}.pt", epoch=epoch)
+    run_of(tmp_path, init=0.0, epoch_001=1.0, final=3.0)
     torch.save([1, 2], tmp_path / "epoch_002.pt")
     torch.save([1, 2], tmp_path / "notes.pt")
     with pytest.raises(ValueError, match=r"epoch_002\.pt"):
@@ -173,8 +142,7 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_stands_for_its_final_or_its_last(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="landscape")
-    ours(tmp_path / "init.pt", epoch=0)
-    ours(tmp_path / "epoch_002.pt", epoch=2)
+    run_of(tmp_path, init=0, epoch_002=2)
     assert folders.checkpoint_of(tmp_path) == tmp_path / "epoch_002.pt"
     ours(tmp_path / "final.pt", epoch=1)
     assert folders.checkpoint_of(tmp_path) == tmp_path / "final.pt"
@@ -199,14 +167,11 @@ def test_independent_checkpoints_in_a_folder_are_no_run_but_each_measured(
     files = INDEPENDENT[reason]
     for seed, name in enumerate(files, start=1):
         foreign(tmp_path / name, seed)
-    with pytest.raises(
-        snapshots.NotOneRun, match=f"the {len(files)} checkpoints in .* are not recognisably one run: "
-    ) as error:
+    message = f"the {len(files)} checkpoints in .* are not recognisably one run: "
+    with pytest.raises(snapshots.NotOneRun, match=message) as error:
         snapshots.of_run(tmp_path)
-    assert reason in str(error.value)
-    assert f"or name them in order: landscape trajectory {tmp_path}/*{''.join(Path(files[0]).suffixes)}" in str(
-        error.value
-    )
+    order = f"or name them in order: landscape trajectory {tmp_path}/*{''.join(Path(files[0]).suffixes)}"
+    assert all(words in str(error.value) for words in (reason, order))
     assert [path.name for path in folders.what_to_measure(tmp_path)] == files
     assert f"{len(files)} checkpoints, each measured by itself: {files[0]}, {files[1]}" in caplog.text
     with pytest.raises(ValueError, match=f"holds {len(files)} checkpoints that are not one run's; name one of them: "):
@@ -226,6 +191,12 @@ RUNS = [
     ["resnet50_imagenet_init.pth.tar", "resnet50_imagenet_warmup.pth.tar", "resnet50_imagenet_epoch_010.pth.tar",
      "resnet50_imagenet_epoch_100.pth.tar"],
     ["vit_s16_init.pt", "vit_s16_warm-up.pt", "vit_s16_epoch1.pt", "vit_s16_epoch_2.pt", "vit_s16_last.pt"],
+    ["init.pth", "model-v2-3.pth", "model-v2-20.pth", "model-v2-100.pth", "last.pth"],
+    ["resnet18-epoch_2-acc_93.1.pt", "resnet18-epoch_10-acc_88.0.pt", "resnet18-epoch_30-acc_91.5.pt"],
+    ["model_step500.pt", "model_step2000.pt", "model_step10000.pt"],
+    ["checkpoint-9.pt", "checkpoint-10.pt", "checkpoint-11.pt"],
+    ["ckpt_0.5.pt", "ckpt_1.5.pt", "ckpt_12.pt"],
+    ["Epoch3.pt", "Epoch20.pt", "Epoch100.pt"],
     ["ckpt_9.t7", "ckpt_10.t7", "ckpt_11.t7"],
     ["epoch=0-step=90.ckpt", "epoch=0-step=100.ckpt", "epoch=3-step=300.ckpt", "last.ckpt"],
     ["resnet_seed3-epoch2.pt", "resnet_seed3-epoch10.pt"],
@@ -302,8 +273,7 @@ def test_labels_of_several_checkpoints_are_distinct(tmp_path: Path) -> None:
 
 
 def test_differences_and_their_inner_products(tmp_path: Path) -> None:
-    for epoch in range(3):
-        ours(tmp_path / f"epoch_{epoch}.pt", epoch=epoch)
+    run_of(tmp_path, epoch_0=0, epoch_1=1, epoch_2=2)
     weights = state(2)
     found = snapshots.of_run(tmp_path)
     flat = np.stack([np.concatenate([(state(t)[n] - weights[n]).double().ravel() for n in weights]) for t in range(3)])
@@ -316,17 +286,16 @@ def test_differences_and_their_inner_products(tmp_path: Path) -> None:
     np.testing.assert_allclose([np.concatenate([d.ravel() for d in s.values()]) for s in sums], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("held", [1, 2, 3])
 def test_inner_products_do_not_depend_on_how_many_snapshots_are_held_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for epoch in range(5):
-        ours(tmp_path / f"epoch_{epoch}.pt", epoch=epoch)
+    run_of(tmp_path, **{f"epoch_{epoch}": epoch for epoch in range(5)})
     found, weights = snapshots.of_run(tmp_path), state(4)
     whole = weight_differences.gram(found, weights)
     assert whole[:4, :4].all()
-    monkeypatch.setattr(weight_differences, "GRAM_BYTES", held * sum(4 * w.numel() for w in weights.values()))
-    np.testing.assert_array_equal(weight_differences.gram(found, weights), whole)
+    for held in (1, 2, 3):
+        monkeypatch.setattr(weight_differences, "GRAM_BYTES", held * sum(4 * w.numel() for w in weights.values()))
+        np.testing.assert_array_equal(weight_differences.gram(found, weights), whole)
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:

@@ -41,10 +41,8 @@ def mlp() -> nn.Module:
 def gpt2() -> nn.Module:
     torchvision_models()  # without its compiled operators transformers cannot be imported
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=20, n_positions=8, n_embd=12, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
-    )
-    network: nn.Module = transformers.GPT2LMHeadModel(config)
+    sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 12, "n_layer": 2, "n_head": 3}
+    network: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
     return network
 
 
@@ -57,13 +55,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, set[int]]] = {  # with s
 }
 
 
-def example(size: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return (
-        torch.randn(2, 3, size, size, generator=generator) if size else torch.randint(20, (2, 8), generator=generator)
-    )
-
-
 def jittered_network(build: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     model = build().eval()
@@ -74,7 +65,10 @@ def jittered_network(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def runner(size: int) -> tuple[Callable[[nn.Module], Any], Tensor]:
-    inputs = example(size)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, 3, size, size, generator=generator)
+    if not size:
+        inputs = torch.randint(20, (2, 8), generator=generator)
 
     def run(model: nn.Module) -> Any:
         given = inputs.to(next(model.parameters()).dtype) if size else inputs

@@ -52,39 +52,38 @@ SMALL_TIMM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("wrapper", ["", "module.", "model."])
 @pytest.mark.parametrize("name", SMALL_TIMM)
-def test_names_of_an_older_timm_are_those_of_the_installed_one(
-    timm: Any, tmp_path: Path, name: str, wrapper: str
-) -> None:
+def test_names_of_an_older_timm_are_those_of_the_installed_one(timm: Any, tmp_path: Path, name: str) -> None:
     module, kind = name.split(":")
-    (tmp_path / "mine.py").write_text(
+    file = tmp_path / "mine.py"
+    file.write_text(
         f"import torch\nfrom timm.models.{module} import {kind}\n"
         f"def model(classes=5): return {kind}(num_classes=classes, **{SMALL_TIMM[name]!r})\n"
         "def data(): return torch.zeros(4, 3, 32, 32), torch.arange(4)\n"
     )
     torch.manual_seed(3)
-    made = providers.build(ModelRequest(f"{tmp_path / 'mine.py'}:model"))
+    made = providers.build(ModelRequest(f"{file}:model"))
     old = of_timm_0_5(made.state_dict())
     assert old.keys() - made.state_dict().keys()
-    torch.save({"state_dict": {f"{wrapper}{own}": tensor for own, tensor in old.items()}}, tmp_path / "old.pth.tar")
-    options: dict[str, Any] = {"model": f"{tmp_path / 'mine.py'}:model", "data": f"{tmp_path / 'mine.py'}:data"}
-    subject = landscape.load(tmp_path / "old.pth.tar", **options)
-    for key, tensor in made.state_dict().items():
-        torch.testing.assert_close(subject.model.state_dict()[key], tensor, rtol=0, atol=0)
-    assert subject.checkpoint is not None
-    assert "renamed from an older timm" in subject.checkpoint.taken
-    stored = loading.read_beside(subject, tmp_path / "old.pth.tar").state_dict
-    assert made.state_dict().keys() <= {key.removeprefix(wrapper) for key in stored}
+    options: dict[str, Any] = {"model": f"{file}:model", "data": f"{file}:data"}
+    for wrapper in ("", "model.", "module."):
+        wrapped = {f"{wrapper}{own}": tensor for own, tensor in old.items()}
+        torch.save({"state_dict": wrapped}, tmp_path / "old.pth.tar")
+        subject = landscape.load(tmp_path / "old.pth.tar", **options)
+        for key, tensor in made.state_dict().items():
+            torch.testing.assert_close(subject.model.state_dict()[key], tensor, rtol=0, atol=0)
+        assert subject.checkpoint is not None
+        assert "renamed from an older timm" in subject.checkpoint.taken
+        stored = loading.read_beside(subject, tmp_path / "old.pth.tar").state_dict
+        assert made.state_dict().keys() <= {key.removeprefix(wrapper) for key in stored}
     for epoch in (1, 2, 3):
-        moved = {
-            own: tensor * (1 + epoch / 10) if tensor.is_floating_point() else tensor for own, tensor in old.items()
-        }
-        torch.save({f"{wrapper}{own}": tensor for own, tensor in moved.items()}, tmp_path / f"epoch_{epoch}.pth")
+        factor = 1 + epoch / 10
+        moved = {own: tensor * factor if tensor.is_floating_point() else tensor for own, tensor in wrapped.items()}
+        torch.save(moved, tmp_path / f"epoch_{epoch}.pth")
     (tmp_path / "old.pth.tar").unlink()
     found = landscape.measure("trajectory", tmp_path, out=None, quiet=True, **options)
     np.testing.assert_allclose(found["radius"].values, [1, 0.5, 0], rtol=1e-5)
-    torch.save({f"{wrapper}{own}": tensor for own, tensor in old.items() if "norm1" not in own}, tmp_path / "less.pth")
+    torch.save({own: tensor for own, tensor in wrapped.items() if "norm1" not in own}, tmp_path / "less.pth")
     with pytest.raises(ValueError, match=r"less.pth does not fit the model: \d+ missing keys \(.*norm1"):
         landscape.load(tmp_path / "less.pth", **options)
 

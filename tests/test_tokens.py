@@ -54,6 +54,10 @@ def test_bad_questions_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         Tokens(images=4).plan(attention_net())
     with pytest.raises(OptionError, match="--depths must be numbers from 0 to 1, got 2"):
         Tokens(depths="2")
+    with pytest.raises(OptionError, match="--method must be tsne or principal, got umap"):
+        Tokens(method="umap")  # type: ignore[arg-type]
+    with pytest.raises(NotApplicable, match="--method principal needs layers of self-attention"):
+        run_probe(PRINCIPAL, convolution_net())
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     with pytest.raises(ValueError, match=r"tokens needs scikit-learn .* pip install 'landscape-probes\[tsne\]'"):
         Tokens(images=6, perplexity=2.0).plan(attention_net())
@@ -124,10 +128,3 @@ def test_it_is_stored_drawn_and_another_measurement_than_t_sne(tmp_path: Path) -
     digests = {run_key(probe, subject, "").digest for probe in (PRINCIPAL, Tokens(images=5, perplexity=2.0))}
     assert len(digests) == 2
     assert "method" not in Tokens(images=5).identity(subject)
-
-
-def test_networks_without_attention_are_left_out_and_other_methods_refused() -> None:
-    with pytest.raises(NotApplicable, match="--method principal needs layers of self-attention"):
-        run_probe(PRINCIPAL, convolution_net())
-    with pytest.raises(OptionError, match="--method must be tsne or principal, got umap"):
-        Tokens(method="umap")  # type: ignore[arg-type]

@@ -131,23 +131,18 @@ def needs(root, split): return pair(split)
 """
 
 
-@pytest.mark.parametrize("callable_name", ["pair", "keyword", "Items", "loader"])
-def test_a_callable_that_takes_a_split_gets_it(callable_name: str, script: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("callable_name", ["pair", "keyword", "Items", "loader", "whole", "anything"])
+def test_a_callable_that_takes_a_split_gets_it_and_another_is_one_part(
+    callable_name: str, script: Callable[[str], str]
+) -> None:
     name = f"{script(SPLITS)}:{callable_name}"
-    train, test = load(name, split="train"), load(name, split="test")
-    assert [(len(part), part.inputs.unique().tolist(), part.one_part) for part in (train, test)] == [
-        (12, [0], False),
-        (8, [1], False),
-    ]
-
-
-@pytest.mark.parametrize("callable_name", ["whole", "anything"])
-def test_a_callable_without_a_split_is_one_part(callable_name: str, script: Callable[[str], str]) -> None:
-    name = f"{script(SPLITS)}:{callable_name}"
-    train, test = load(name, split="train"), load(name, split="test")
-    assert train.one_part
-    assert test.one_part
-    assert train.sha256 == test.sha256
+    parts = [load(name, split=split) for split in ("train", "test")]
+    found = [(len(part), part.inputs.unique().tolist(), part.one_part) for part in parts]
+    assert (
+        found == [(12, [0], True)] * 2
+        if callable_name in ("whole", "anything")
+        else [(12, [0], False), (8, [1], False)]
+    )
 
 
 def test_a_callable_that_needs_arguments_is_explained(script: Callable[[str], str]) -> None:
@@ -255,21 +250,9 @@ def test_random_transforms_are_drawn_once_and_alike_in_every_process(
     assert torch.equal(first.inputs, again.inputs)
     offsets = first.inputs[:, 0] - first.inputs[:, 0].floor()
     assert len(set(offsets.tolist())) == 12  # every item its own draw
+    caplog.clear()
     assert load(f"{path}:plain").sha256 != first.sha256
-
-
-def test_deterministic_data_have_no_note_about_randomness(
-    script: Callable[[str], str], caplog: pytest.LogCaptureFixture
-) -> None:
-    load(f"{script(RANDOM)}:plain")
-    assert not caplog.text
-
-
-def test_a_random_pair_is_drawn_from_a_fixed_seed(script: Callable[[str], str]) -> None:
-    path = script(RANDOM)
-    first = load(f"{path}:pair")
-    torch.manual_seed(7)
-    assert torch.equal(first.inputs, load(f"{path}:pair").inputs)
+    assert not caplog.text  # of data without randomness
 
 
 def test_items_that_differ_under_a_fixed_seed_are_refused(script: Callable[[str], str]) -> None:
@@ -277,8 +260,10 @@ def test_items_that_differ_under_a_fixed_seed_are_refused(script: Callable[[str]
         load(f"{script(RANDOM)}:own")
 
 
-@pytest.mark.parametrize("name", ["shuffled", "both"])
-def test_a_shuffling_loader_gives_the_same_samples_at_every_loading(name: str, script: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("name", ["pair", "shuffled", "both"])
+def test_random_pairs_and_shuffling_loaders_give_the_same_samples_at_every_loading(
+    name: str, script: Callable[[str], str]
+) -> None:
     path = script(RANDOM)
     first = load(f"{path}:{name}")
     torch.manual_seed(7)
