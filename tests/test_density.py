@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import xarray as xr
 from analytic import (
@@ -227,15 +228,18 @@ def test_the_bulk_is_resolved_beside_outliers_a_thousand_times_as_large() -> Non
     assert 0 < outlier < 1e-3 * left
 
 
-def test_the_band_holds_every_vector_and_the_line_their_mean() -> None:
-    data = stored(SPECTRUM, Density(vectors=3, steps=12))
-    ax = density.draw(data, Figure().subplots())
-    _, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), curves.mean(axis=0))
-    (band,) = ax.collections
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert heights.max() == pytest.approx(curves.max())
-    assert (ax.get_xscale(), ax.get_yscale()) == ("asinh", "log")
+def test_the_line_is_the_mean_over_vectors_and_the_band_its_interval_from_four_on() -> None:
+    for vectors in (3, 5):
+        data = stored(SPECTRUM, Density(vectors=vectors, steps=12))
+        ax = density.draw(data, Figure().subplots())
+        _, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
+        mean = curves.mean(axis=0)
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), mean)
+        assert (ax.get_xscale(), ax.get_yscale()) == ("asinh", "log")
+        assert len(ax.collections) == (vectors >= 4)
+    relative = curves.std(axis=0, ddof=1) / np.sqrt(5) / mean
+    highest = ax.collections[0].get_paths()[0].vertices[:, 1].max()
+    assert highest == pytest.approx((mean * np.exp(scipy.stats.t.ppf(0.975, 4) * relative)).max())
 
 
 def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
