@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from landscape.plots.grouping import Groups, groups_of
 from landscape.plots.headline_number import Measured
 from landscape.plots.measured import measured
 from landscape.results import reader
-from landscape.results.protocols import Protocol, protocol_of, variant_of
+from landscape.results.protocols import Protocol, optimizer_of, protocol_of, variant_of
 from landscape.results.seed_groups import mean_interval
 
 NAME = "compare"  # of the command, and of its results in a file
@@ -76,11 +76,12 @@ def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], sou
     entries = []
     for probe, found in probes.items():
         sets: dict[tuple[str, str, int], list[xr.Dataset]] = {}
-        same = len({variant_of(data) for data in found}) == 1
+        same = len({(variant_of(data), optimizer_of(data)) for data in found}) == 1
         for data, (network, side) in zip(found, _names(found, digests, groups), strict=True):
             position = _position(protocols.setdefault(probe, []), protocol_of(data, changed=same))
             sets.setdefault((network, side, position), []).append(data)
         entries += [_entry(probe, *key, alike, notes) for key, alike in sets.items()]
+    notes += _twins(known)
     entries.sort(key=lambda one: (list(probes).index(one.probe), one.protocol))
     return Compared(tuple(entries), protocols, groups, tuple(dict.fromkeys(notes)))
 
@@ -88,16 +89,16 @@ def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], sou
 def _names(results: Sequence[xr.Dataset], digests: Digests, groups: Groups | None) -> list[tuple[str, str]]:
     """Network and group of the results of one probe.
 
-    The labels, with a part of the digest where two checkpoints share one, and with what was changed about a network
-    where that is not the same of all.
+    The labels, with a part of the digest (and the optimiser, of trainings) where two checkpoints share one, and with
+    what was changed about a network where that is not the same of all.
     """
     group_of = {label: name for name, members in groups.members.items() for label in members} if groups else {}
     same = len({variant_of(data) for data in results}) == 1
     found = []
     for data in results:
         label, variant = _label(data), "" if same else variant_of(data)
-        digest = _identity(data)[:6] if len(digests[label, _of_weights(data)]) > 1 else ""
-        network = _with(label, digest, variant)
+        apart = (optimizer_of(data), _identity(data)[:6]) if len(digests[label, _of_weights(data)]) > 1 else ()
+        network = _with(label, *apart, variant)
         side = network if groups is None else _with(group_of[label], variant) if label in group_of else ""
         found.append((network, side))
     return found
@@ -128,6 +129,15 @@ def _identity(data: xr.Dataset) -> str:
         return weights
     run = f"{data.encoding.get('group', '')} {data.attrs.get('created', '')}"
     return hashlib.sha256(run.encode()).hexdigest()
+
+
+def _twins(results: Sequence[xr.Dataset]) -> Iterator[str]:
+    """Results of one question, whose digest their groups' names end with, under several labels."""
+    first: dict[str, str] = {}
+    for data in results:
+        label, question = _label(data), str(data.encoding.get("group", "")).rpartition("-")[2]
+        if question and _of_weights(data) and first.setdefault(question, label) != label:
+            yield f"{label} has the same weights as {first[question]}"
 
 
 def _label(data: xr.Dataset) -> str:

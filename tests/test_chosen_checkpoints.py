@@ -226,6 +226,9 @@ def test_a_label_is_readable_and_a_new_one_reaches_a_stored_result(command: Comm
     assert (code, f"{group} has the label Adam now, it was SGD, lr=1e-2" in err) == (0, True)
     assert command(*words[:-1])[0] == 0  # no label: none is changed
     assert (labels("trace"), next(iter(reader.groups("results.h5")))[0]) == (["Adam"], group)
+    torch.save(state(1), "twin.pt")
+    code, err = command("trace", "1.pt", "twin.pt", "--vectors", "4")
+    assert (code, err.count("twin has the same weights as Adam"), labels("trace")) == (0, 1, ["Adam"])
 
 
 @pytest.mark.parametrize(

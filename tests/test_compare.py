@@ -229,6 +229,25 @@ def test_checkpoints_of_one_label_and_changed_networks_have_names_of_their_own()
     assert found.networks == ("a", "a (8 dropout masks)")
 
 
+def test_trainings_of_one_label_are_named_by_their_optimisers_which_no_line_above_both_does() -> None:
+    runs = [
+        result("monitor", "net", {"eigenvalue": (("step", "rank"), [[value]])}, checkpoint_sha256="", created=optimizer,
+               protocol=f"one mini-batch, optimiser {optimizer}")
+        for value, optimizer in enumerate(("SGD", "Adam"), 1)
+    ]  # fmt: skip
+    found = compare(runs)
+    assert [name[:9] for name in found.networks] == ["net (SGD,", "net (Adam"]
+    assert [one.words for one in found.protocols["monitor"]] == ["one mini-batch"]
+    assert [one.words for one in compare(runs[:1]).protocols["monitor"]] == ["one mini-batch, optimiser SGD"]
+
+
+def test_equal_weights_under_two_labels_are_said_to_be_equal() -> None:
+    results = [trace(label, 1.0, checkpoint_sha256="1" * 8) for label in ("good", "twin")]
+    for _, data in results:
+        data.encoding["group"] = f"trace/{data.attrs['label']}-1234567890"
+    assert compare(results).notes == ("twin has the same weights as good",)
+
+
 @pytest.mark.parametrize(
     ("rules", "groups"),
     [

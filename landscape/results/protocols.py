@@ -40,6 +40,7 @@ OWN_PLACE = ("plane", "along", "range")
 OPTIONS = {"augmentation": "augment", "seed of the data": "seed"}  # facts whose option has another name
 PREPROCESSING = ("image_size", "mean", "std", "interpolation", "crop")
 CHANGES = ("weights", "mc_dropout")  # loading options that measure another network of the same checkpoint
+OPTIMIZER = r", optimiser (\w+)"  # of a monitored training, in the words of its protocol
 SHOWN = 60  # characters of a value in words
 
 
@@ -63,11 +64,11 @@ class Protocol:
 
 
 def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
-    """The protocol of a stored result, in words with what was `changed` about the network, or without."""
+    """The protocol of a stored result, in words with what was `changed` about the network or training, or without."""
     probe, spec, parameters = str(data.attrs.get("probe", "")), stored(data, "spec"), stored(data, "parameters")
     words = str(data.attrs.get("protocol", "protocol not stored"))
     if not changed:
-        words = re.sub(r", (mean of \d+ dropout masks|smoothing at \d+ places?( \([^)]*\))?)", "", words)
+        words = re.sub(rf", (mean of \d+ dropout masks|smoothing at \d+ places?( \([^)]*\))?)|{OPTIMIZER}", "", words)
     facts: dict[str, Any] = {
         "data": data.attrs.get("data", ""), "split": spec.get("split", ""), "samples": data.attrs.get("samples", ""),
     }  # fmt: skip
@@ -128,6 +129,12 @@ def variant_of(data: xr.Dataset) -> str:
         *(f"{name}={_short(_in_words(value))}" for name, value in sorted(arguments.items())),
     ]
     return ", ".join(filter(None, parts))
+
+
+def optimizer_of(data: xr.Dataset) -> str:
+    """The optimiser of a monitored training, "" of everything else."""
+    found = re.search(OPTIMIZER, str(data.attrs.get("protocol", "")))
+    return found[1] if found else ""
 
 
 def stored(data: xr.Dataset, name: str) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class Writer:
         except BaseException:
             self._journal.__exit__(None, None, None)
             raise
+        if (stored := groups.attribute(path, self.group, "label")) != key.label:
+            _log.info("note: %s has the same weights as %s, whose result this is", key.label, stored)
 
     def pending(self) -> list[Unit]:
         """Units not yet done, in order.
