@@ -174,6 +174,8 @@ def headline(data: xr.Dataset) -> Numbers:
         stored = ("barrier", "barrier_se", "barrier_at", "accuracy_barrier")
         shown = ("barrier", "barrier_se", "at", "accuracy barrier")
         found = {name: data[key].values[top].item() for name, key in zip(shown, stored, strict=True)}
+        if found["barrier"] == 0.0:
+            found["at"] = f"none of {data.sizes['t']} points"
         return found | basin_panels.headline(data)
     loss = data["loss"].where(data["done"] == 1) if {"loss", "done", "t"} <= set(data.variables) else xr.DataArray()
     if loss.ndim != 2:

@@ -83,7 +83,7 @@ def test_a_stopped_run_goes_on_along_the_same_curve_without_training_again(
     trained = steps["steps"]
     assert trained == 2 * 3
     parts = runs.run(_curve(second), _subject(first), tmp_path / "parts.h5")
-    assert (parts.measured, steps["steps"]) == (2, trained)
+    assert (parts.measured, steps["steps"]) == (6, trained)
     finer = runs.run(_curve(second, resolution=9), _subject(first, batch_size=12), tmp_path / "parts.h5")
     assert steps["steps"] == trained  # of another question, along the same curve
     assert finer.group != parts.group
@@ -117,8 +117,8 @@ def test_points_of_a_curve_with_other_bits_never_join_those_of_the_first(
     (tmp_path / "cache").rename(tmp_path / "gone")
     monkeypatch.setattr(bezier, "MOMENTUM", 0.899)  # stands for another machine
     other = runs.run(_curve(second), _subject(first), tmp_path / "r.h5")
-    assert (other.measured, other.units) == (5, 5)
-    assert sorted(int(data["done"].sum()) for _, data in reader.find(tmp_path / "r.h5", "line")) == [3, 5]
+    assert (other.measured, other.units) == (9, 9)
+    assert sorted(int(data["done"].sum()) for _, data in reader.find(tmp_path / "r.h5", "line")) == [3, 9]
 
 
 def test_of_two_processes_that_train_a_curve_the_first_one_gives_it_to_both(ends: tuple[Path, Path]) -> None:

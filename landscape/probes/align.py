@@ -18,6 +18,7 @@ from landscape.subject.loading import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import barriers
 from landscape.weight_space.aligned_networks import Alignment, alignment
+from landscape.weight_space.coordinates import beside_ends
 from landscape.weight_space.interpolations import curves, line_of, points
 
 
@@ -36,7 +37,7 @@ class Align(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "restarts": 1, "repair": 1}
 
     against: Annotated[str, "the other checkpoint, B.pt, which is permuted; default: the first of the run's own"] = ""
-    resolution: Annotated[int, "points of the line, ends included"] = 11
+    resolution: Annotated[int, "points of the line, ends included; 2 more are beside each end"] = 11
     restarts: Annotated[int, "searches for the permutation; the one with the most similar weights is taken"] = 3
     repair: Annotated[int, "mini-batches from which batch norm's statistics are recomputed at every point; 0: none"] = (
         10
@@ -63,7 +64,7 @@ class Align(Probe):
             of_unit[group.units] = k
         group_axis = ("group",)
         return Plan(
-            over={"curve": np.arange(len(names)), "t": np.linspace(0.0, 1.0, self.resolution)},
+            over={"curve": np.arange(len(names)), "t": beside_ends(np.linspace(0, 1, self.resolution))},
             axes={"group": np.arange(len(groups)), "unit": np.arange(size)},
             labels={
                 "name": (Quantity("curve", dims=("curve",)), np.array(names)),

@@ -16,6 +16,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
 from landscape.weight_space.aligned_networks import with_weights
+from landscape.weight_space.coordinates import beside_ends
 from landscape.weight_space.interpolations import Curve, curves, line_of, points
 
 MATRIX = {
@@ -40,7 +41,7 @@ class Barriers(Probe):
     members: Annotated[str, "further checkpoints: B.pt,C.pt; further checkpoints of the command are such too"] = ""
     snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint"] = ""
     align: Annotated[bool, "also with the second checkpoint of every pair permuted to match the first"] = False
-    resolution: Annotated[int, "points of every line, ends included"] = 11
+    resolution: Annotated[int, "points of every line, ends included; 2 more are beside each end"] = 11
     restarts: Annotated[int, "searches for each permutation; the one with the most similar weights is taken"] = 3
     repair: Annotated[int, "mini-batches from which batch norm's statistics are recomputed at every point; 0: none"] = (
         10
@@ -82,7 +83,8 @@ class Barriers(Probe):
         }
         return Plan(
             over={
-                "curve": np.arange(len(kinds)), "pair": np.arange(len(ends)), "t": np.linspace(0, 1, self.resolution),
+                "curve": np.arange(len(kinds)), "pair": np.arange(len(ends)),
+                "t": beside_ends(np.linspace(0, 1, self.resolution)),
             },
             axes={"checkpoint": numbers, "other": numbers},
             labels={

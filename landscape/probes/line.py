@@ -22,7 +22,7 @@ from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
 from landscape.weight_space.barriers import Samples
 from landscape.weight_space.bezier import CurveTraining, curved
-from landscape.weight_space.coordinates import ticks
+from landscape.weight_space.coordinates import beside_ends, ticks
 from landscape.weight_space.directions import POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
 from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, without_scores
@@ -59,7 +59,9 @@ class Line(Probe):
     along: Annotated[
         str, "random, eigen (extreme Hessian eigenvectors), B.pt (another checkpoint), RUN_DIR or DIRECTIONS.h5"
     ] = "random"
-    resolution: Annotated[int, "points per line; a checkpoint between two of them is added"] = 51
+    resolution: Annotated[
+        int, "points per line; a checkpoint between two of them is added, and 2 points beside each of two checkpoints"
+    ] = 51
     range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or set by the curvature or the run"] = ""
     directions: Annotated[int, "number of random directions, or of principal components of a run"] = 1
     normalize: Annotated[
@@ -234,7 +236,7 @@ class Line(Probe):
             if low <= end <= high:
                 near = np.abs(values - end) < 1e-9 * (high - low)
                 values = np.where(near, end, values) if near.any() else np.union1d(values, [end])
-        return values
+        return beside_ends(values) if lines[0].kind == "checkpoints" else values
 
     def _ends(self, subject: Subject, line: StraightLine, model: ModelOnLine) -> dict[float, Samples]:
         """Samples at both ends of a line between checkpoints; empty for other lines."""
