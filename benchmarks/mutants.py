@@ -1,6 +1,6 @@
 """Plant faults into a copy of the project, one at a time, and see whether the tests notice: which suite kills which.
 
-    python benchmarks/mutants.py [--only writer] [--suite quick|test] [--list]
+    python benchmarks/mutants.py [--only writer] [--suite quick|test] [--near] [--list]
 
 Every mutant changes one place of run, writer, merge, reader, statistics, figure engine or command line. It is tried
 with the tests of `make quick`, and if it survives with those of `make test`, of either first the files of its area: a
@@ -159,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="mutants of this area, or with these numbers: 3,7")
     parser.add_argument("--suite", choices=tuple(SUITES), default="", help="try this suite alone")
+    parser.add_argument("--near", action="store_true", help="run the files of a mutant's area alone")
     parser.add_argument("--list", action="store_true", help="check that all can be planted, and test nothing")
     given = parser.parse_args()
     numbers = given.only.split(",") if given.only else []
@@ -167,14 +168,16 @@ def main() -> None:
     alive, killed = 0, dict.fromkeys(suites, 0)
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
-        if not given.list and (wrong := killer(root, suites[0])):
+        near = sorted({file for _, mutant in chosen for file in FILES[mutant.area]})
+        if not given.list and (wrong := killer(root, suites[-1], near)):
             raise SystemExit(f"without a mutant the tests fail already: {wrong}")
         print("| | area | what goes wrong | killed by |\n| --- | --- | --- | --- |")
         for number, mutant in chosen:
             before = planted(mutant, root)
             by = "" if not given.list else "planted"
             for suite in suites if not given.list else ():
-                if by := killer(root, suite, FILES[mutant.area]) or killer(root, suite):
+                by = killer(root, suite, FILES[mutant.area])
+                if by := by or ("" if given.near else killer(root, suite)):
                     killed[suite] += 1
                     by = f"{suite}: {by.removeprefix('FAILED ').removeprefix('tests/')}"
                     break
