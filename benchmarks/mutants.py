@@ -24,8 +24,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = {"quick": "not slow and not campaign", "test": "not campaign"}
 FILES = {
-    "run": ("run", "api", "messages"),
-    "writer": ("writer", "run", "journal"),
+    "run": ("run", "api", "adaptive_sampling"),
+    "writer": ("writer", "writer_interference", "journal"),
     "merge": ("merging",),
     "reader": ("reader", "cli", "options"),
     "statistics": ("statistics", "intervals", "compare"),

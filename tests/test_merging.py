@@ -47,11 +47,14 @@ def test_results_are_united_and_units_of_the_same_question_joined(tmp_path: Path
     part(a, key(), slice(0, 5))
     part(a, other, slice(0, 3))
     part(b, key(), slice(3, 9))  # two units in both, equal
+    for path in (a, b):
+        part(path, other, slice(3, 4), value=np.nan)  # as NaN is
     found = merge_files([a, b], out, reduce_of=counting.reduce_of)
     assert [(r.group, r.done, r.units, r.files) for r in found] == [
-        ("counting/other-aaaaaaaaaa", 3, 12, 1), ("counting/toy-0123456789", 9, 12, 2)
+        ("counting/other-aaaaaaaaaa", 4, 12, 2), ("counting/toy-0123456789", 9, 12, 2)
     ]  # fmt: skip
-    counting.assert_same_results(out, part(part(tmp_path / "wanted.h5", other, slice(0, 3)), key(), slice(0, 9)))
+    wanted = part(tmp_path / "wanted.h5", other, slice(0, 3))
+    counting.assert_same_results(out, part(part(wanted, other, slice(3, 4), value=np.nan), key(), slice(0, 9)))
     part(out, key(), slice(9, 12))  # what was missing is measured into the merged file
     (_, arrays) = counting.everything(out)["counting/toy-0123456789"]
     assert arrays["done"].all()
@@ -91,6 +94,9 @@ def test_different_values_are_a_conflict_that_names_them_and_writes_nothing(tmp_
             assert arrays["value"][1, 1] == value
             assert arrays["done"].sum() == 9
             assert arrays["total"] == pytest.approx(np.nansum(arrays["value"]))
+    out.write_bytes(a.read_bytes())  # the preferred file replaces what the output holds already
+    merge_files([b], out, reduce_of=counting.reduce_of, prefer=b)
+    assert counting.everything(out)["counting/toy-0123456789"][1]["value"][1, 1] == 7.0
     part(c, key(), slice(8, 9), value=8.0)  # against b, where the preferred file has nothing
     with pytest.raises(ConflictError, match=r"7\.0 in b\.h5 and 8\.0 in c\.h5"):
         merge_files([a, b, c], tmp_path / "new.h5", reduce_of=counting.reduce_of, prefer=a)
