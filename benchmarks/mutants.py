@@ -27,7 +27,7 @@ FILES = {
     "run": ("run", "api", "adaptive_sampling"),
     "writer": ("writer", "writer_interference", "journal"),
     "merge": ("merging",),
-    "reader": ("reader", "cli", "options"),
+    "reader": ("reader", "compare"),
     "statistics": ("statistics", "intervals", "compare"),
     "figures": ("plots", "plots_from_python", "spectra_figures", "report"),
     "cli": ("cli", "options", "messages", "api", "doctor"),
