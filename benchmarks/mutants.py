@@ -24,7 +24,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = {"quick": "not slow and not campaign", "test": "not campaign"}
 FILES = {
-    "run": ("run", "api", "adaptive_sampling"),
+    "run": ("run", "api", "trace"),
     "writer": ("writer", "writer_interference", "journal"),
     "merge": ("merging",),
     "reader": ("reader", "compare"),
