@@ -24,12 +24,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = {"quick": "not slow and not campaign", "test": "not campaign"}
 FILES = {
-    "run": ("run", "api", "trace"),
+    "run": ("run", "api"),
     "writer": ("writer", "writer_interference", "journal"),
     "merge": ("merging",),
     "reader": ("reader", "compare"),
     "statistics": ("statistics", "intervals", "compare"),
-    "figures": ("plots", "plots_from_python", "spectra_figures", "report"),
+    "figures": ("plots_from_python", "not_finite_figures", "plots", "report"),
     "cli": ("cli", "options", "messages", "api", "doctor"),
 }
 

@@ -127,6 +127,9 @@ def test_a_report_counts_from_what_is_stored(snapshots: Path, tmp_path: Path) ->
         run(probe, loaded(snapshots), path, report=stop_after(4))
     run(probe, loaded(snapshots), path, report=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 9) for done in range(5, 10)]
+    seen.clear()  # in rounds, by the errors so far, every unit comes once too
+    rounds = run(small("density", tol=0.5), loaded(snapshots), path, report=lambda done, total: seen.append(done))
+    assert seen == list(range(1, rounds.units + 1))
 
 
 @dataclass(frozen=True)
