@@ -16,10 +16,8 @@ from PIL import Image
 
 import landscape
 from landscape.options import OptionError
-from landscape.plots import (
-    FIGURES,
-    STUDIES,
-)
+from landscape.plots import FIGURES, STUDIES, drawing
+from landscape.results import reader
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
@@ -87,3 +85,11 @@ def test_every_figure_has_a_line_in_the_documentation() -> None:
     page = (Path(__file__).parents[1] / "docs" / "figures.md").read_text()
     assert [name for name in FIGURES if f"| `{name}` | " not in page] == []
     assert [name for name in STUDIES if f"`{name}`" not in page] == []
+
+
+def test_a_figure_shows_the_results_of_its_own_probe(study: Path) -> None:
+    with reader.streaming(study) as stored:
+        pages = list(drawing._pages(reader.by_checkpoint(stored), drawing.EVERYTHING, None, ()))
+        assert pages
+        for name, page in pages:
+            assert {data.attrs["probe"] for data in page.args[0]} == {FIGURES[name].probe}
