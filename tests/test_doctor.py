@@ -119,9 +119,9 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "too narrow": (surfaces.too_narrow, surface(0.005), surface(0.5), "--range"),
     "height unknown": (
         surfaces.no_rise,
-        surface(arrays={"radius": ("radius", [0.5]), "height": ("radius", [0.01]), "height_se": ("radius", [0.02])}),
+        surface(arrays={"radius": ("radius", [0.5]), "height": ("radius", [0.0]), "height_se": ("radius", [0.02])}),
         surface(arrays={"radius": ("radius", [0.5]), "height": ("radius", [2.0]), "height_se": ("radius", [0.02])}),
-        "--samples",
+        "--samples all",
     ),
     "no centre": (surfaces.no_centre, surface(points=10), surface(points=11), "--resolution 11,11"),
     "not finite": (surfaces.not_finite, surface(loss=RAGGED), surface(), "--range 0.5"),
@@ -354,6 +354,12 @@ def test_the_range_of_a_line_between_checkpoints_is_theirs() -> None:
 def test_every_rule_has_a_case() -> None:
     tested = {case[0] for case in (*CASES.values(), *SEVERAL.values())}
     assert {rule.__name__ for rule in (*OF_ONE, *OF_A_PROBE, *OF_ALL) if rule not in tested} == {"unfinished"}
+
+
+@pytest.mark.parametrize(("stored", "again", "changed"), [(math.nan, math.nan, 0), (2.0, 2.0, 0), (1.0, 2.0, 1)])
+def test_summaries_are_computed_again(stored: float, again: float, changed: int) -> None:
+    found = recomputed.summaries(made("trace", {"trace": stored}), lambda arrays: {"trace": np.array(again)})
+    assert [finding.rule for finding in found] == ["summaries"] * changed
 
 
 def test_no_rule_fails_on_a_result_without_anything() -> None:

@@ -131,7 +131,7 @@ def more_samples(result: Result, factor: float) -> str:
     """The command with as many samples as make an error `factor` times smaller, at least twice as many."""
     if str(result.spec.get("samples")) == "all":
         return "all samples are used already: there is nothing to tell apart here with these data"
-    wanted = result.samples * max(2.0, factor**2)
+    wanted = result.samples * max(2.0, factor * factor)  # may be infinite
     asked = str(math.ceil(wanted / 100) * 100) if wanted < MOST_SAMPLES else "all"
     return measure_again(result, f"use {asked} samples", samples=asked)
 
