@@ -157,6 +157,7 @@ def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str],
     assert digest == hashlib.sha256(b"def f(): return 1\n").hexdigest()
     assert import_callable(f"{path}:f") is first
     script("def f(): return 2\n")
+    assert spec_sha256(f"{path}:f") == digest  # of what was run
     assert import_callable(f"{path}:f")() == 2  # an edited file is loaded anew
     assert spec_sha256(f"{path}:f") != digest
     assert spec_sha256("collections:OrderedDict") is None

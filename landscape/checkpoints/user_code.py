@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
+_ran: dict[Path, str] = {}  # SHA-256 of files that were imported: they may be replaced afterwards
+
 
 def import_callable(spec: str) -> Callable[..., Any]:
     """The callable that `path/file.py:callable` or `package.module:callable` names.
@@ -124,13 +126,16 @@ def first_line(error: BaseException) -> str:
 
 
 def spec_sha256(spec: str) -> str | None:
-    """SHA-256 of the file that a spec names, None if it names a module.
+    """SHA-256 of the file that a spec names, as this process last ran it if it has; None if it names a module.
 
     Raises:
         FileNotFoundError: there is no such file.
     """
     place = spec.rpartition(":")[0]
-    return hashlib.sha256(_file(spec, place).read_bytes()).hexdigest() if place.endswith(".py") else None
+    if not place.endswith(".py"):
+        return None
+    path = _file(spec, place)
+    return _ran.get(path) or hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextmanager
@@ -190,6 +195,7 @@ def _file(spec: str, place: str) -> Path:
 
 def _import_file(path: Path) -> ModuleType:
     code = path.read_bytes()
+    _ran[path] = hashlib.sha256(code).hexdigest()
     identity = hashlib.sha256(f"{path}\n".encode() + code).hexdigest()[:16]
     name = f"_landscape_{path.stem}_{identity}"
     if name in sys.modules:
