@@ -25,6 +25,8 @@ from landscape.probes.density import Density
 from landscape.results.block_spectra import LINEAR, WIDTH, heterogeneity
 from landscape.subject.subject import Subject
 
+ARRAYS = ("nodes", "weights")
+
 
 def spectra(subject: Subject, kind: BlockKind) -> list[np.ndarray]:
     """Eigenvalues of every dense diagonal block of the Hessian over all samples."""
@@ -153,13 +155,9 @@ def test_errors_are_those_of_repetitions_and_noise_adds_no_distance() -> None:
     partition = Partition.of({f"{i}": torch.from_numpy(part) for i, part in enumerate(known)}, "tensor")
     found = []
     for seed in range(24):
-        runs = [
-            block_quadratures(lambda v: values * v, partition, 20, seed=100 * seed + vector, like=values)
-            for vector in range(5)
-        ]
-        nodes, weights = (
-            np.array([[getattr(one, name) for one in run] for run in runs]) for name in ("nodes", "weights")
-        )
+        seeds = [100 * seed + vector for vector in range(5)]
+        runs = [block_quadratures(lambda v: values * v, partition, 20, seed=own, like=values) for own in seeds]
+        nodes, weights = (np.array([[getattr(one, name) for one in run] for run in runs]) for name in ARRAYS)
         found.append(heterogeneity(nodes, weights))
     repeated, errors = (np.array([one[name] for one in found]) for name in ("heterogeneity", "heterogeneity_se"))
     wanted = distances(known, own_scale=False)
@@ -201,9 +199,8 @@ def test_blocks_leave_out_what_lies_between_them() -> None:
 
 
 def test_weight_decay_shifts_the_nodes_of_all_blocks() -> None:
-    plain, decayed = (
-        run_probe(Density(vectors=1, steps=10, blocks="tensor"), tanh_net(weight_decay=w)) for w in (0.0, 0.5)
-    )
+    probe = Density(vectors=1, steps=10, blocks="tensor")
+    plain, decayed = (run_probe(probe, tanh_net(weight_decay=decay)) for decay in (0.0, 0.5))
     np.testing.assert_allclose(decayed["nodes"], plain["nodes"] + 0.5, rtol=1e-7)
 
 

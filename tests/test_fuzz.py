@@ -24,44 +24,20 @@ from safetensors.torch import save_file
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "30"))
 SLOW = 20.0  # seconds for one file, on a busy machine
 INTERESTING = [0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
+WORDS = [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
+# Those that hash, copy, double, name and call.
+OPCODES = [b")" + b"2\x86" * 60, b"s", b"\x90", b"2\x86", b"R", b"b", b"\x81", b"h\x00h\x00\x86q\x00", b"]K\x01a"]
+OPCODES += [b"c%b\n" % name for name in (b"builtins\nset", b"collections\nCounter", b"builtins\nbytearray")]
 
 
 def changes_of_a_file() -> Any:
     """Draw damage: a list of (kind, position as a share of the file, bytes)."""
     from hypothesis import strategies as st
 
-    return st.lists(
-        st.tuples(
-            st.sampled_from(["overwrite", "insert", "delete", "cut", "repeat"]),
-            st.floats(0, 1),
-            st.one_of(
-                st.binary(min_size=1, max_size=12),
-                st.sampled_from(INTERESTING).map(lambda number: struct.pack("<Q", number)),
-                st.sampled_from(
-                    [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
-                ),
-                st.sampled_from(  # opcodes that hash, copy, double, name and call
-                    [
-                        b")" + b"2\x86" * 60,
-                        b"s",
-                        b"\x90",
-                        b"2\x86",
-                        b"R",
-                        b"b",
-                        b"\x81",
-                        b"h\x00h\x00\x86q\x00",
-                        b"]K\x01a",
-                    ]
-                    + [
-                        b"c" + name + b"\n"
-                        for name in (b"builtins\nset", b"collections\nCounter", b"builtins\nbytearray")
-                    ]
-                ),
-            ),
-        ),
-        min_size=1,
-        max_size=6,
-    )
+    kinds = st.sampled_from(["overwrite", "insert", "delete", "cut", "repeat"])
+    numbers = st.sampled_from(INTERESTING).map(lambda number: struct.pack("<Q", number))
+    data = st.one_of(st.binary(min_size=1, max_size=12), numbers, st.sampled_from(WORDS), st.sampled_from(OPCODES))
+    return st.lists(st.tuples(kinds, st.floats(0, 1), data), min_size=1, max_size=6)
 
 
 def damaged(whole: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:

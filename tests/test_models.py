@@ -47,6 +47,18 @@ COUNTS: list[tuple[str, int, int, dict[str, object], int]] = [
     ("mixer_s", 1000, 224, {}, 18_528_264),  # timm
 ]
 
+TINY: dict[str, dict[str, Any]] = {
+    "vit_ti": {"dim": 12, "depth": 3, "heads": 3},
+    "localvit_ti": {"dim": 12, "depth": 3},
+    "swin_ti": {"dim": 12, "depths": (1, 2), "heads": (2, 4)},
+    "pit_ti": {"depths": (1, 2), "heads": (1, 2), "head_dim": 8},
+    "mixer_ti": {"dim": 12, "depth": 3, "token_hidden": 7, "channel_hidden": 9},
+    "resnet18": {"blocks": (1, 2), "width": 8},
+    "resnext50": {"blocks": (1, 2), "width": 16, "groups": 4, "width_per_group": 4},
+    "preresnet18": {"blocks": (1, 2), "width": 8},
+    "alternet18": {"blocks": (1, 2), "msa": (0, 1), "heads": (1, 2), "width": 8, "head_dim": 8},
+}
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
@@ -218,10 +230,12 @@ def test_demo_windows_tile_their_maps(image_size: int, windows: list[int]) -> No
     assert [attention.relative_position.numel() for attention in found] == [(2 * w - 1) ** 2 for w in windows]
 
 
-@pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.parametrize("name", [*DEMOS, *TINY])
 def test_state_dicts_round_trip_hold_nothing_recomputable_and_follow_from_the_random_state(name: str) -> None:
-    first = models.build(name, classes=10, image_size=16).eval()
-    second = models.build(name, classes=10, image_size=16).eval()
+    def built() -> nn.Module:
+        return models.build(name, classes=10, image_size=16, **TINY.get(name, {})).eval()
+
+    first, second = built(), built()
     images = torch.randn(2, 3, 16, 16)
     assert not torch.equal(first(images), second(images))
     second.load_state_dict(first.state_dict())
@@ -230,8 +244,10 @@ def test_state_dicts_round_trip_hold_nothing_recomputable_and_follow_from_the_ra
     learnt = {key for key, _ in first.named_parameters()}
     assert all(key in learnt or key.split(".")[-1] in statistics for key in first.state_dict())
     torch.manual_seed(0)  # that of the first
-    third = models.build(name, classes=10, image_size=16).state_dict()
+    third = built().state_dict()
     assert all(torch.equal(tensor, third[key]) for key, tensor in first.state_dict().items())
+    first(images).sum().backward()
+    assert [key for key, p in first.named_parameters() if p.grad is None] == []
 
 
 SHALLOW: dict[str, dict[str, Any]] = {"vit_demo": {"depth": 2, "patch": 2}}
@@ -297,19 +313,6 @@ def test_drop_path_rates_rise_to_the_last_block() -> None:
     model = _on_meta("alternet_demo", 10, 16, drop_path=0.1)
     rates = [module.rate for module in model.modules() if hasattr(module, "rate")]
     assert rates == pytest.approx(drop_path_rates(0.1, 6))
-
-
-TINY: dict[str, dict[str, Any]] = {
-    "vit_ti": {"dim": 12, "depth": 3, "heads": 3},
-    "localvit_ti": {"dim": 12, "depth": 3},
-    "swin_ti": {"dim": 12, "depths": (1, 2), "heads": (2, 4)},
-    "pit_ti": {"depths": (1, 2), "heads": (1, 2), "head_dim": 8},
-    "mixer_ti": {"dim": 12, "depth": 3, "token_hidden": 7, "channel_hidden": 9},
-    "resnet18": {"blocks": (1, 2), "width": 8},
-    "resnext50": {"blocks": (1, 2), "width": 16, "groups": 4, "width_per_group": 4},
-    "preresnet18": {"blocks": (1, 2), "width": 8},
-    "alternet18": {"blocks": (1, 2), "msa": (0, 1), "heads": (1, 2), "width": 8, "head_dim": 8},
-}
 
 
 def test_every_family_has_drop_path() -> None:
@@ -435,10 +438,13 @@ def test_what_is_out_of_range_is_a_usage_error(name: str, arguments: dict[str, A
         models.build(name, **{"classes": 10, "image_size": 32, **arguments})
 
 
-@pytest.mark.parametrize(("name", "words"), [("vit_demo", "built for 16 x 16"), ("alternet_demo", "do not tile")])
-def test_images_of_another_size_are_refused(name: str, words: str) -> None:
-    model = models.build(name, classes=10, image_size=16)
-    with pytest.raises(ValueError, match=words):
+OTHER_SIZE = "the images are 20 x 20 px, the model was built for 16 x 16"
+
+
+@pytest.mark.parametrize("name", ["vit_demo", "alternet_demo", "localvit_ti", "swin_ti", "pit_ti", "mixer_ti"])
+def test_images_of_another_size_are_refused(name: str) -> None:
+    model = models.build(name, classes=10, image_size=16, **TINY.get(name, {}))
+    with pytest.raises(ValueError, match="do not tile" if name == "alternet_demo" else OTHER_SIZE):
         model(torch.randn(2, 3, 20, 20))
 
 

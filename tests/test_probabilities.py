@@ -30,20 +30,11 @@ def test_probabilities_are_refused_as_logits_and_equal_the_logits_under_their_ow
     with pytest.raises(ValueError, match=rf"--loss {own} for probabilities, or --outputs logits"):
         landscape.load(ends, data=(INPUTS, targets), loss=loss)
     assert landscape.load(ends, data=(INPUTS, targets), loss=loss, outputs="logits").loss_name == loss
-    found, expected = (
-        landscape.evaluate(landscape.load(model, data=(INPUTS, targets), loss=name))
-        for model, name in ((ends, own), (logits, loss))
-    )
-    assert found == pytest.approx(expected, abs=1e-6)
-
-
-def test_curvature_of_probabilities_is_that_of_the_logits_behind_them() -> None:
-    ends, logits, targets, loss, own = CASES["softmax"]
-    traces = [
-        landscape.measure("trace", landscape.load(model, data=(INPUTS, targets), loss=name), vectors=8).trace.item()
-        for model, name in ((ends, own), (logits, loss))
-    ]
-    assert traces[0] == pytest.approx(traces[1], rel=1e-4)
+    pair = [landscape.load(model, data=(INPUTS, targets), loss=name) for model, name in ((ends, own), (logits, loss))]
+    assert landscape.evaluate(pair[0]) == pytest.approx(landscape.evaluate(pair[1]), abs=1e-6)
+    if case == "softmax":  # curvature is that of the logits behind the probabilities, too
+        traces = [landscape.measure("trace", one, out=None, vectors=8).trace.item() for one in pair]
+        assert traces[0] == pytest.approx(traces[1], rel=1e-4)
 
 
 class InRange(nn.Module):
@@ -64,10 +55,7 @@ def test_a_single_output_outside_of_0_to_1_tells_logits() -> None:
         landscape.load(InRange(), data=(inputs, targets), loss="bce", batch_size=16)
     inputs[-1] = -0.5
     landscape.load(InRange(), data=(inputs, targets), loss="bce", batch_size=16)
-
-
-def test_a_head_that_is_still_zero_gives_logits() -> None:
-    model = net(1)
+    model = net(1)  # and a head that is still zero
     nn.init.zeros_(model[0].weight)
     nn.init.zeros_(model[0].bias)
     landscape.load(model, data=(INPUTS, LABELS[:, :1]), loss="bce")

@@ -1,5 +1,8 @@
 """Layers of networks that are built as those of the papers' own code are."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -134,40 +137,6 @@ def test_the_head_of_a_network_for_pixels_is_no_layer() -> None:
     assert [layer.name for layer in discover(Pixels(), torch.randn(2, 3, 16, 16))][-1] == "features.4"
 
 
-class Ensemble(nn.Module):
-    """A deep ensemble: the mean of the probabilities of several networks."""
-
-    def __init__(self, members: int = 3) -> None:
-        super().__init__()
-        self.models = nn.ModuleList(MobileNet(16 + 4 * i) for i in range(members))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([model(x).log_softmax(dim=-1) for model in self.models]).logsumexp(dim=0)
-
-
-def test_networks_side_by_side_have_a_depth_axis_each() -> None:
-    ensemble, images = Ensemble().eval(), torch.randn(2, 3, 16, 16)
-    layers, alone = discover(ensemble, images), discover(MobileNet(), images)
-    assert len(layers) == 3 * len(alone)
-    for i in range(3):
-        own = layers[i * len(alone) : (i + 1) * len(alone)]
-        assert [layer.name for layer in own] == [f"models.{i}.{layer.name}" for layer in alone]
-        for found, expected in zip(own, alone, strict=True):
-            assert (found.stage, found.depth, found.reduces) == (expected.stage, expected.depth, expected.reduces)
-            assert found.grid == expected.grid
-
-
-def test_networks_side_by_side_are_measured_one_at_a_time() -> None:
-    ensemble, images = Ensemble().eval(), torch.randn(2, 3, 16, 16)
-    with pytest.raises(ValueError, match=r"holds 3 networks side by side.*--layers '\^models\\\.0\\\.\.\*:stream'$"):
-        select_layers(ensemble, images, ())
-    one = select_layers(ensemble, images, (r"^models\.1\..*:stream",))
-    assert [layer.name for layer in one] == [f"models.1.{layer.name}" for layer in discover(MobileNet(), images)]
-    assert (one[0].depth, one[-1].depth) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="names no layer of the residual stream"):
-        select_layers(ensemble, images, (r"models\.1\.classifier$:stream",))
-
-
 class Vgg(nn.Sequential):
     """No residual block; a blur as of a smoothing block between its stages."""
 
@@ -180,7 +149,7 @@ class Vgg(nn.Sequential):
 
 
 class Committee(nn.Module):
-    """Members averaged by additions or stacked; or their features joined by one classifier, which is one network."""
+    """Members averaged in some way; or their features joined by one classifier, which is one network."""
 
     def __init__(self, joined: str, *members: nn.Module) -> None:
         super().__init__()
@@ -191,14 +160,16 @@ class Committee(nn.Module):
         if self.joined == "sum":
             total: Tensor = sum(found[1:], found[0]) / len(found)
             return total
+        if self.joined == "probabilities":  # as of a deep ensemble
+            return torch.stack([logits.log_softmax(dim=-1) for logits in found]).logsumexp(dim=0)
         logits: Tensor = self.head(torch.cat(found, dim=1)) if self.joined == "head" else torch.stack(found).mean(0)
         return logits
 
 
-@pytest.mark.parametrize("joined", ["sum", "stack"])
-@pytest.mark.parametrize("members", [(Vgg, Vgg, Vgg), (Vgg, MobileNet)])
-def test_networks_without_residual_blocks_side_by_side_have_a_depth_axis_each(
-    joined: str, members: tuple[type[nn.Module], ...]
+@pytest.mark.parametrize("joined", ["sum", "stack", "probabilities"])
+@pytest.mark.parametrize("members", [(Vgg, Vgg, Vgg), (Vgg, MobileNet), (MobileNet, partial(MobileNet, 20))])
+def test_networks_side_by_side_have_a_depth_axis_each_and_are_measured_one_at_a_time(
+    joined: str, members: tuple[Callable[[], nn.Module], ...]
 ) -> None:
     images = torch.randn(2, 3, 16, 16)
     ensemble = Committee(joined, *(member() for member in members)).eval()
@@ -210,10 +181,15 @@ def test_networks_without_residual_blocks_side_by_side_have_a_depth_axis_each(
             assert (layer.kind, layer.stage, layer.depth) == (expected.kind, expected.stage, expected.depth)
             assert (layer.reduces, layer.grid) == (expected.reduces, expected.grid)
     assert not layers
-    with pytest.raises(ValueError, match=rf"holds {len(members)} networks side by side"):
+    said = rf"holds {len(members)} networks side by side.*--layers '\^members\\\.0\\\.\.\*:stream'$"
+    with pytest.raises(ValueError, match=said):
         select_layers(ensemble, images, ())
-    one = select_layers(ensemble, images, (r"^members\.0\..*:stream",))
-    assert [layer.depth for layer in one] == [layer.depth for layer in discover(members[0](), images)]
+    one, alone = select_layers(ensemble, images, (r"^members\.0\..*:stream",)), discover(members[0](), images)
+    assert [(layer.name, layer.depth) for layer in one] == [(f"members.0.{own.name}", own.depth) for own in alone]
+    assert (one[0].depth, one[-1].depth) == (0.0, 1.0)
+    classifier = [name for name, _ in ensemble.members[0].named_modules()][-1]
+    with pytest.raises(ValueError, match="names no layer of the residual stream"):
+        select_layers(ensemble, images, (rf"^members\.0\.{classifier}$:stream",))
 
 
 def test_branches_that_one_classifier_joins_are_one_network() -> None:

@@ -133,8 +133,7 @@ def test_lesions_bypass_layers_that_keep_the_shape_of_their_input() -> None:
     assert units[1].rule == "3x3 conv bypassed by 2x2 average pooling (7, 8)"
     assert units[2].rule == "linear layer bypassed by identity (1, 2, 3)"
     parts = list(model.features)
-    pooled = nn.AvgPool2d(2)
-    without = [nn.Sequential(*parts[:3], *parts[6:]), nn.Sequential(*parts[:7], pooled, *parts[9:])]
+    without = [nn.Sequential(*parts[:3], *parts[6:]), nn.Sequential(*parts[:7], nn.AvgPool2d(2), *parts[9:])]
     with torch.inference_mode():
         for unit, features in zip(units, without, strict=False):
             with removed(model, unit):
@@ -172,12 +171,6 @@ def test_dropout_as_a_function_hides_no_unit_and_what_is_left_out_is_named(caplo
     assert "left out" in caplog.text
 
 
-def test_a_network_without_removable_units_is_an_error() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
-    with pytest.raises(ValueError, match="no unit of this network can be removed"):
-        Lesion().plan(_subject(model))
-
-
 @pytest.mark.parametrize(
     ("build", "names"),
     [
@@ -209,7 +202,10 @@ def test_blocks_of_vectors_are_removed_as_a_whole() -> None:
         torch.testing.assert_close(found, model.head(x + model.blocks[1](x)))
 
 
-def test_a_network_without_layers_is_an_error() -> None:
+def test_networks_without_removable_units_or_layers_are_errors() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="no unit of this network can be removed"):
+        Lesion().plan(_subject(model))
     with pytest.raises(ValueError, match=r"no residual block, and no convolution or linear layer .* --layers REGEX"):
         discover(nn.Flatten(), torch.randn(2, 3, 4, 4))
 

@@ -57,16 +57,8 @@ def _subject(path: Path, **options: Any) -> Subject:
 
 
 def _curve(path: Path, **options: Any) -> Line:
-    return Line(
-        **{
-            "along": str(path),
-            "connect": "bezier",
-            "connect_epochs": 2,
-            "resolution": 5,
-            "connect_batch_size": 16,
-            **options,
-        }
-    )
+    training: dict[str, Any] = {"connect": "bezier", "connect_epochs": 2, "connect_batch_size": 16}
+    return Line(along=str(path), **{"resolution": 5, **training, **options})
 
 
 def _stop(done: int, total: int) -> None:

@@ -80,9 +80,7 @@ def test_windows_on_the_batch_axis_are_features_of_their_image() -> None:
 
 
 def _maxvit() -> nn.Module:
-    return torchvision_models().MaxVit(  # type: ignore[no-any-return]
-        (64, 64), 8, 4, [8, 16], [1, 1], 4, 0.0, num_classes=5
-    )
+    return torchvision_models().MaxVit((64, 64), 8, 4, [8, 16], [1, 1], 4, 0.0, num_classes=5)  # type: ignore[no-any-return]
 
 
 FOREIGN: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {

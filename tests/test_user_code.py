@@ -196,20 +196,16 @@ def test_a_file_without_a_callable_names_those_it_defines_and_does_not_run(tmp_p
         ("no_such_module:f", ValueError, "No module named 'no_such_module'"),
         ("collections:", ValueError, "names no callable"),
         (":f", ValueError, "names no callable"),
+        ("def f(:", ValueError, "failed with SyntaxError"),  # the content of a file
+        ("import no_such_module", ValueError, "failed with ModuleNotFoundError"),
+        ("raise SystemExit(2)", ValueError, "failed with SystemExit"),
     ],
 )
-def test_a_spec_that_leads_nowhere_is_explained(spec: str, error: type[Exception], message: str) -> None:
+def test_a_spec_that_leads_nowhere_and_a_file_that_does_not_import_are_explained(
+    spec: str, error: type[Exception], message: str, script: Callable[[str], str]
+) -> None:
     with pytest.raises(error, match=message):
-        import_callable(spec)
-
-
-def test_a_file_that_does_not_import_is_explained(script: Callable[[str], str]) -> None:
-    with pytest.raises(ValueError, match="failed with SyntaxError"):
-        import_callable(f"{script('def f(:')}:f")
-    with pytest.raises(ValueError, match="failed with ModuleNotFoundError"):
-        import_callable(f"{script('import no_such_module')}:f")
-    with pytest.raises(ValueError, match="failed with SystemExit"):
-        import_callable(f"{script('raise SystemExit(2)')}:f")
+        import_callable(f"{script(spec)}:f" if "failed" in message else spec)
 
 
 RANDOM = """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from landscape.probes.variance import Variance
 
-PROBE = Variance(layers=("maps", "pooled", "tokens"))
+PROBE, NAMES = Variance(layers=("maps", "pooled", "tokens")), ("variance", "variance_se", "variance_normalised")
 
 
 def _maps(*shape: int, seed: int = 0) -> Tensor:
@@ -42,7 +42,7 @@ def test_averaging_noise_over_two_by_two_positions_leaves_a_quarter_of_its_varia
 
 def test_a_constant_map_does_not_vary_and_one_of_zeros_has_no_normalised_variance() -> None:
     found = run_probe(PROBE, passage(torch.full((4, 2, 4, 4), 7.0, dtype=torch.float64)))
-    for name in ("variance", "variance_se", "variance_normalised"):
+    for name in NAMES:
         assert found[name].tolist() == [0.0, 0.0, 0.0]
     found = run_probe(PROBE, passage(torch.zeros(4, 2, 4, 4, dtype=torch.float64)))
     assert found["variance"][:2].tolist() == [0.0, 0.0]
@@ -51,7 +51,7 @@ def test_a_constant_map_does_not_vary_and_one_of_zeros_has_no_normalised_varianc
 
 def test_one_position_has_no_variance() -> None:
     found = run_probe(PROBE, passage(_maps(4, 2, 2, 2)))
-    assert np.isnan([found[name][1] for name in ("variance", "variance_se", "variance_normalised")]).all()
+    assert np.isnan([found[name][1] for name in NAMES]).all()
     assert np.isfinite(found["variance"][[0, 2]]).all()
 
 
@@ -66,7 +66,7 @@ def test_the_normalised_form_does_not_depend_on_the_scale_of_a_map() -> None:
 def test_sums_add_up_whatever_the_batch_size(batch_size: int) -> None:
     maps = _maps(11, 2, 6, 6)
     found, other = run_probe(PROBE, passage(maps, batch_size=batch_size)), run_probe(PROBE, passage(maps, batch_size=4))
-    for name in ("variance", "variance_se", "variance_normalised"):
+    for name in NAMES:
         np.testing.assert_allclose(found[name], other[name], rtol=1e-9)
 
 
@@ -75,4 +75,4 @@ def test_a_half_finished_result_is_that_of_the_finished_images() -> None:
     part, first = run_probe(PROBE, passage(maps), units=1), run_probe(PROBE, passage(maps[:5]))
     np.testing.assert_allclose(part["variance"], first["variance"])
     nothing = run_probe(PROBE, passage(maps), units=0)
-    assert all(np.isnan(nothing[name]).all() for name in ("variance", "variance_se", "variance_normalised"))
+    assert all(np.isnan(nothing[name]).all() for name in NAMES)
