@@ -1,6 +1,7 @@
 """Networks of other libraries: torchvision's, and small ones of the kinds that users bring."""
 
 import importlib.util
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.models.libraries import library
+from landscape.models.resnet import ResNet
 
 
 def torchvision_models() -> Any:
@@ -130,3 +132,32 @@ def off_its_start(model: nn.Module, by: float = 0.3) -> nn.Module:
             elif tensor.is_floating_point():
                 tensor.add_(by * torch.randn_like(tensor))
     return model
+
+
+def vit_stream(model: Any, images: Tensor, without: str = "") -> Iterator[Tensor]:
+    """The residual stream of our vision transformer, written out: after its embedding and every branch but one."""
+    x = model.patch_embedding(images).flatten(2).transpose(1, 2)
+    x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1) + model.position_embedding
+    yield x
+    for i, block in enumerate(model.blocks):
+        for norm, branch in (("norm1", "attention"), ("norm2", "mlp")):
+            if without != f"blocks.{i}.{branch}":
+                x = x + block.get_submodule(branch)(block.get_submodule(norm)(x))
+            yield x
+
+
+def residual_stream(
+    model: Any, images: Tensor, where: str = "", broken: Callable[[Any, Tensor], Tensor] | None = None
+) -> Iterator[Tensor]:
+    """That of our residual networks: after the stem, its pooling and every block, one of which may be replaced."""
+    x = model.conv1(images)
+    if isinstance(model, ResNet):
+        x = model.relu(model.bn1(x))
+    yield x
+    if not isinstance(model.maxpool, nn.Identity):
+        x = model.maxpool(x)
+        yield x
+    for stage in model.stages:
+        for i, block in model.get_submodule(stage).named_children():
+            x = broken(block, x) if broken is not None and where == f"{stage}.{i}" else block(x)
+            yield x

@@ -68,15 +68,6 @@ def test_metrics_are_those_of_all_samples_with_intervals_around_them() -> None:
     assert found["bin_count"].sum() == 300
 
 
-def test_metrics_equal_torchmetrics() -> None:
-    # A CPU torch beside a torchvision built for accelerators: RuntimeError, not ImportError.
-    metrics = pytest.importorskip("torchmetrics.functional.classification", exc_type=(ImportError, RuntimeError))
-    logits, targets = logits_and_classes()
-    found = run_probe(Calibration(draws=2), subject_of(logits, targets))
-    wanted = metrics.multiclass_calibration_error(logits.softmax(1), targets, num_classes=5, n_bins=10, norm="l1")
-    assert found["ece"] == pytest.approx(float(wanted), abs=1e-6)
-
-
 def test_the_temperature_is_that_of_another_optimiser_on_the_same_half() -> None:
     logits, targets = logits_and_classes()
     probe, subject = Calibration(draws=20), subject_of(logits, targets)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, torchvision_models
+from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, residual_stream, torchvision_models, vit_stream
 from torch import Tensor, nn
 
 from landscape import models
@@ -15,9 +15,6 @@ from landscape.discovery.discover import discover
 from landscape.discovery.layer import Layer, Tap
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.selection import layer_labels, select_layers, spatial_layers
-from landscape.models.alternet import AlterNet
-from landscape.models.preresnet import PreResNet
-from landscape.models.resnet import ResNet
 from landscape.models.vit import ViT
 from landscape.subject.subject import Subject
 
@@ -134,32 +131,6 @@ def _features(model: nn.Module, layers: list[Layer], images: Tensor) -> list[Ten
     return [found[position] for position in range(len(layers))]
 
 
-def _stream_of_vit(model: ViT, images: Tensor) -> Iterator[Tensor]:
-    x = model.patch_embedding(images).flatten(2).transpose(1, 2)
-    assert model.cls_token is not None
-    x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1) + model.position_embedding
-    yield x
-    for i in range(len(model.blocks)):
-        block = model.blocks.get_submodule(str(i))
-        for norm, branch in (("norm1", "attention"), ("norm2", "mlp")):
-            x = x + block.get_submodule(branch)(block.get_submodule(norm)(x))
-            yield x
-
-
-def _stream_of_residual(model: ResNet | PreResNet | AlterNet, images: Tensor) -> Iterator[Tensor]:
-    x = model.conv1(images)
-    if isinstance(model, ResNet):
-        x = model.relu(model.bn1(x))
-    yield x
-    if not isinstance(model.maxpool, nn.Identity):
-        x = model.maxpool(x)
-        yield x
-    for stage in model.stages:
-        for block in model.get_submodule(stage).children():
-            x = block(x)
-            yield x
-
-
 def _stream_of_encoder(model: Encoder, images: Tensor, *, norm_first: bool) -> Iterator[Tensor]:
     x = model.embed(images).flatten(2).transpose(1, 2) + model.positions
     x = torch.cat([model.prefix.expand(len(x), -1, -1), x], dim=1)
@@ -194,7 +165,7 @@ def test_taps_deliver_the_residual_stream(name: str) -> None:
         if isinstance(model, Encoder):
             expected = list(_stream_of_encoder(model, images, norm_first="last" not in name))
         else:
-            expected = list((_stream_of_vit if isinstance(model, ViT) else _stream_of_residual)(model, images))  # type: ignore[arg-type]
+            expected = list((vit_stream if isinstance(model, ViT) else residual_stream)(model, images))
     for found, value in zip(_features(model, discover(model, images), images), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=0, atol=1e-5)
 
@@ -236,7 +207,7 @@ def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known()
         ("layer3.1.attention", "msa", 3, True, (4, 4)),
     ]
     assert {layer.tap.side for layer in found} == {"output"}
-    torch.testing.assert_close(_features(model, found, images)[1], list(_stream_of_residual(model, images))[1])  # type: ignore[arg-type]
+    torch.testing.assert_close(_features(model, found, images)[1], list(residual_stream(model, images))[1])
 
 
 @pytest.mark.parametrize(

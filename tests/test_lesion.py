@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from analytic import batches_of, failing_loss, rebatched, run_probe, same_state, state
-from foreign import Encoder, Squeeze, off_its_start, torchvision_models
+from foreign import Encoder, Squeeze, off_its_start, residual_stream, torchvision_models, vit_stream
 from torch import Tensor, nn
 
 from landscape import models
@@ -20,7 +20,6 @@ from landscape.layers.unit_removal import Removal, removals, removed, stages
 from landscape.models import preresnet, resnet
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet
-from landscape.models.vit import ViT
 from landscape.options import OptionError
 from landscape.probes.lesion import Lesion
 from landscape.subject.outputs import intact_per_sample, per_sample
@@ -53,19 +52,6 @@ def _subject(name: str = "resnet_demo") -> Subject:
 # Forward passes without one unit
 
 
-def _vit(model: ViT, images: Tensor, unit: str) -> Tensor:
-    x = model.patch_embedding(images).flatten(2).transpose(1, 2)
-    assert model.cls_token is not None
-    x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], dim=1) + model.position_embedding
-    for i in range(len(model.blocks)):
-        block = model.blocks.get_submodule(str(i))
-        for norm, branch in (("norm1", "attention"), ("norm2", "mlp")):
-            if unit != f"blocks.{i}.{branch}":
-                x = x + block.get_submodule(branch)(block.get_submodule(norm)(x))
-    logits: Tensor = model.head(model.norm(x)[:, 0])
-    return logits
-
-
 Broken = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -93,25 +79,19 @@ def _preactivated_basic(block: preresnet.Block, x: Tensor) -> Tensor:
 
 
 def _residual(model: ResNet | PreResNet, images: Tensor, where: str, broken: Broken) -> Tensor:
-    x = model.conv1(images)
-    if isinstance(model, ResNet):
-        x = model.relu(model.bn1(x))
-    x = model.maxpool(x)
-    for stage in model.stages:
-        for i, block in model.get_submodule(stage).named_children():
-            x = broken(block, x) if where == f"{stage}.{i}" else block(x)
+    *_, x = residual_stream(model, images, where, broken)
     if isinstance(model, PreResNet):
         x = model.relu(model.bn(x))
-    logits: Tensor = model.fc(x.mean((2, 3)))
-    return logits
+    return model.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("unit", [f"blocks.{i}.{branch}" for i in range(5) for branch in ("attention", "mlp")])
 def test_a_vision_transformer_without_a_branch(unit: str) -> None:
     model, images = _model("vit_demo"), _images()
-    assert isinstance(model, ViT)
     with torch.inference_mode():
-        torch.testing.assert_close(_without(model, unit, images), _vit(model, images, unit), rtol=1e-10, atol=1e-12)
+        *_, x = vit_stream(model, images, without=unit)
+        expected = model.head(model.norm(x)[:, 0])
+        torch.testing.assert_close(_without(model, unit, images), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [8, 9])

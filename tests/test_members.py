@@ -190,7 +190,7 @@ def test_masks_are_the_same_in_forward_mode_and_in_derivatives() -> None:
 @pytest.mark.slow
 def test_a_frozen_line_is_a_function_as_smooth_as_without_dropout() -> None:
     subject = stochastic(4)
-    line = Line(resolution=201)
+    line = Line(resolution=41)
     with_masks, without = (np.asarray(run_probe(line, one)["loss"]) for one in (subject, stochastic(0, NoDropout())))
     assert np.abs(np.diff(with_masks.squeeze())).max() <= 2 * np.abs(np.diff(without.squeeze())).max()
 
