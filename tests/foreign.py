@@ -34,8 +34,7 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.embed(images).flatten(2).transpose(1, 2) + self.positions
         x = torch.cat([self.prefix.expand(len(x), -1, -1), x], dim=1)
-        logits: Tensor = self.head(self.encoder(x).mean(1))
-        return logits
+        return self.head(self.encoder(x).mean(1))
 
 
 class Reshaped(nn.Module):
@@ -56,8 +55,7 @@ class Reshaped(nn.Module):
         q, k, v = self.qkv(x).reshape(n, 16, 3, 2, 8).permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (batch, token, head, 8)
         x = self.norm(x + self.projection(mixed.reshape(n, 16, 16)))
-        logits: Tensor = self.head(x.mean(1))
-        return logits
+        return self.head(x.mean(1))
 
 
 class Plain(nn.Module):
@@ -72,8 +70,7 @@ class Plain(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.pool(torch.relu(self.second(torch.relu(self.first(images)))))
-        logits: Tensor = self.head(x.mean((2, 3)))
-        return logits
+        return self.head(x.mean((2, 3)))
 
 
 class Functional(nn.Module):
@@ -88,8 +85,7 @@ class Functional(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images)
         x = x + self.branch(x)
-        logits: Tensor = self.head(x.mean((2, 3)))
-        return logits
+        return self.head(x.mean((2, 3)))
 
 
 class Squeeze(nn.Module):
@@ -118,8 +114,7 @@ class Squeeze(nn.Module):
         elif self.skip.stride[0] > 1:
             y = nn.functional.avg_pool2d(y, self.skip.stride)
         y = self.norm3(self.project(y * torch.sigmoid(self.gate(self.pool(y)))))
-        logits: Tensor = self.head(self.average(self.skip(x) + y).flatten(1))
-        return logits
+        return self.head(self.average(self.skip(x) + y).flatten(1))
 
 
 def off_its_start(model: nn.Module, by: float = 0.3) -> nn.Module:

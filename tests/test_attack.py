@@ -185,8 +185,7 @@ def attacked(seed: int, batch_size: int, **options: Any) -> xr.Dataset:
     model = nn.Sequential(nn.Flatten(), nn.Linear(108, 3)).eval()
     subject = on_pictures(model, batch_size=batch_size)
     options = {"eps": "1/255,8/255", "methods": "fgsm", **options}
-    found: xr.Dataset = landscape.measure("attack", subject, out=None, label=f"net {seed}", quiet=True, **options)
-    return found
+    return landscape.measure("attack", subject, out=None, label=f"net {seed}", quiet=True, **options)
 
 
 def test_networks_on_the_same_samples_are_compared_sample_by_sample() -> None:

@@ -334,8 +334,7 @@ class _Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.way == "module":
-            mixed: Tensor = self.module(x, x, x, need_weights=False)[0]
-            return mixed
+            return self.module(x, x, x, need_weights=False)[0]
         joined = F.linear(x, self.module.in_proj_weight, self.module.in_proj_bias)
         q, k, v = joined.unflatten(2, (3, 2, 3)).permute(2, 0, 3, 1, 4)  # each (image, head, token, 3)
         if self.way == "fused":
@@ -363,8 +362,7 @@ class _Mixed(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.embed(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.first.expand(len(x), -1, -1), x], dim=1)
-        logits: Tensor = self.head(self.norm(x + self.mixing(x))[:, 0])
-        return logits
+        return self.head(self.norm(x + self.mixing(x))[:, 0])
 
 
 @pytest.mark.parametrize("way", ["fused", "module", "product", "merged", "einsum", "dots"])

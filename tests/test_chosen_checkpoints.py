@@ -258,7 +258,6 @@ def test_a_folder_in_python_is_a_run_or_an_error_that_names_its_files(command: C
     for epoch, file in enumerate(files):
         Path(file).rename(f"run/epoch_{epoch}.pt")
     subject = landscape.load("run", **options)
-    assert subject.checkpoint is not None
     assert subject.checkpoint.path == Path("run/epoch_2.pt")
     code, err = command("evaluate", "run")
     assert (code, "run: epoch_2.pt, the last of a run's 3 checkpoints, is measured" in err) == (0, True)

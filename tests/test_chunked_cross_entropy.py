@@ -31,8 +31,7 @@ class Recurrent(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embedding(tokens)
-        logits: Tensor = self.head(torch.tanh(self.mixing(hidden).cumsum(dim=1)))
-        return logits
+        return self.head(torch.tanh(self.mixing(hidden).cumsum(dim=1)))
 
 
 def language_model(*, tied: bool) -> Subject:

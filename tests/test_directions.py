@@ -19,8 +19,7 @@ def weights() -> dict[str, Tensor]:
 
 def _norms(tensor: Tensor, kept: int | None) -> Tensor:
     """Norms over all dims but one (None: over all)."""
-    norms: Tensor = tensor.norm() if kept is None else tensor.movedim(kept, 0).flatten(1).norm(dim=1)
-    return norms
+    return tensor.norm() if kept is None else tensor.movedim(kept, 0).flatten(1).norm(dim=1)
 
 
 def test_every_filter_has_the_norm_of_the_same_filter_of_the_weights(weights: dict[str, Tensor]) -> None:

@@ -44,8 +44,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += len(x) > 2
-        logits: Tensor = self.head(self.drop(self.first(x).tanh()))
-        return logits
+        return self.head(self.drop(self.first(x).tanh()))
 
 
 def networks(count: int, **options: float) -> list[Net]:

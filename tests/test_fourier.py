@@ -53,8 +53,7 @@ def _reference(maps: Tensor) -> np.ndarray:
         frequencies = np.arange(width // 2 + 1) / width
         columns = line.take(width // 2 + np.arange(len(frequencies)), axis=2, mode="wrap")  # -1/2 is 1/2 as well
         diagonal[:, :, row] = [[np.interp(row / height, frequencies, values) for values in image] for image in columns]
-    difference: np.ndarray = (diagonal - diagonal[:, :, :1]).mean(axis=1)
-    return difference
+    return (diagonal - diagonal[:, :, :1]).mean(axis=1)
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,6 @@ def test_a_short_write_is_a_full_disk_and_what_was_whole_stays(tmp_path: Path, m
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         before = path.read_bytes()
         with pytest.raises(Busy, match="another process"):

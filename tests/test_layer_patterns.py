@@ -83,7 +83,6 @@ def test_tokens_get_the_grid_of_the_pattern() -> None:
     model, images = Encoder(prefix=1).eval(), torch.randn(2, 3, 16, 8)
     (layer,) = select_layers(model, images, ["encoder.layers.0$:msa:2x4+1"])
     assert (layer.kind, layer.grid, layer.prefix) == ("msa", (2, 4), 1)  # found: 4 x 2
-    assert layer.attention is not None
     assert (layer.attention.grid, layer.attention.prefix) == ((2, 4), 1)
     with pytest.raises(ValueError, match=r"means 17 tokens, but encoder\.layers\.0 returns 9 x 12"):
         select_layers(model, images, ["encoder.layers.0$:msa:4x4+1"])

@@ -136,7 +136,6 @@ def _stream_of_encoder(model: Encoder, images: Tensor, *, norm_first: bool) -> I
     x = torch.cat([model.prefix.expand(len(x), -1, -1), x], dim=1)
     yield x
     for layer in model.encoder.layers:
-        assert isinstance(layer, nn.TransformerEncoderLayer)
         y = layer.norm1(x) if norm_first else x
         x = x + layer.self_attn(y, y, y, need_weights=False)[0]
         yield x

@@ -460,7 +460,6 @@ def test_masks_are_the_same_on_a_device_without_its_random_numbers(kind: str) ->
 
 def test_another_process_loads_the_same_members() -> None:
     subject = subject_on("cpu", mc_dropout=2, model_arg={**SIZES["vit_demo"], "dropout": 0.2})
-    assert subject.spec is not None
     again = load_spec(subject.spec)
     assert torch.equal(per_sample(again)[0], per_sample(subject)[0])
     plain = load_spec(replace(subject.spec, mc_dropout=0))

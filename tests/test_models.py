@@ -104,7 +104,6 @@ def test_demo_sizes_adapt_to_images_and_classes(name: str, classes: int, image_s
 def test_vit_patches_grow_with_the_image() -> None:
     def grid(name: str, image_size: int) -> tuple[int, int]:
         model = _on_meta(name, 10, image_size)
-        assert isinstance(model, vit.ViT)
         return model.grid_size
 
     assert [grid("vit_ti", size) for size in (16, 32, 64, 224)] == [(8, 8), (16, 16), (16, 16), (14, 14)]
@@ -133,7 +132,6 @@ def _layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 def _loop_vit(model: vit.ViT, image: Tensor, *, patch: int) -> Tensor:
     """Logits of one image, patch by patch, head by head, query by query."""
     weight, bias = model.patch_embedding.weight, model.patch_embedding.bias
-    assert bias is not None
     rows, columns = model.grid_size
     tokens = [] if model.cls_token is None else [model.cls_token[0, 0]]
     for row, column in product(range(rows), range(columns)):
@@ -141,7 +139,6 @@ def _loop_vit(model: vit.ViT, image: Tensor, *, patch: int) -> Tensor:
         tokens.append(weight.flatten(1) @ pixels.flatten() + bias)
     x = torch.stack(tokens) + model.position_embedding[0]
     for block in model.blocks:
-        assert isinstance(block, vit.Block)
         attention = block.attention
         head_dim = x.shape[1] // attention.heads
         q, k, v = (_layer_norm(x, block.norm1) @ attention.qkv.weight.T).chunk(3, dim=1)
@@ -155,15 +152,13 @@ def _loop_vit(model: vit.ViT, image: Tensor, *, patch: int) -> Tensor:
         hidden = block.mlp[0](_layer_norm(x, block.norm2))
         x = x + block.mlp[3](hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2))))
     x = _layer_norm(x, model.norm)
-    logits: Tensor = model.head(x.mean(0) if model.cls_token is None else x[0])
-    return logits
+    return model.head(x.mean(0) if model.cls_token is None else x[0])
 
 
 @pytest.mark.parametrize("head", ["cls", "gap"])
 def test_vit_equals_a_loop(head: str) -> None:
     small = {"classes": 3, "image_size": 6, "patch": 2, "dim": 8, "depth": 2, "heads": 2, "head": head}
     model = off_its_start(models.build("vit_demo", **small), 0.1)
-    assert isinstance(model, vit.ViT)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5)  # attention far from uniform
@@ -200,7 +195,6 @@ def test_a_projecting_pre_activation_skip_starts_after_the_norm_and_has_none() -
     with torch.no_grad():
         active = block.bn1(x).clamp(min=0)
         branch = block.conv2(block.bn2(block.conv1(active)).clamp(min=0))
-        assert block.downsample is not None
         skip = torch.einsum("oi,nihw->nohw", block.downsample.weight[:, :, 0, 0], active[:, :, ::2, ::2])
         torch.testing.assert_close(block(x), skip + branch)
 
@@ -276,7 +270,6 @@ def test_forward_over_reverse_equals_double_backward(name: str) -> None:
 def test_initial_weights_have_the_spread_asked_for() -> None:
     for name, std in (("vit_ti", 0.02), ("vit_demo", 0.1)):
         model = models.build(name, classes=10, image_size=32, depth=1)
-        assert isinstance(model, vit.ViT)
         for weight in (model.blocks.get_parameter("0.attention.qkv.weight"), model.position_embedding):
             assert weight.std().item() == pytest.approx(std, rel=0.05)
     convolution = models.build("resnet18", classes=10, image_size=32).get_parameter("layer1.0.conv1.weight")

@@ -31,8 +31,7 @@ class Language(nn.Module):
         hidden = self.embedding(input_ids)
         if attention_mask is not None:
             hidden = hidden * attention_mask[:, :, None]
-        logits: Tensor = self.head(torch.tanh(hidden.cumsum(dim=1) if self.causal else hidden + hidden.sum(1, True)))
-        return logits
+        return self.head(torch.tanh(hidden.cumsum(dim=1) if self.causal else hidden + hidden.sum(1, True)))
 
 
 def model(*, causal: bool = True) -> Language:

@@ -40,7 +40,6 @@ def _subject(shape: tuple[int, ...] = (3, 12, 12), sizes: tuple[int, ...] = (4, 
 def _noise(subject: Subject, probe: Noise) -> np.ndarray:
     """What was added to each image in each band, (band, N, C, H, W)."""
     units, model = list(probe.plan(subject).units()), subject.model
-    assert isinstance(model, Kept)
     model.inputs.clear()
     for unit in units:
         probe.measure(subject, unit)

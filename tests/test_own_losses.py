@@ -129,10 +129,8 @@ def test_a_loss_made_in_python_is_not_taken_for_cross_entropy() -> None:
     assert f"loss {name}" in own.attrs["protocol"]
     number = next(one for one in NUMBERS if (one.probe, one.title) == ("surface", "loss"))
     negative, positive = (number.get(data) for data in (own, default))
-    assert negative is not None
     assert negative.value < 0
     assert negative.high - negative.value == pytest.approx(negative.value - negative.low)
-    assert positive is not None
     assert positive.value**2 == pytest.approx(positive.low * positive.high)  # on the logarithm
 
 

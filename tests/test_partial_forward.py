@@ -30,8 +30,7 @@ def _subject(model: nn.Module, size: int = 16) -> Subject:
 
 def _in_place() -> nn.Module:
     theirs = torchvision_models()
-    network: nn.Module = theirs.ResNet(theirs.resnet.BasicBlock, [1, 1, 1, 1], num_classes=3)
-    return network
+    return theirs.ResNet(theirs.resnet.BasicBlock, [1, 1, 1, 1], num_classes=3)
 
 
 SMALL: dict[str, Any] = {"classes": 3, "image_size": 16}
@@ -124,8 +123,7 @@ class Sideways(nn.Module):
         x = self.first(images)
         x = self.relu1(x + self.second(x))
         x = self.relu2(x + self.third(x))
-        logits: Tensor = self.head((x * self.first.hidden).mean((2, 3)))
-        return logits
+        return self.head((x * self.first.hidden).mean((2, 3)))
 
 
 class Shared(nn.Module):
@@ -140,8 +138,7 @@ class Shared(nn.Module):
         x = self.stem(images)
         for _ in range(3):
             x = self.relu(x.mul_(0.5) + self.block(x))
-        logits: Tensor = self.head(x.mean((2, 3)))
-        return logits
+        return self.head(x.mean((2, 3)))
 
 
 @pytest.mark.parametrize("kind", [Sideways, Shared])
@@ -180,8 +177,7 @@ class Remembering(nn.Module):
         x = self.gate(images) + self.first(images) * self.gate.kept
         x = (x + self.second(x)) * self.gate.kept
         self.gate(images)
-        logits: Tensor = self.head(x.mean((2, 3)))
-        return logits
+        return self.head(x.mean((2, 3)))
 
 
 def test_no_pass_resumes_after_a_module_that_keeps_a_number_although_it_runs_again_later() -> None:

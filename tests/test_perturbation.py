@@ -52,7 +52,6 @@ def test_the_scores_of_files_are_those_of_their_definition(root: Path) -> None:
     assert found["perturbation_name"].values.tolist() == ["tilt"]
     assert found.attrs["source"] == "sequences of CIFAR-10-P"
     frames = torch.from_numpy(np.load(root / "CIFAR-10-P/tilt.npy")).permute(1, 0, 4, 2, 3)
-    assert subject.images is not None
     with torch.no_grad():
         logits = [subject.model(subject.images.normalised(frame)).double() for frame in frames]
     p = torch.stack(logits).softmax(dim=2).numpy()

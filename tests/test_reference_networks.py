@@ -158,12 +158,10 @@ class Committee(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found = [member(x) for member in self.members]
         if self.joined == "sum":
-            total: Tensor = sum(found[1:], found[0]) / len(found)
-            return total
+            return sum(found[1:], found[0]) / len(found)
         if self.joined == "probabilities":  # as of a deep ensemble
             return torch.stack([logits.log_softmax(dim=-1) for logits in found]).logsumexp(dim=0)
-        logits: Tensor = self.head(torch.cat(found, dim=1)) if self.joined == "head" else torch.stack(found).mean(0)
-        return logits
+        return self.head(torch.cat(found, dim=1)) if self.joined == "head" else torch.stack(found).mean(0)
 
 
 @pytest.mark.parametrize("joined", ["sum", "stack", "probabilities"])

@@ -152,7 +152,6 @@ def test_files_of_a_process_that_was_killed_are_removed_with_the_oldest_curves(
         with pytest.raises(KeyboardInterrupt):
             stored_curves.store("key", {"weight": torch.ones(3)})
     place = stored_curves.folder()
-    assert place is not None
     (left,) = place.iterdir()
     assert stored_curves.load("key", {"weight": torch.ones(3)}) is None
     monkeypatch.setattr(stored_curves, "MOST_BYTES", left.stat().st_size)
@@ -175,7 +174,6 @@ def test_a_file_that_does_not_hold_the_curve_is_not_used(
     control = {"weight": torch.arange(3.0)}
     stored_curves.store("key", control)
     place = stored_curves.folder()
-    assert place is not None
     path = place / "key.pt"
     content = path.read_bytes()
     if damage == "cut":
@@ -195,8 +193,6 @@ def test_weights_that_are_not_trainable_stay_in_the_middle_of_the_line(ends: tup
     for name, parameter in part.model.named_parameters():
         parameter.requires_grad_(name.startswith("fc."))
     found = probe._lines(part)[0]
-    assert whole.end is not None
-    assert found.control is not None
     assert whole.identity != found.identity
     assert not any(tensor.requires_grad or tensor.grad is not None for tensor in found.control.values())
     middle = {name: (p.detach() + whole.end[name]) / 2 for name, p in subject.model.named_parameters()}

@@ -116,7 +116,6 @@ def test_a_subject_is_shown_in_one_line_whatever_its_data() -> None:
 @pytest.mark.parametrize(("samples", "count"), [("all", 360), ("10%", 36), ("0.1%", 1), ("200%", 360), (50, 50)])
 def test_samples_are_the_first_of_the_fixed_order(samples: int | str, count: int) -> None:
     images = digits(samples=samples).images
-    assert images is not None
     whole = load_data("digits")
     first = load_data("digits", samples=count)
     assert torch.equal(images.targets, first.targets if count < 360 else whole.targets[: len(first.targets)])
@@ -165,7 +164,6 @@ def test_a_checkpoint_of_ours_needs_no_option(tmp_path: Path) -> None:
     stored = read_checkpoint(path)
     assert state_dict_sha256(subject.model.state_dict()) == state_dict_sha256(stored.state_dict)
     assert (subject.label, len(subject)) == ("resnet-digits", 360)
-    assert subject.images is not None
     assert subject.images.name == "digits"
     assert load(str(path), label="mine").label == "mine"
 
@@ -178,7 +176,6 @@ def test_a_bare_state_dict_goes_with_a_callable_in_a_file(tmp_path: Path) -> Non
     subject = load(tmp_path / "bare.pth", **options)
     assert subject.loss(0).item() == digits(model).loss(0).item()
     assert subject.label == "bare"
-    assert subject.spec is not None
     again = load_spec(subject.spec)
     assert identity(again, ()) == identity(subject, ())
     with pytest.raises(ValueError, match=r"1.weight is \(10, 768\) in the file and \(10, 700\) in the model"):

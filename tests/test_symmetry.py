@@ -30,8 +30,7 @@ class Depthwise(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = torch.relu(self.norm(self.stem(images)))
         x = x + self.project(torch.relu(self.grouped(torch.relu(self.depthwise(x)))))
-        logits: Tensor = self.head(x.mean(dim=(2, 3)))
-        return logits
+        return self.head(x.mean(dim=(2, 3)))
 
 
 def mlp() -> nn.Module:
@@ -42,8 +41,7 @@ def gpt2() -> nn.Module:
     torchvision_models()  # without its compiled operators transformers cannot be imported
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 12, "n_layer": 2, "n_head": 3}
-    network: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
-    return network
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, set[int]]] = {  # with sizes of groups that it must have
@@ -145,8 +143,7 @@ class Picks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         x = self.second(torch.cat([x[:, :4].tanh(), x[:, 4:].sin()], dim=1))
-        logits: Tensor = self.third(x.cumsum(dim=1))
-        return logits
+        return self.third(x.cumsum(dim=1))
 
 
 def test_units_that_are_treated_differently_are_not_exchanged() -> None:

@@ -48,8 +48,7 @@ class Windows(nn.Module):
         x = self.blocks[1](x)
         x = x.reshape(-1, 2, 2, 4, 4, 6).transpose(2, 3).reshape(-1, 8, 8, 6)
         x = self.blocks[2](x)
-        logits: Tensor = self.head(x.mean((1, 2)))
-        return logits
+        return self.head(x.mean((1, 2)))
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -170,8 +170,7 @@ class Masked(nn.Module):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         assert attn_mask is None
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
+        return self.head(x.flatten(1))
 
 
 class Indexed(Dataset[Any]):
@@ -185,7 +184,6 @@ class Indexed(Dataset[Any]):
 @pytest.mark.parametrize("made", [Indexed(), DataLoader(Indexed(), batch_size=4), [Indexed()[i] for i in range(12)]])
 def test_the_index_beside_a_picture_and_its_class_is_no_target(made: Any) -> None:
     subject = load(Masked(), data=made)
-    assert subject.images is not None
     assert subject.images.classes == 3
     rows = subject.images.inputs[:, 0, 0, 0].long()
     assert subject.images.targets.tolist() == CLASSES[rows].tolist()

@@ -19,8 +19,7 @@ def _maps(*shape: int, seed: int = 0) -> Tensor:
 
 def _variance(maps: Tensor) -> np.ndarray:
     """Per image: unbiased over positions, mean over channels."""
-    values: np.ndarray = maps.numpy().reshape(*maps.shape[:2], -1).var(axis=2, ddof=1).mean(axis=1)
-    return values
+    return maps.numpy().reshape(*maps.shape[:2], -1).var(axis=2, ddof=1).mean(axis=1)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 10)])

@@ -25,8 +25,7 @@ def _timm(name: str, **arguments: Any) -> nn.Module:
 def _transformers(name: str, **arguments: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{name}Config")(**arguments)
-    model: nn.Module = getattr(transformers, f"{name}ForImageClassification")(config)
-    return model
+    return getattr(transformers, f"{name}ForImageClassification")(config)
 
 
 FIVE = {"num_classes": 5}
