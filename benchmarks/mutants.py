@@ -147,7 +147,8 @@ def copied(folder: Path) -> Path:
 def killer(root: Path, suite: str, files: Sequence[str] = ()) -> str:
     """The first failing test of a suite, or of some files of it, run on a copy; "" if none fails."""
     environment = {**os.environ, "PYTHONPATH": str(root.parent / "path"), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [sys.executable, "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", "-m", SUITES[suite]]
+    # -P: the folder in which it runs holds a package without its parts `cli` and `plots`.
+    words = [sys.executable, "-P", "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", "-m", SUITES[suite]]
     words += [f"tests/test_{file}.py" for file in files] or ["-n", "2", "--dist", "worksteal"]
     ended = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
