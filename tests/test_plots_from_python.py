@@ -89,7 +89,9 @@ def test_every_figure_has_a_line_in_the_documentation() -> None:
 
 def test_a_figure_shows_the_results_of_its_own_probe(study: Path) -> None:
     with reader.streaming(study) as stored:
-        pages = list(drawing._pages(reader.by_checkpoint(stored), drawing.EVERYTHING, None, ()))
-        assert pages
-        for name, page in pages:
+        results = reader.by_checkpoint(stored)
+        pages = dict(drawing._pages(results, drawing.EVERYTHING, None, ()))
+        for name, page in pages.items():
             assert {data.attrs["probe"] for data in page.args[0]} == {FIGURES[name].probe}
+        chosen = [name for name, _ in drawing._pages(results, drawing.EVERYTHING, ["hessian"], ())]
+        assert chosen == [name for name in pages if FIGURES[name].probe == "hessian"] != []
