@@ -18,7 +18,7 @@ from landscape.subject.subject import Subject
 
 REAL = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 KINDS = ["simulated", pytest.param("cuda", marks=REAL)]
-SIZES = {"vit_demo": {"dim": 12, "depth": 2, "heads": 2, "patch": 4}, "resnet_demo": {"width": 4}}
+SIZES = {"vit_demo": {"dim": 12, "depth": 1, "heads": 2, "patch": 4}, "resnet_demo": {"width": 4, "blocks": (1, 1)}}
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import landscape
@@ -61,7 +61,7 @@ class Operations(TorchDispatchMode):
         self.simulation = simulation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._can_decompose():
+        if _about(func)[1]:
             with self:  # of tensors made in inference mode; of others autograd has split composite operations already
                 return func.decompose(*args, **(kwargs or {}))
         return self.simulation.operated(func, args, dict(kwargs or {}))
@@ -70,14 +70,13 @@ class Operations(TorchDispatchMode):
 class Simulation:
     """What is on the device, and what it was asked for.
 
-    `waits` counts host synchronisations by (line of `landscape`, operation), `uploads` copies from the host, `draws`
-    random operations on the device's own global generator.
+    `waits` counts host synchronisations by (line of `landscape`, operation), `draws` random operations on the device's
+    own global generator.
     """
 
     def __init__(self, kind: str = "cuda", count: int = 2) -> None:
         self.kind, self.count, self.current, self.limit = kind, count, 0, 0
         self.waits: Counter[tuple[str, str]] = Counter()
-        self.uploads: Counter[tuple[str, str]] = Counter()
         self.draws: Counter[tuple[str, str]] = Counter()
         self._stored: dict[int, tuple[StorageWeakRef, torch.device, int]] = {}
         self._prune_at, self._bytes, self.peak = 10_000, 0, 0
@@ -223,8 +222,6 @@ class Simulation:
     def _moved(self, source: Place, target: Place) -> None:
         if source is not None and target is None:
             self.wait("to the host")
-        elif source is None:
-            self.uploads[_line(), "to the device"] += 1
 
     def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`tolist`: copies to the host and reads there."""
@@ -239,15 +236,13 @@ class Simulation:
         return func(*args, **kwargs)
 
     def operated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func.overloadpacket.__name__
+        name, _, random = _about(func)
         tensors = list(tensors_in(args, kwargs))
         places = [self.place(t) for t in tensors]
         on = next((p for p in places if p is not None), None)
         if on is not None:
             self._check(name, args, tensors, places, on)
         target: Place = self._target(name, kwargs, tensors, on)
-        random = torch.Tag.nondeterministic_seeded in func.tags or name.startswith("rand")
-        random = random and "dot_product" not in name  # without dropout
         self._check_generator(name, [*args, *kwargs.values()], target, random=random)
         result = func(*args, **kwargs)
         if name in _WAITING and on is not None:
@@ -272,8 +267,6 @@ class Simulation:
             masks = [t for t in tensors_in(args[1]) if t.dtype in (torch.bool, torch.uint8)]
             if any(self.place(t) is not None or t.dim() for t in masks):
                 self.wait("mask")
-            if any(self.place(t) is None for t in tensors_in(args[1])):
-                self.uploads[_line(), "index"] += 1
             indexed = [self.place(t) for t in (args[0], *tensors_in(args[2:])) if t.dim()]
             mixed = len(set(indexed)) > 1 or (self.place(args[0]) is None and bool(set(places) - {None}))
         elif name in _MOVING:
@@ -300,6 +293,14 @@ class Simulation:
             self.draws[_line(), name] += 1
 
 
+@cache
+def _about(operation: Any) -> tuple[str, bool, bool]:
+    """Its name, whether it is composed of others, and whether it draws."""
+    name = operation.overloadpacket.__name__
+    random = torch.Tag.nondeterministic_seeded in operation.tags or name.startswith("rand")
+    return name, operation._can_decompose(), random and "dot_product" not in name  # without dropout
+
+
 def storage_of(tensor: Tensor) -> torch.UntypedStorage:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
@@ -308,7 +309,13 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+        elif isinstance(value, dict):
+            yield from tensors_in(*value.values())
 
 
 def _place_of(device: Any) -> Place:

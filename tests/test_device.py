@@ -91,7 +91,7 @@ CASES = {
         "step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, simulated=1e-5, per_unit=80, once=40
     ),
     "flatness": Case(
-        "flatness", {"steps": 2, "draws": 4, "vectors": 2, "hvp": "kept"}, rtol=1e-2, simulated=1e-6, per_unit=60,
+        "flatness", {"steps": 1, "draws": 4, "vectors": 2, "hvp": "kept"}, rtol=1e-2, simulated=1e-6, per_unit=60,
         once=40,
     ),
     "density": Case("density", {"vectors": 2, "steps": 3, "hvp": "kept"}, rtol=1e-3, simulated=1e-6, per_unit=8),

@@ -22,6 +22,12 @@ from landscape.subject.precision import exact_arithmetic
 from landscape.training.train import train
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
+OPTIONS: dict[str, dict[str, Any]] = {  # the backend of products is given: which one is fastest depends on the load
+    "line": {"resolution": 3},
+    "surface": {"resolution": "3"},
+    "trace": {"vectors": 4, "hvp": "kept"},
+    "hessian": {"top": 1, "batches": 1, "max_products": 4},
+}
 
 
 class Stopped(Exception):
@@ -39,7 +45,7 @@ def stop(finished: int, _: int) -> None:
 def test_a_file_begun_on_one_device_is_finished_on_the_other(
     probe: str, first: str, second: str, kind: str, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"line": {"resolution": 3}, "trace": {"vectors": 8}}.get(probe, {})
+    options = OPTIONS.get(probe, {})
     whole = landscape.measure(probe, subject_on("cpu"), out=None, quiet=True, **options)
     with machine(kind):
         given = {"out": tmp_path / "r.h5", "quiet": True, **options}
@@ -80,12 +86,11 @@ def test_exhausted_memory_divides_the_mini_batch_and_changes_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", ["lesion", "surface", "hessian"])
 def test_device_memory_is_given_back(probe: str, kind: str) -> None:
-    options = {"surface": {"resolution": "3"}, "hessian": {"top": 1, "batches": 1, "max_products": 4}}.get(probe, {})
     with machine(kind):
         gc.collect()
         before = torch.cuda.memory_allocated()
         subject = subject_on("cuda")
-        landscape.measure(probe, subject, out=None, quiet=True, **options)
+        landscape.measure(probe, subject, out=None, quiet=True, **OPTIONS.get(probe, {}))
         assert torch.cuda.memory_allocated() > before
         del subject
         gc.collect()
@@ -95,10 +100,9 @@ def test_device_memory_is_given_back(probe: str, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", ["trace", "surface", "lesion", "variance"])
 def test_two_runs_on_a_device_are_equal_bit_for_bit(probe: str, kind: str) -> None:
-    options: dict[str, Any] = {"surface": {"resolution": "3"}, "trace": {"vectors": 8}}.get(probe, {})
     with machine(kind):
         one, other = (
-            landscape.measure(probe, subject_on("cuda", "resnet_demo"), out=None, quiet=True, **options)
+            landscape.measure(probe, subject_on("cuda", "resnet_demo"), out=None, quiet=True, **OPTIONS.get(probe, {}))
             for _ in range(2)
         )
     assert set(differences(one, other).values()) == {0.0}
