@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from landscape import models
 from landscape.curvature.vectors import flat, unflat
 from landscape.probe import Probe, Stages, sweep
+from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 
 Batch = tuple[Tensor, Tensor]
@@ -297,6 +298,26 @@ def run_probe(probe: Probe, subject: Subject, *, units: int | None = None) -> di
 def state(model: nn.Module) -> Mapping[str, Tensor]:
     """A copy of all weights and buffers."""
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def moved(subject: Subject, seed: int, scale: float = 0.3) -> dict[str, Tensor]:
+    """All weights and statistics with a number from 0 to `scale` added to each."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor + scale * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in state(subject.model).items()
+    }
+
+
+def losses_with(subject: Subject, weights: Mapping[str, Tensor]) -> np.ndarray:
+    """Losses per sample of the network with other weights and statistics, after which it has its own again."""
+    kept = state(subject.model)
+    subject.model.load_state_dict(dict(weights))
+    losses: np.ndarray = per_sample(subject)[0].numpy()
+    subject.model.load_state_dict(dict(kept))
+    return losses
 
 
 def same_state(model: nn.Module, kept: Mapping[str, Tensor]) -> bool:

@@ -9,7 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analytic import attention_net, batches_of, convolution_net, quadratic, run_probe, same_state, state, symmetric
+from analytic import (
+    attention_net,
+    batches_of,
+    convolution_net,
+    losses_with,
+    moved,
+    quadratic,
+    run_probe,
+    same_state,
+    state,
+    symmetric,
+)
 from torch import Tensor
 
 from landscape import models
@@ -48,23 +59,6 @@ def _resnet(seed: int) -> Subject:
 def _saved(path: Path, weights: Mapping[str, Tensor]) -> str:
     torch.save(dict(weights), path)
     return str(path)
-
-
-def _moved(subject: Subject, seed: int, scale: float = 0.3) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor + scale * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
-        for name, tensor in state(subject.model).items()
-        if tensor.is_floating_point()
-    } | {name: tensor for name, tensor in state(subject.model).items() if not tensor.is_floating_point()}
-
-
-def _losses_with(subject: Subject, weights: Mapping[str, Tensor]) -> np.ndarray:
-    kept = state(subject.model)
-    subject.model.load_state_dict(dict(weights))
-    losses: np.ndarray = per_sample(subject)[0].numpy()
-    subject.model.load_state_dict(dict(kept))
-    return losses
 
 
 def test_a_quadratic_loss_has_its_closed_form_along_random_directions() -> None:
@@ -106,7 +100,7 @@ def test_both_ends_are_the_checkpoints_themselves_bit_for_bit(tmp_path: Path) ->
 
 def test_between_checkpoints_weights_and_statistics_are_interpolated(tmp_path: Path) -> None:
     subject = convolution_net()
-    there = _moved(subject, 1)
+    there = moved(subject, 1)
     found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=6, range="-0.5:2"), subject)
     for i, t in enumerate(found["t"]):
         mixed = {name: (1 - t) * tensor + t * there[name] if tensor.is_floating_point() else tensor
@@ -115,16 +109,16 @@ def test_between_checkpoints_weights_and_statistics_are_interpolated(tmp_path: P
         for name, buffer in subject.model.named_buffers():
             if buffer.is_floating_point():
                 mixed[name] = (1 - clipped) * buffer + clipped * there[name]
-        assert found["loss"][0, i] == pytest.approx(_losses_with(subject, mixed).mean(), rel=1e-12)
+        assert found["loss"][0, i] == pytest.approx(losses_with(subject, mixed).mean(), rel=1e-12)
     assert found["t"].tolist() == [-0.5, 0.0, 1 / 32, 1 / 8, 0.5, 7 / 8, 31 / 32, 1.0, 1.5, 2.0]
 
 
 def test_frozen_statistics_stay_those_of_the_first_checkpoint(tmp_path: Path) -> None:
     subject = convolution_net()
-    there = _moved(subject, 1)
+    there = moved(subject, 1)
     found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=2, bn="frozen"), subject)
     mixed = {**there, **{name: buffer for name, buffer in subject.model.named_buffers()}}
-    here, itself = _losses_with(subject, mixed).mean(), _losses_with(subject, dict(there)).mean()
+    here, itself = losses_with(subject, mixed).mean(), losses_with(subject, dict(there)).mean()
     assert abs(here - itself) > 1e-3
     assert found["loss"][0, -1] == pytest.approx(here, rel=1e-12)
     assert found["end_loss"][0] == pytest.approx(itself, rel=1e-12)
@@ -134,7 +128,7 @@ def test_frozen_statistics_stay_those_of_the_first_checkpoint(tmp_path: Path) ->
 
 def test_recalibrated_statistics_are_refreshed_at_every_point_ends_included(tmp_path: Path) -> None:
     subject = convolution_net()
-    there = _moved(subject, 1)
+    there = moved(subject, 1)
     found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=3, bn="recalibrate:2"), subject)
     here = state(subject.model)
     expected = []
@@ -218,7 +212,7 @@ def test_accuracy_falls_below_the_straight_line_by_its_paired_deficit(tmp_path: 
 
 def test_several_checkpoints_are_several_lines_from_one(tmp_path: Path) -> None:
     subject = attention_net()
-    files = [_saved(tmp_path / f"{k}.pt", _moved(subject, k)) for k in (1, 2)]
+    files = [_saved(tmp_path / f"{k}.pt", moved(subject, k)) for k in (1, 2)]
     both = run_probe(Line(along=",".join(files), resolution=3), subject)
     assert both["name"].tolist() == ["towards 1", "towards 2"]
     for k, file in enumerate(files):
@@ -248,13 +242,13 @@ def test_the_range_along_eigenvectors_follows_from_the_flatter_curvature() -> No
 
 def test_the_first_component_of_a_straight_run_passes_through_its_snapshots(tmp_path: Path) -> None:
     subject = attention_net()
-    here, there = state(subject.model), _moved(subject, 1)
+    here, there = state(subject.model), moved(subject, 1)
     for epoch, share in enumerate((1.0, 0.4, 0.0)):
         mixed = {name: here[name] + share * (there[name] - here[name]) for name in here}
         _saved(tmp_path / f"epoch_{epoch}.pt", mixed)
     length = sum((there[name] - here[name]).square().sum().item() for name in subject.parameters) ** 0.5
     found = run_probe(Line(along=str(tmp_path), resolution=2, range=f"0:{length}"), subject)
-    assert found["loss"][0, 1] == pytest.approx(_losses_with(subject, there).mean(), rel=1e-9)
+    assert found["loss"][0, 1] == pytest.approx(losses_with(subject, there).mean(), rel=1e-9)
     with pytest.raises(ValueError, match=r"3 snapshots of .* have 1 principal components; give --directions 1"):
         Line(along=str(tmp_path), directions=2).plan(subject)
     low, high = Line(along=str(tmp_path)).plan(subject).over["t"][[0, -1]]
@@ -264,7 +258,7 @@ def test_the_first_component_of_a_straight_run_passes_through_its_snapshots(tmp_
 @pytest.mark.parametrize(("resolution", "span"), [(4, "-1:2"), (6, "-0.3:1.7"), (2, "-1:1"), (41, "-0.5:1.5")])
 def test_the_checkpoints_are_exactly_on_the_grid(tmp_path: Path, resolution: int, span: str) -> None:
     subject = attention_net()
-    file = _saved(tmp_path / "b.pt", _moved(subject, 1))
+    file = _saved(tmp_path / "b.pt", moved(subject, 1))
     t = Line(along=file, resolution=resolution, range=span).plan(subject).over["t"]
     assert {0.0, 1.0} <= set(t)
     assert (np.diff(t) > 1e-6).all()
@@ -279,7 +273,7 @@ def test_weights_and_buffers_come_back_bit_for_bit_also_after_an_exception(
 ) -> None:
     subject = convolution_net()
     kept = state(subject.model)
-    probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=3, **options)
+    probe = Line(along=_saved(tmp_path / "b.pt", moved(subject, 1)), resolution=3, **options)
     run_probe(probe, subject)
     assert same_state(subject.model, kept)
     broken = replace(subject, batches=[*subject.batches, (torch.zeros(1, 7, 2, 2), torch.zeros(1).long())])
@@ -291,12 +285,8 @@ def test_weights_and_buffers_come_back_bit_for_bit_also_after_an_exception(
 
 def test_a_barrier_is_known_only_when_all_between_the_ends_is_measured(tmp_path: Path) -> None:
     subject = attention_net()
-    probe = Line(along=_saved(tmp_path / "b.pt", _moved(subject, 1)), resolution=6, range="0:1.25")
-    whole, part, half = (
-        run_probe(probe, subject),
-        run_probe(probe, subject, units=9),
-        run_probe(probe, subject, units=7),
-    )
+    probe = Line(along=_saved(tmp_path / "b.pt", moved(subject, 1)), resolution=6, range="0:1.25")
+    whole, part, half = (run_probe(probe, subject, units=units) for units in (None, 9, 7))
     assert whole["barrier"][0] == part["barrier"][0] > -1
     assert np.isnan(half["barrier"][0])
     assert np.isnan(run_probe(replace(probe, range="0:0.5"), subject)["barrier"][0])  # an end is not on the line
@@ -304,10 +294,10 @@ def test_a_barrier_is_known_only_when_all_between_the_ends_is_measured(tmp_path:
 
 def test_a_weight_that_is_not_trained_moves_too(tmp_path: Path) -> None:
     subject = attention_net()
-    there = _moved(subject, 1)
+    there = moved(subject, 1)
     next(subject.model.parameters()).requires_grad_(False)
     found = run_probe(Line(along=_saved(tmp_path / "b.pt", there), resolution=2), subject)
-    assert found["loss"][0, -1] == _losses_with(subject, there).mean()
+    assert found["loss"][0, -1] == losses_with(subject, there).mean()
 
 
 def test_an_invalid_line_is_rejected_in_one_sentence(tmp_path: Path) -> None:
@@ -334,7 +324,7 @@ def _run_of(subject: Subject, folder: Path) -> Subject:
     for file in folder.iterdir():
         file.unlink()
     for epoch in range(3):
-        _saved(folder / f"epoch_{epoch}.pt", _moved(subject, epoch))
+        _saved(folder / f"epoch_{epoch}.pt", moved(subject, epoch))
     return subject
 
 

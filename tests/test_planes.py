@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import attention_net, convolution_net, quadratic, run_probe, same_state, state, symmetric
+from analytic import (
+    attention_net,
+    convolution_net,
+    losses_with,
+    moved,
+    quadratic,
+    run_probe,
+    same_state,
+    state,
+    symmetric,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,22 +49,6 @@ def _shifted(subject: Subject, *moves: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def _random_move(subject: Subject, seed: int, scale: float = 0.3) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: scale * torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in subject.parameters.items()
-    }
-
-
-def _loss_with(subject: Subject, weights: dict[str, Tensor]) -> float:
-    kept = state(subject.model)
-    subject.model.load_state_dict(weights)
-    with torch.no_grad():
-        loss = torch.stack([subject.loss(i) for i in range(len(subject.batches))]).mean().item()
-    subject.model.load_state_dict(kept)
-    return loss
-
-
 def _run(folder: Path, states: Iterable[dict[str, Tensor]]) -> Path:
     folder.mkdir()
     for epoch, weights in enumerate(states):
@@ -69,14 +63,13 @@ def test_a_point_of_the_plane_is_the_loss_at_those_weights() -> None:
     with PlaneEvaluator(subject, plane) as evaluator:
         found = evaluator.at(0.7, -0.4)["loss"]
     moves = {n: 0.7 * d for n, d in first.items()}, {n: -0.4 * d for n, d in second.items()}
-    assert found == pytest.approx(_loss_with(subject, _shifted(subject, *moves)), rel=1e-13)
+    assert found == pytest.approx(losses_with(subject, _shifted(subject, *moves)).mean(), rel=1e-13)
 
 
 def test_three_checkpoints_on_a_line_span_no_plane(tmp_path: Path) -> None:
     subject = attention_net()
-    move = _random_move(subject, 1)
-    torch.save(_shifted(subject, move), tmp_path / "a.pt")
-    torch.save(_shifted(subject, move, move), tmp_path / "b.pt")
+    for name, scale in (("a", 0.3), ("b", 0.6)):
+        torch.save(moved(subject, 1, scale), tmp_path / f"{name}.pt")
     with pytest.raises(ValueError, match="lie on one line"):
         _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
 
@@ -84,9 +77,9 @@ def test_three_checkpoints_on_a_line_span_no_plane(tmp_path: Path) -> None:
 @pytest.mark.parametrize("through", [0, 1, 2])
 def test_the_plane_of_a_run_of_three_snapshots_passes_through_each(tmp_path: Path, through: int) -> None:
     subject = attention_net()
-    states = [dict(state(subject.model)), *(_shifted(subject, _random_move(subject, seed)) for seed in (1, 2))]
+    states = [dict(state(subject.model)), *(moved(subject, seed) for seed in (1, 2))]
     run = _run(tmp_path / "run", states)
-    expected = [_loss_with(subject, weights) for weights in states]
+    expected = [losses_with(subject, weights).mean() for weights in states]
     subject.model.load_state_dict(states[through])
     plane = _plane(subject, str(run))
     with PlaneEvaluator(subject, plane) as evaluator:
@@ -103,7 +96,7 @@ def test_the_plane_of_a_run_of_three_snapshots_passes_through_each(tmp_path: Pat
 @pytest.mark.parametrize("resolution", ["5", "8,15"])
 def test_the_grid_of_a_run_holds_the_checkpoint_itself(resolution: str, tmp_path: Path) -> None:
     subject = attention_net()
-    run = _run(tmp_path / "run", [_shifted(subject, _random_move(subject, k)) for k in range(3)])
+    run = _run(tmp_path / "run", [moved(subject, k) for k in range(3)])
     probe = Surface(plane=str(run), resolution=resolution)
     grid, spans = probe.plan(subject).over, _plane(subject, str(run)).spans
     for ticks, (low, high) in zip(grid.values(), spans, strict=True):
@@ -116,7 +109,7 @@ def test_the_grid_of_a_run_holds_the_checkpoint_itself(resolution: str, tmp_path
 
 def test_a_run_of_two_snapshots_spans_no_plane(tmp_path: Path) -> None:
     subject = attention_net()
-    run = _run(tmp_path / "run", [dict(state(subject.model)), _shifted(subject, _random_move(subject, 1))])
+    run = _run(tmp_path / "run", [dict(state(subject.model)), moved(subject, 1)])
     with pytest.raises(ValueError, match=r"2 snapshots of .* lie on one line"):
         _plane(subject, str(run))
 

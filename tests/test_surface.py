@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from analytic import (
     attention_net,
     batches_of,
     convolution_net,
+    losses_with,
+    moved,
     quadratic,
     rebatched,
     run_probe,
@@ -182,6 +184,7 @@ def test_the_standard_error_is_that_of_the_mean_over_samples() -> None:
     losses = per_sample(subject)[0].numpy()
     assert found["loss"][1, 1] == pytest.approx(losses.mean(), rel=1e-14)
     assert found["loss_se"][1, 1] == pytest.approx(losses.std(ddof=1) / 11**0.5, rel=1e-12)
+    assert np.isnan(run_probe(Surface(resolution="2"), attention_net(sizes=(1,)))["loss_se"]).all()  # of one sample
 
 
 @pytest.mark.slow
@@ -196,10 +199,6 @@ def test_the_standard_error_covers_the_loss_of_all_samples_in_nineteen_of_twenty
         found = probe.measure(replace(subject, batches=[(inputs[rows], targets[rows])]), unit)
         covered += abs(found["loss"] - whole) < 2 * found["loss_se"]
     assert 0.90 <= covered / 200 <= 0.99
-
-
-def test_one_sample_has_no_standard_error() -> None:
-    assert np.isnan(run_probe(Surface(resolution="2"), attention_net(sizes=(1,)))["loss_se"]).all()
 
 
 def test_soft_targets_weigh_the_losses_of_the_classes() -> None:
@@ -284,8 +283,11 @@ def test_an_invalid_value_is_a_usage_error_that_names_the_option(options: dict[s
         Surface(**options)  # type: ignore[arg-type]
 
 
-def test_the_run_key_does_not_depend_on_how_numbers_are_spelt() -> None:
-    subject = _bowl()
+def test_the_run_key_does_not_depend_on_how_numbers_are_spelt_or_without_a_cap_on_the_batch_size() -> None:
+    subject = attention_net(sizes=(6, 6))
+    other = replace(subject, batches=rebatched(subject.batches, 4))
+    assert Surface().identity(subject) == Surface().identity(other)
+    assert Surface(cap=3.0).identity(subject) != Surface(cap=3.0).identity(other)
     assert Surface(resolution=5, range=1).identity(subject) == Surface(resolution="5,5", range="-1:1").identity(subject)  # type: ignore[arg-type]
     assert Surface(range="1").identity(subject) == Surface().identity(subject)
     assert Surface(seed=1).identity(subject) != Surface().identity(subject)
@@ -326,13 +328,6 @@ def test_a_cap_leaves_points_that_are_not_finite_and_never_judges_by_few_samples
     assert found["n"][1, 1] == 64
     assert (np.delete(found["n"].ravel(), 4) == 32).all()
     assert (~np.isfinite(np.delete(found["loss"].ravel(), 4))).all()
-
-
-def test_the_run_key_of_a_capped_surface_depends_on_the_batch_size() -> None:
-    subject = attention_net(sizes=(6, 6))
-    other = replace(subject, batches=rebatched(subject.batches, 4))
-    assert Surface().identity(subject) == Surface().identity(other)
-    assert Surface(cap=3.0).identity(subject) != Surface(cap=3.0).identity(other)
 
 
 def test_summaries_are_those_of_a_quadratic() -> None:
@@ -403,25 +398,10 @@ def test_dropout_is_off_and_buffers_never_move() -> None:
 def _three(tmp_path: Path) -> tuple[Subject, list[dict[str, Tensor]], str]:
     """A network with batch norm, two others that differ in weights and statistics, and the word for their plane."""
     subject = convolution_net()
-    others = []
-    for seed in (1, 2):
-        generator = torch.Generator().manual_seed(seed)
-        others.append(
-            {
-                name: tensor + 0.4 * torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
-                if tensor.is_floating_point()
-                else tensor
-                for name, tensor in state(subject.model).items()
-            }
-        )
-        torch.save(others[-1], tmp_path / f"{'ab'[seed - 1]}.pt")
+    others = [moved(subject, seed, 0.4) for seed in (1, 2)]
+    for name, weights in zip("ab", others, strict=True):
+        torch.save(weights, tmp_path / f"{name}.pt")
     return subject, others, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}"
-
-
-def _own_loss(weights: Mapping[str, Tensor]) -> float:
-    subject = convolution_net()
-    subject.model.load_state_dict(dict(weights))
-    return per_sample(subject)[0].mean().item()
 
 
 @pytest.mark.parametrize("resolution", ["7", "10,5"])
@@ -434,8 +414,10 @@ def test_a_plane_through_checkpoints_has_their_losses_also_where_batch_norm_diff
     x, y = found["x"].tolist(), found["y"].tolist()
     assert found["facts"]["statistics"] == "interpolated between the checkpoints"
     for (a, b), weights in zip(((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)), (kept, *others), strict=True):
-        assert found["loss"][x.index(a), y.index(b)] == pytest.approx(_own_loss(weights), rel=1e-13)
-    np.testing.assert_allclose(found["path_loss"], [_own_loss(w) for w in (kept, *others)], rtol=1e-13)
+        assert found["loss"][x.index(a), y.index(b)] == pytest.approx(losses_with(subject, weights).mean(), rel=1e-13)
+    np.testing.assert_allclose(
+        found["path_loss"], [losses_with(subject, w).mean() for w in (kept, *others)], rtol=1e-13
+    )
     np.testing.assert_allclose(found["path_excess"], 0.0, atol=1e-13)
     assert np.isfinite(found["loss"]).all()  # beyond the triangle too, where an extrapolated variance is negative
     assert same_state(subject.model, kept)
@@ -465,11 +447,8 @@ def test_between_three_checkpoints_statistics_are_their_weighted_mean(tmp_path: 
 
     assert set(first) == {"1.running_mean", "1.running_var"}
     # Outside, a share below 0 counts as 0: (1.5, 1.5) has none of the first and halves of the others.
-    for (x, y), shares in {
-        (0.2, 0.3): (0.5, 0.2, 0.3),
-        (1.5, 1.5): (0.0, 0.5, 0.5),
-        (-1.0, 0.0): (1.0, 0.0, 0.0),
-    }.items():
+    points = {(0.2, 0.3): (0.5, 0.2, 0.3), (1.5, 1.5): (0.0, 0.5, 0.5), (-1.0, 0.0): (1.0, 0.0, 0.0)}
+    for (x, y), shares in points.items():
         move_to(x, y)
         for name in plane.ends[0]:
             mean = sum(s * w[name] for s, w in zip(shares, (own, *others), strict=True))
@@ -487,7 +466,9 @@ def test_frozen_statistics_of_a_plane_through_checkpoints_are_stored_with_their_
     caplog.set_level("INFO")
     found = run_probe(Surface(resolution="4", plane=word, bn="frozen"), subject)
     statistics = {name: own[name] for name in ("1.running_mean", "1.running_var")}
-    frozen, itself = (np.array([_own_loss({**w, **kept}) for w in (own, *others)]) for kept in (statistics, {}))
+    frozen, itself = (
+        np.array([losses_with(subject, {**w, **kept}).mean() for w in (own, *others)]) for kept in (statistics, {})
+    )
     assert abs(frozen - itself)[1:].min() > 1e-3
     np.testing.assert_allclose(found["path_excess"], frozen - itself, atol=1e-13)
     assert found["facts"]["statistics"] == "frozen"
@@ -496,6 +477,7 @@ def test_frozen_statistics_of_a_plane_through_checkpoints_are_stored_with_their_
 
 def test_interpolated_statistics_change_the_run_key_only_where_checkpoints_differ_in_them(tmp_path: Path) -> None:
     subject, _, word = _three(tmp_path)
+    assert (Surface().bn, Surface(plane="eigen").bn, Surface(plane="A.pt,B.pt").bn) == ("frozen", "frozen", "auto")
     assert Surface().identity(subject)["bn"] == Surface(bn="frozen").identity(subject)["bn"] == "frozen"
     resolved = [Surface(plane=word, bn=bn).identity(subject)["bn"] for bn in ("auto", "interpolate", "frozen")]
     assert resolved == ["interpolate", "interpolate", "frozen"]
@@ -534,10 +516,6 @@ def test_batches_that_change_or_can_be_read_only_once_are_rejected() -> None:
 
     with pytest.raises(ValueError, match=r"batches \(Fresh\) gives others when it is read again"):
         identity(Subject(model, Fresh(batches_of((4,), (5,), 3))), ())
-
-
-def test_batch_norm_is_frozen_unless_there_are_checkpoints_to_interpolate_between() -> None:
-    assert (Surface().bn, Surface(plane="eigen").bn, Surface(plane="A.pt,B.pt").bn) == ("frozen", "frozen", "auto")
 
 
 def test_losses_of_checkpoints_have_the_units_of_the_chosen_loss(tmp_path: Path) -> None:
