@@ -48,13 +48,14 @@ def test_a_smooth_surface_needs_few_points_and_the_hold_outs_bound_its_error() -
 @pytest.mark.slow
 def test_the_bound_covers_95_percent_of_the_errors_for_19_of_20_draws_of_hold_outs() -> None:
     axes = np.linspace(-1, 1, 31), np.linspace(-1, 1, 29)
-    loss, covered = valley(axes), []
+    loss, covered, bounds = valley(axes), [], set()
     for seed in range(40):
         evaluated, last = walked(loss, axes=axes, seed=seed, tolerance=10.0, design=SMALL)
         found = interpolate_missing(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
         covered.append(last.error >= np.quantile(np.abs(found / loss - 1)[~evaluated], 0.95))
+        bounds.add(last.error)
     assert np.mean(covered) >= 0.9
-    assert len({walked(loss, axes=axes, seed=s, tolerance=10.0, design=SMALL)[1].error for s in range(3)}) == 3
+    assert len(bounds) > 20
 
 
 def test_a_rough_surface_is_detected_and_evaluated_everywhere() -> None:

@@ -405,7 +405,7 @@ EXHAUSTING: dict[str, dict[str, Any]] = {
     "hessian": {"top": 2, "hvp": "kept"},
     "trace": {"vectors": 4, "hvp": "kept"},
     "density": {"vectors": 1, "steps": 8, "hvp": "kept"},
-    "flatness": {"steps": 3, "draws": 4, "vectors": 2, "hvp": "kept"},
+    "flatness": {"steps": 1, "draws": 4, "vectors": 2, "hvp": "kept"},
 }
 
 

@@ -59,8 +59,9 @@ def test_networks_are_measured_and_drawn_by_one_command(
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         words = ["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--out", name]
+        words += ["--model-arg", "width=4", "--model-arg", "blocks=1,1"]
         assert command(*words, *(["--model-arg", "mc_dropout=0.2"] if name == "a" else []))[0] == 0
-    words = ["heads", "a/final.pt", "b/final.pt", "--masks", "2", "--samples", "32", "--batch-size", "16"]
+    words = ["heads", "a/final.pt", "b/final.pt", "--masks", "2", "--samples", "16", "--batch-size", "8"]
     code, out, err = command(*words, "--resolution", "3", "--batches", "1")
     assert code == 0, err
     assert out.split() == ["figures/heads.png"]

@@ -118,7 +118,7 @@ def test_encoders_are_compared_by_one_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for objective in ("simclr", "mim"):
-        made = recipe("demo", epochs=1, objective=objective, batch_size=64)
+        made = recipe("demo", epochs=0, objective=objective)
         train("vit_demo", "digits", recipe=made, out=tmp_path / objective, fraction=0.1, model_args=SMALL)
     words = ["noise", "simclr", "mim", "--bands", "0.9", "--samples", "64", "--out", "r.h5", "--quiet"]
     assert exit_code(words) == 1

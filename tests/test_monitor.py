@@ -6,12 +6,12 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -392,7 +392,7 @@ def run(folder: Path, start: int, end: int, *, kill: bool = False) -> None:
 def test_a_killed_run_continues_its_series_from_its_checkpoint(tmp_path: Path) -> None:
     path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
     code = f"{path}; from test_monitor import *; run(Path('.'), 0, 33, kill=True)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    assert forked.Popen([sys.executable, "-c", code], cwd=tmp_path).wait() == -signal.SIGKILL
     assert list(tmp_path.glob("run.h5.journal-*"))
     run(tmp_path, 17, 40)
     (tmp_path / "whole").mkdir()

@@ -21,11 +21,11 @@ from landscape.cli.process_setup import keep_freed_memory
 if "keep" in sys.argv:
     keep_freed_memory()
 def work():
-    return [torch.ones(12_000_000) for _ in range(3)] and None
+    return [torch.ones(9_000_000) for _ in range(2)] and None
 for _ in range(3):
     work()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
+for _ in range(8):
     work()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """

@@ -258,8 +258,9 @@ def test_the_study_of_a_checkpoint_is_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command("train", "resnet_demo", "--data", "digits", "--epochs", "0", "--model-arg", "mc_dropout=0.2")[0] == 0
-    words = ["smoothing", "--samples", "32", "--batch-size", "16", "--sizes", "1,2", "--batches", "1"]
+    words = ["train", "resnet_demo", "--data", "digits", "--epochs", "0"]
+    assert command(*words, *(f"--model-arg={size}" for size in ("mc_dropout=0.2", "width=4", "blocks=1,1")))[0] == 0
+    words = ["smoothing", "--samples", "16", "--batch-size", "8", "--sizes", "1,2", "--batches", "1"]
     code, out, err = command(*words)
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines()[1:3]] == ["1", "2"]

@@ -90,13 +90,13 @@ def test_networks_are_measured_and_drawn_by_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for patch in ("1", "2", "4"):
+    for patch in ("2", "4", "8"):
         words = ["train", "vit_demo", "--data", "digits", "--epochs", "0", "--out", f"p{patch}"]
-        assert command(*words, "--model-arg", f"patch={patch}")[0] == 0
-    words = ["sweep", "p1", "p2", "p4", "--samples", "32", "--batch-size", "16", "--batches", "1", "--quiet"]
+        assert command(*words, "--model-arg", f"patch={patch}", "--model-arg", "depth=1")[0] == 0
+    words = ["sweep", "p2", "p4", "p8", "--samples", "16", "--batch-size", "8", "--batches", "1", "--quiet"]
     code, out, err = command(*words)
     assert code == 0, err
-    assert [line.split()[0] for line in out.splitlines()] == ["patch", "1", "2", "4", "figures/sweep.png"]
+    assert [line.split()[0] for line in out.splitlines()] == ["patch", "2", "4", "8", "figures/sweep.png"]
     (study,) = sweep_study.studies(reader.groups(Path("results.h5")))
     assert all(np.isfinite([row["training NLL"], row["NEP"], row["APE"]]).all() for row in sweep_study.table(study))
     assert [path.stem for path in drawing.draw_studies(Path("results.h5"), tmp_path / "f")] == ["sweep"]
