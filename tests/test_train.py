@@ -32,6 +32,7 @@ from landscape.training.train import EpochResult, train
 from landscape.training.training_set import balanced_rows, splits
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2, "patch": 4}
+RESNET = {"blocks": (1, 1), "width": 4}
 SOURCE = """
 import torch
 
@@ -129,9 +130,8 @@ def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path:
     ("model", "arguments", "changes"),
     [
         ("vit_demo", SMALL, {"mixup": 1.0, "cutmix": 0.8, "drop_path": 0.5}),
-        ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"optimizer": "sgd", "label_smoothing": 0.1}),
-        ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"ema": 0.9, "accumulate": 2, "batch_size": 4}),
-        ("resnet_demo", {"blocks": (1, 1), "width": 4}, {"ema": 0.9, "accumulate": 2, "batch_size": 4, "sam": 0.1}),
+        ("resnet_demo", RESNET, {"optimizer": "sgd", "label_smoothing": 0.1}),
+        ("resnet_demo", RESNET, {"ema": 0.9, "accumulate": 2, "batch_size": 4, "sam": 0.1}),
     ],
 )
 def test_a_run_stopped_and_resumed_equals_an_uninterrupted_one(
@@ -273,7 +273,7 @@ def test_bytes_are_normalised_and_the_checkpoint_stores_the_crop_in_pixels(sourc
 
 
 def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Path) -> None:
-    given = {"model_args": {"blocks": (1, 1), "width": 4}, "seed": 1}
+    given = {"model_args": RESNET, "seed": 1}
     paths = [
         train("resnet_demo", source, recipe=short(2, memory_format=name), out=tmp_path / name, **given)
         for name in ("contiguous", "channels_last")
@@ -287,19 +287,17 @@ def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Pa
 def test_the_memory_format_is_that_of_the_kind_of_model_or_of_the_run_that_is_resumed_and_stored(
     source: str, tmp_path: Path
 ) -> None:
-    given = {"model_args": {"blocks": (1, 1), "width": 4}}
-    for model, arguments, expected in (("vit_demo", {"model_args": SMALL}, "contiguous"),
-                                       ("resnet_demo", given, "channels_last")):  # fmt: skip
-        final = train(model, source, recipe=short(0), out=tmp_path / model, **arguments)
+    given = {"model_args": RESNET}
+    for model, arguments, expected in (("vit_demo", SMALL, "contiguous"), ("resnet_demo", RESNET, "channels_last")):
+        final = train(model, source, recipe=short(0), out=tmp_path / model, model_args=arguments)
         assert read_checkpoint(final).recipe["memory_format"] == expected
     contiguous, out = short(2, memory_format="contiguous"), tmp_path / "run"
     whole = train("resnet_demo", source, recipe=contiguous, out=tmp_path / "whole", **given)
     with pytest.raises(KeyboardInterrupt):
         train("resnet_demo", source, recipe=contiguous, out=out, report=stop_after(1), **given)
-    assert weights(train("resnet_demo", source, recipe=short(2), out=out, **given)) == weights(whole)
-    assert read_checkpoint(train("resnet_demo", source, recipe=short(2), out=out, **given)).recipe["memory_format"] == (
-        "contiguous"
-    )
+    resumed = train("resnet_demo", source, recipe=short(2), out=out, **given)
+    assert weights(resumed) == weights(whole)
+    assert read_checkpoint(resumed).recipe["memory_format"] == "contiguous"
     with pytest.raises(ValueError, match="memory_format contiguous in the folder, channels_last requested"):
         train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=out, **given)
 
@@ -333,7 +331,7 @@ def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path:
 
 @pytest.mark.slow
 def test_half_precision_is_for_snapshots_between_the_warm_up_and_the_end(source: str, tmp_path: Path) -> None:
-    given = {"recipe": short(3, ema=0.5), "model_args": {"blocks": (1, 1), "width": 4}, "snapshots": 1}
+    given = {"recipe": short(3, ema=0.5), "model_args": RESNET, "snapshots": 1}
     full, half = tmp_path / "full", tmp_path / "half"
     train("resnet_demo", source, out=full, **given)
     train("resnet_demo", source, out=half, snapshot_dtype="fp16", **given)
