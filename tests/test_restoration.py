@@ -29,7 +29,7 @@ FEW: dict[str, Any] = {"data": "digits", "samples": 12, "batch_size": 6}
 def network() -> nn.Module:
     """With batch norm, dropout, attention, a frozen weight, gradients, a hook, and modules in both modes."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"blocks": (1, 2), "msa": (0, 1), "heads": (1, 2), "head_dim": 4, "width": 4}
+    sizes: dict[str, Any] = {"blocks": (1, 1, 2), "msa": (0, 0, 1), "heads": (1, 1, 2), "head_dim": 4, "width": 4}
     model = nn.Sequential(models.build("alternet_demo", classes=10, image_size=16, **sizes), nn.Dropout(0.5))
     model.register_buffer("counter", torch.zeros(1))
     model.register_forward_hook(count)
