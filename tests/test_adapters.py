@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+@cache
 def loaded(folder: Path, name: str = "tuned", **options: Any) -> Subject:
+    """A subject that no test changes."""
     return landscape.load(folder / name, data=str(folder / "tokens.npy"), device="cpu", **options)
 
 
