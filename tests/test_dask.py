@@ -18,7 +18,7 @@ from typing import Any
 import forked
 import pytest
 from measured_runs import assert_same, loaded, save, small, stored_result
-from test_executors import KILLER, counting
+from test_executors import network
 
 from landscape.cli.main import exit_code
 from landscape.executors.executor import PoisonUnits
@@ -26,7 +26,6 @@ from landscape.executors.schedule import Schedule
 from landscape.probe import listening
 from landscape.results import group as groups
 from landscape.run import digest, run
-from landscape.subject import loading
 
 if importlib.util.find_spec("distributed") is None:  # to import it takes half a second, in collection too
     pytest.skip("distributed is not installed", allow_module_level=True)
@@ -119,9 +118,7 @@ def test_a_worker_that_has_another_file_enters_nothing(cluster: Cluster, tmp_pat
 
 
 def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(KILLER)
-    arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "5"}, "data": "digits", "samples": 21}
-    subject, path, probe = loading.load(**arguments, batch_size=8), tmp_path / "r.h5", small("trace")
+    subject, path, probe = network(tmp_path, 21, kill="5"), tmp_path / "r.h5", small("trace")
     with DaskCluster(str(cluster.file)) as executor, pytest.raises(PoisonUnits, match=r"unit 2 \(batch=2\)"):
         run(probe, subject, path, executor=executor)
     done = groups.read_group(path, str(groups.stored_group(path, probe.name, digest(probe, subject))))["done"]
@@ -129,7 +126,7 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(cluste
 
 
 def test_a_unit_that_ends_the_program_ends_the_run_with_an_error(cluster: Cluster, tmp_path: Path) -> None:
-    subject, path, probe = counting(tmp_path, end="5"), tmp_path / "r.h5", small("trace")
+    subject, path, probe = network(tmp_path, 21, end="5"), tmp_path / "r.h5", small("trace")
     with DaskCluster(str(cluster.file)) as executor, pytest.raises(ValueError, match=r"called sys.exit\(0\)"):
         run(probe, subject, path, executor=executor)
     group = groups.stored_group(path, probe.name, digest(probe, subject))

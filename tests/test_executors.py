@@ -40,27 +40,33 @@ from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# A network that kills a worker with a mini-batch of `kill` samples, or that loads; MAIN is the process of the tests.
-KILLER = """
-import os, signal, torch
-def net(kill=""):
-    if kill == "load" and os.getpid() != MAIN:
-        os.kill(os.getpid(), signal.SIGKILL)
+# In a worker, a network that kills the process as it loads or at a mini-batch of so many samples, or asks for its end
+# there, and that notes its threads; it counts its calls, which changes no number. MAIN is the process of the tests.
+NETWORK = """
+import os, pathlib, signal, sys, torch
+def net(kill="", end=""):
+    if os.getpid() != MAIN:
+        pathlib.Path(__file__).with_name("threads").write_text(str(torch.get_num_threads()))
+        if kill == "load":
+            os.kill(os.getpid(), signal.SIGKILL)
     class Net(torch.nn.Sequential):
+        calls, seen = 0, ()
         def forward(self, x):
-            if kill and os.getpid() != MAIN and len(x) == int(kill):
+            self.calls, self.seen = self.calls + 1, (*self.seen, len(x))
+            if os.getpid() != MAIN and str(len(x)) == kill:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if os.getpid() != MAIN and str(len(x)) == end:
+                sys.exit(0)
             return super().forward(x)
     torch.manual_seed(0)
     return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 10))
 """.replace("MAIN", str(os.getpid()))
-THREADS = """
-import os, pathlib, torch
-def net():
-    if os.getpid() != MAIN:
-        pathlib.Path(__file__).with_name("seen").write_text(str(torch.get_num_threads()))
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 10))
-""".replace("MAIN", str(os.getpid()))
+
+
+def network(folder: Path, samples: int, batch_size: int = 8, **how: str) -> Subject:
+    (folder / "net.py").write_text(NETWORK)
+    model = f"{folder}/net.py:net"
+    return loading.load(model=model, model_arg=how, data="digits", samples=samples, batch_size=batch_size)
 
 
 @pytest.fixture
@@ -117,9 +123,7 @@ def test_killed_workers_cost_nothing(
 def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(
     tmp_path: Path, workers: SimpleNamespace
 ) -> None:
-    (tmp_path / "net.py").write_text(KILLER)
-    arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "5"}, "data": "digits", "samples": 37}
-    subject, path, probe = loading.load(**arguments, batch_size=8), tmp_path / "r.h5", small("trace")
+    subject, path, probe = network(tmp_path, 37, kill="5"), tmp_path / "r.h5", small("trace")
     with pytest.raises(PoisonUnits) as caught:
         run(probe, subject, path, executor=workers.executor)
     assert "killed a worker several times" in str(caught.value)
@@ -128,30 +132,8 @@ def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(
     assert done.reshape(5, -1).all(axis=1).tolist() == [True] * 4 + [False]
 
 
-# A network that counts its calls, which changes no number, and may ask for the end of the program in a worker.
-COUNTING = """
-import os, sys, torch
-def net(end=""):
-    class Net(torch.nn.Sequential):
-        calls, seen = 0, ()
-        def forward(self, x):
-            self.calls, self.seen = self.calls + 1, (*self.seen, len(x))
-            if end and os.getpid() != MAIN and len(x) == int(end):
-                sys.exit(0)
-            return super().forward(x)
-    torch.manual_seed(0)
-    return Net(torch.nn.Flatten(), torch.nn.Linear(768, 10), torch.nn.ReLU(), torch.nn.Linear(10, 10))
-""".replace("MAIN", str(os.getpid()))
-
-
-def counting(folder: Path, end: str = "") -> Subject:
-    (folder / "net.py").write_text(COUNTING)
-    arguments = {"model": f"{folder}/net.py:net", "model_arg": {"end": end}, "data": "digits", "samples": 21}
-    return loading.load(**arguments, batch_size=8)
-
-
 def test_a_model_that_counts_its_calls_is_the_same_in_workers(tmp_path: Path, workers: SimpleNamespace) -> None:
-    subject, probe = counting(tmp_path), small("trace")
+    subject, probe = network(tmp_path, 21), small("trace")
     key = digest(probe, subject)
     whole = run(probe, subject, None).data
     assert digest(probe, subject) == key
@@ -163,7 +145,7 @@ def test_a_model_that_counts_its_calls_is_the_same_in_workers(tmp_path: Path, wo
 
 
 def test_a_unit_that_ends_the_program_ends_the_run_with_an_error(tmp_path: Path, workers: SimpleNamespace) -> None:
-    subject, path, probe = counting(tmp_path, end="5"), tmp_path / "r.h5", small("trace")
+    subject, path, probe = network(tmp_path, 21, end="5"), tmp_path / "r.h5", small("trace")
     with pytest.raises(ValueError, match=r"a user's code called sys.exit\(0\); everything finished is kept, remove"):
         run(probe, subject, path, executor=workers.executor)
     group = groups.stored_group(path, probe.name, digest(probe, subject))
@@ -227,19 +209,15 @@ def test_workers_that_die_while_they_load_end_the_run(
     tmp_path: Path, workers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_processes, "FAILED_STARTS", 2)
-    (tmp_path / "net.py").write_text(KILLER)
-    arguments = {"model": f"{tmp_path}/net.py:net", "model_arg": {"kill": "load"}, "data": "digits", "samples": 16}
-    subject = loading.load(**arguments, batch_size=16)
+    subject = network(tmp_path, 16, 16, kill="load")
     with pytest.raises(RuntimeError, match="2 workers in a row died while they loaded"):
         run(small("trace"), subject, tmp_path / "results.h5", executor=workers.executor)
 
 
 @pytest.mark.slow
 def test_workers_share_the_threads(tmp_path: Path, workers: SimpleNamespace) -> None:
-    (tmp_path / "net.py").write_text(THREADS)
-    subject = loading.load(model=f"{tmp_path}/net.py:net", data="digits", samples=8, batch_size=8)
-    run(small("trace"), subject, None, executor=workers.executor)
-    assert (tmp_path / "seen").read_text() == "3"
+    run(small("trace"), network(tmp_path, 8), None, executor=workers.executor)
+    assert (tmp_path / "threads").read_text() == "3"
 
 
 def test_with_cuda_every_worker_has_its_own_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
