@@ -9,15 +9,7 @@ import pytest
 import scipy.stats
 import torch
 import xarray as xr
-from analytic import (
-    attention_net,
-    convolution_net,
-    dense_hessian,
-    quadratic,
-    run_probe,
-    symmetric,
-    tanh_net,
-)
+from analytic import attention_net, convolution_net, dense_hessian, quadratic, run_probe, symmetric, tanh_net
 from matplotlib.figure import Figure
 from scipy.stats import wasserstein_distance
 

@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import (
-    NETWORKS,
-    convolution_net,
-    dense_hessian,
-    quadratic,
-    same_state,
-    state,
-    symmetric,
-    tanh_net,
-)
+from analytic import NETWORKS, convolution_net, dense_hessian, quadratic, same_state, state, symmetric, tanh_net
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

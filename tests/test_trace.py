@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from analytic import (
-    convolution_net,
-    dense_hessian,
-    quadratic,
-    run_probe,
-    softmax_regression,
-    symmetric,
-    tanh_net,
-)
+from analytic import convolution_net, dense_hessian, quadratic, run_probe, softmax_regression, symmetric, tanh_net
 from matplotlib.figure import Figure
 from torch import Tensor
 
