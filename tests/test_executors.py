@@ -156,6 +156,19 @@ def replace_checkpoint(folder: Path) -> None:
     save(folder / "final.pt", seed=1)
 
 
+def replace_options(folder: Path) -> None:
+    """The same weights, to be measured with smoothing blocks."""
+    content = torch.load(folder / "final.pt", weights_only=True)
+    torch.save(
+        {**content, "recipe": {**content["recipe"], "smooth_at": "layer1$"}},
+        folder / "final.pt",
+    )
+
+
+def replace_network(folder: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, folder / "final.pt")
+
+
 def replace_data(folder: Path) -> None:
     arrays = {"x": np.ones((32, 3, 16, 16), np.float32), "y": np.arange(32) % 10}
     np.savez(folder / "data.npz", **arrays)
@@ -169,6 +182,8 @@ def replace_code(folder: Path) -> None:
     ("replaced", "said"),
     [
         (replace_checkpoint, "final.pt has other weights; the file was replaced since the command began"),
+        (replace_options, "final.pt has the same weights; the file was replaced since the command began"),
+        (replace_network, "final.pt was replaced since the command began"),
         (replace_data, "has other samples; a file of it was replaced"),
         (replace_code, "code, or a further file that an option names, was replaced"),
     ],

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from landscape.checkpoints import raw_files
 from landscape.checkpoints.user_code import refusing_exit
 from landscape.executors.memory_limit import sweep_within_memory
 from landscape.probe import Probe, Sweeps, Unit, Values
@@ -40,6 +41,7 @@ class Work:
     weights: str  # SHA-256 of the weights, of the samples, and of all that can change the numbers
     data: str
     digests: tuple[str, ...]  # one per probe
+    file: str  # SHA-256 of the checkpoint's file, "" without one: tells what was replaced where something differs
     versions: Mapping[str, str]
 
 
@@ -56,7 +58,10 @@ def work_of(probe: Probe | Sweeps, subject: Subject) -> Work:
         )
     weights = weights_sha256(subject)
     digests = tuple(digest(one, subject, weights) for one in probes_of(probe))
-    return Work(probe, subject.spec, str(Path.cwd()), weights, subject.data_sha256, digests, versions())
+    file = subject.checkpoint.sha256 if subject.checkpoint is not None else ""
+    return Work(
+        probe, subject.spec, str(Path.cwd()), weights, subject.data_sha256, digests, file=file, versions=versions()
+    )
 
 
 def probes_of(probe: Any) -> tuple[Probe, ...]:
@@ -76,15 +81,23 @@ def loaded(work: Work) -> Subject:
                      if versions().get(name) != v]:  # fmt: skip
         raise ValueError(f"{here} has {'; '.join(differing)}; install the same versions on every machine")
     os.chdir(work.folder if os.path.exists(os.path.join(work.folder, work.spec.checkpoint or "")) else STARTED_IN)
-    subject = load_spec(work.spec)
     again = "was replaced since the command began, or is another one there; nothing of it is stored: run again"
+    path = work.spec.checkpoint
+    try:
+        subject = load_spec(work.spec)
+    except ValueError as error:
+        if path is not None and raw_files.sha256_of(path) != work.file:
+            raise ValueError(f"{here}: {path} {again} ({error})") from error
+        raise
     weights = weights_sha256(subject)
     if weights != work.weights:
-        raise ValueError(f"{here}: {work.spec.checkpoint or work.spec.model} has other weights; the file {again}")
+        raise ValueError(f"{here}: {path or work.spec.model} has other weights; the file {again}")
+    stored = subject.checkpoint
+    replaced = stored is not None and stored.sha256 != work.file and f"{path} has the same weights; the file"
     if subject.data_sha256 != work.data:
-        raise ValueError(f"{here}: {subject.data_in_words} has other samples; a file of it {again}")
+        raise ValueError(f"{here}: {replaced or f'{subject.data_in_words} has other samples; a file of it'} {again}")
     if tuple(digest(probe, subject, weights) for probe in probes_of(work.probe)) != work.digests:
-        raise ValueError(f"{here}: code, or a further file that an option names, {again}")
+        raise ValueError(f"{here}: {replaced or 'code, or a further file that an option names,'} {again}")
     return subject
 
 
