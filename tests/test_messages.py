@@ -169,6 +169,70 @@ def test_a_mistake_names_the_option_and_a_value_that_works(
     assert said in err
 
 
+NETWORKS = """
+import torch
+from torch import nn
+def one(): return nn.Linear(4, 1)
+def three(): return nn.Linear(4, 3)
+def sigmoid(): return nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())
+def softmax(): return nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+def map(): return nn.Conv2d(4, 1, 1)
+def maps(): return nn.Conv2d(4, 3, 1)
+def x(*shape): return torch.randn(24, 4, *shape, generator=torch.Generator().manual_seed(0))
+def true(): return x(), x()[:, 0] > 0
+def binary(): return x(), (x()[:, 0] > 0).float()
+def labels(): return x(), (x()[:, :3] > 0).float()
+def classes(): return x(), torch.arange(24) % 3
+def onehot(): return x(), nn.functional.one_hot(torch.arange(24) % 3)
+def numbers(): return x(), x()[:, :1]
+def mask(): return x(5, 5), (x(5, 5)[:, 0] > 0).long()
+def floats(): return x(5, 5), (x(5, 5)[:, 0] > 0).float()
+def void(): return x(5, 5), (x(5, 5)[:, 0] > 0).long() * 255
+"""
+SITUATIONS = [  # network, data, options
+    *(("one", data, loss) for data in ("true", "binary", "labels", "classes", "numbers") for loss in ("", "bce")),
+    *(("three", data, loss) for data in ("true", "binary", "labels", "classes", "onehot") for loss in ("", "bce")),
+    ("sigmoid", "labels", "bce"), ("sigmoid", "labels", ""), ("softmax", "classes", ""), ("softmax", "classes", "bce"),
+    *(("map", data, loss) for data in ("mask", "floats", "void") for loss in ("", "bce")),
+    *(("maps", data, loss) for data in ("mask", "void") for loss in ("", "bce")),
+]  # fmt: skip
+
+
+def advised(options: tuple[str, ...], said: str) -> list[tuple[str, ...]]:
+    """The options that a message advises: each without those to leave out, and with the value of one to give."""
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    ways = [{**given, name: value} for name, value in re.findall(r"(?:give|or) (--[a-z-]+) ([\w.:/-]*\w)", said)]
+    ways += [
+        {key: given[key] for key in given if key != name} for name in re.findall(r"(?:leave|drop) (--[a-z-]+)", said)
+    ]
+    return [tuple(word for pair in sorted(way.items()) for word in pair) for way in ways]
+
+
+@pytest.mark.slow
+def test_no_advice_leads_back_to_a_message_that_was_seen(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a refusal advises is tried, and what the next one advises, until a command works or advises no option."""
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETWORKS)
+    words = ("calibration", "--out", "r.h5", "--overwrite", "--draws", "2")
+
+    def walk(network: str, data: str, options: tuple[str, ...], seen: list[str]) -> None:
+        own = ("--model", f"nets.py:{network}", "--data", f"nets.py:{data}")
+        code, _, err = command(*words, *own, *options)
+        if code == 0:
+            return
+        said = err.splitlines(keepends=True)[-1]
+        assert one_line(said)
+        assert "Error" not in said
+        assert said not in seen, (network, data, options, *seen)
+        for way in advised(options, said):
+            walk(network, data, way, [*seen, said])
+
+    for network, data, loss in SITUATIONS:
+        walk(network, data, ("--loss", loss) if loss else (), [])
+
+
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from landscape.checkpoints import user_code
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.checkpoints.user_code import guarded
 from landscape.data.dataset import BatchList, Images
 from landscape.data.structure import Nested, tensors_in
 from landscape.subject.adaptation import misfit
@@ -143,7 +142,7 @@ def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
                 f"{classes - 1}, expected (samples, tokens, vocabulary), with a class or a token as the target of each"
             )
     elif subject.losses is not cross_entropy:
-        guarded(f"--loss {subject.loss_name}", lambda: subject.losses(outputs, targets))
+        subject.losses(outputs, targets)
     elif subject.dense:
         _refuse_classes(subject, outputs.shape[1])
     elif outputs.dim() != 2 or len(outputs) != len(targets):

@@ -43,9 +43,12 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
     if subject.losses is bce:
         if not _between_0_and_1(targets):
             low, high = targets.min().item(), targets.max().item()
+            one = outputs.shape[1] == 1 if outputs.dim() > 1 else True
+            other = "mse" if targets.is_floating_point() or one else "cross-entropy"
+            several = ", or let the model return one output per class" if one and other != "cross-entropy" else ""
             raise ValueError(
                 f"--loss bce needs targets from 0 to 1, those of {name} lie between {low:g} and {high:g}; give "
-                f"--loss {'mse' if targets.is_floating_point() else 'cross-entropy'}"
+                f"--loss {other}{several}"
             )
     elif subject.losses is cross_entropy and (outputs.dim() in (1, 2, 4) or subject.dense):
         if outputs.dim() == 4 or subject.dense:
@@ -62,7 +65,9 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
 
 def _single_output(targets: Tensor) -> str:
     """Why cross-entropy does not fit a model with one output per sample."""
-    always = "cross-entropy over one output is always 0"
+    always, labels = "cross-entropy over one output is always 0", targets[0].numel()
+    if labels > 1:
+        return f"{always}; let the model return {labels} outputs, as many as the targets have"
     if _between_0_and_1(targets):
         return f"{always}; give --loss bce for labels from 0 to 1, or --loss mse for a regression"
     if targets.is_floating_point():
@@ -98,7 +103,8 @@ def _per_pixel(targets: Tensor, outputs: Tensor, ignored: int) -> str:
     if outputs.dim() != 4:
         return "a class per pixel needs logits (samples, classes, height, width); measure a network for segmentation"
     if outputs.shape[1] == 1:
-        return "cross-entropy over one output is always 0; give --loss bce for a mask of 0 and 1, or --loss mse"
+        binary = "give --loss bce" if _between_0_and_1(targets) else "let the model return one map per class"
+        return f"cross-entropy over one output is always 0; {binary}, or give --loss mse for a regression"
     if not are_masks(targets):
         if targets.dim() == 1:
             return (
