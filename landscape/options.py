@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import logging
 import math
 import re
@@ -12,8 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 MATCHING_SECONDS = 5.0  # that matching all names of a network may take; it takes milliseconds
@@ -23,6 +26,43 @@ SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 class OptionError(ValueError):
     """An option has an invalid value, whatever is measured: a usage error (exit code 2 on the command line)."""
+
+
+@contextlib.contextmanager
+def reading(what: Path | str, *, says: bool = False) -> Iterator[None]:
+    """Give whatever reading a file or folder raises one line that names it.
+
+    One that has the name in it stays as it is; with `says`, so does every ValueError and RuntimeError.
+
+    Raises:
+        ValueError: instead of errors that say nothing to who gave the file, such as a TypeError.
+    """
+    try:
+        yield
+    except (OptionError, MemoryError):
+        raise
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(what)
+        raise
+    except Exception as error:
+        said, kind = printable(" ".join(str(error).split())), type(error)
+        spoken = kind in (ValueError, RuntimeError) or kind.__module__.startswith("landscape.")
+        if isinstance(error, ImportError) or (spoken and (says or str(what) in said)):
+            raise
+        reason = said if spoken and said else f"{kind.__name__}: {said}"
+        raise ValueError(f"{what} cannot be read ({reason[:300]}); give another copy") from error
+
+
+def naming(function: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
+    """A reader whose errors name the file that is its first argument, as inside `reading`."""
+
+    @functools.wraps(function)
+    def read(path: Path, /, *args: P.args, **options: P.kwargs) -> T:
+        with reading(path):
+            return function(path, *args, **options)
+
+    return read
 
 
 def invalid(name: str, value: object, expected: str) -> OptionError:

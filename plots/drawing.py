@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -273,7 +274,9 @@ def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
         figure = tidied(page())
         for path, extension in zip(paths, formats, strict=True):
+            dpi: Any = matplotlib.rcParams["savefig.dpi"] if extension == "png" else MESH_DPI
+            drawn = BytesIO()  # the writer of PDF hides the error of a full disk behind one of its own
+            figure.savefig(drawn, format=extension, metadata=_METADATA[extension], dpi=dpi)
             with replacing(path) as stream:
-                dpi: Any = matplotlib.rcParams["savefig.dpi"] if extension == "png" else MESH_DPI
-                figure.savefig(stream, format=extension, metadata=_METADATA[extension], dpi=dpi)
+                stream.write(drawn.getbuffer())
     return paths

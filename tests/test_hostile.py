@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import pickle
 import re
 import struct
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import forked
@@ -333,3 +335,66 @@ def test_names_of_and_in_files_do_not_reach_the_terminal_as_commands(
         assert shown
         assert "\x1b" not in shown
         assert "\x07" not in shown
+
+
+def optimizer(path: Path, **changed: object) -> None:
+    model = torch.nn.Linear(4, 300)
+    made = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    made.step()
+    state = made.state_dict()
+    state["param_groups"][0].update(changed)
+    torch.save({"model": model.state_dict(), "optimizer": state}, path)
+
+
+def processor(folder: Path, content: dict[str, object]) -> None:
+    hostile.hugging_face(folder, hostile.weights())
+    (folder / "config.json").write_text('{"image_size": 8, "model_type": "vit"}')
+    (folder / "preprocessor_config.json").write_text(json.dumps(content))
+
+
+def deep(folder: Path) -> None:
+    """Class folders in which folders lie 1,500 deep."""
+    places = [folder / "a", *[Path("d")] * 1500]
+    back = os.open(".", os.O_RDONLY)
+    for place in places:
+        place.mkdir(parents=True)
+        os.chdir(place)
+    os.fchdir(back)
+    os.close(back)
+
+
+UNCLEAR: dict[str, tuple[str, Callable[[Path], object]]] = {  # what ended in a TypeError and the like: words, the file
+    "far.safetensors": (
+        "trace",
+        lambda p: hostile.header(p, 0, {"w": hostile.entry([4], end=float("inf"))}, bytes(16)),
+    ),  # type: ignore[arg-type]
+    "shape.safetensors": ("trace", lambda p: hostile.header(p, 0, {"w": hostile.entry([[4]])}, bytes(16))),  # type: ignore[list-item]
+    "rate.pt": ("step", lambda p: optimizer(p, lr=None)),
+    "text.pt": ("step", lambda p: optimizer(p, lr="fast")),
+    "pair.pt": ("step", lambda p: optimizer(p, betas=(0.9, None))),
+    "decay.pt": ("step", lambda p: optimizer(p, weight_decay=None)),
+    "means": ("processor", lambda p: processor(p, {"image_mean": [None] * 3, "size": 8})),
+    "sizes": ("processor", lambda p: processor(p, {"size": {"shortest_edge": None}})),
+    "longest": ("processor", lambda p: processor(p, {"size": [], "resample": 99})),
+    "deep": ("data", deep),
+    "sequence.npy": ("array", lambda p: p.write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': [], 'fortran_order': 1")),
+}
+
+
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_an_error_of_a_library_is_one_line_that_names_the_file(
+    name: str, study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, make = UNCLEAR[name]
+    path = study / name
+    make(path)
+    own = ["--model", "../mine.py:model", "--data", "../mine.py:data", "--out", "r.h5"]
+    words = {
+        "data": ["trace", "--model", "../mine.py:model", "--data", str(path), "--out", "r.h5"],
+        "processor": ["trace", "--model", f"hf:{path}", "--data", "digits", "--out", "r.h5"],
+        "array": ["trace", "--model", "../mine.py:model", "--data", f"{path},{path}", "--out", "r.h5"],
+    }.get(kind, [kind, str(path), *own, "--quiet"])
+    error = refused(words, capsys)
+    assert str(path) in error
+    assert "--debug" not in error

@@ -10,7 +10,7 @@ from PIL import Image
 
 from landscape.data import decoding, load, memory
 from landscape.data.cue_conflict import listed
-from landscape.data.image_folder import _pictures, is_picture
+from landscape.data.image_folder import is_picture, pictures
 from landscape.data.sampling import balanced
 
 
@@ -129,7 +129,7 @@ def test_what_lies_beside_pictures_is_none(tmp_path: Path) -> None:
     Image.fromarray(GREY // 128).save(tmp_path / "masks/1.png")
     write_image(tmp_path / "cues/cat1-dog1.png")
     (tmp_path / "cues/._cat1-dog1.png").write_bytes(b"\0\5\x16\7")
-    assert len(load(str(tmp_path))) == len(_pictures(str(tmp_path / "a"))) == len(listed(tmp_path / "cues")) == 1
+    assert len(load(str(tmp_path))) == len(pictures(str(tmp_path / "a"))) == len(listed(tmp_path / "cues")) == 1
 
 
 @pytest.mark.parametrize(("names", "noted"), [(range(12), True), (range(3), False), (["00", "01", "10"], False)])
@@ -188,8 +188,8 @@ def test_files_are_listed_in_the_order_of_their_paths(tmp_path: Path) -> None:
     for part in ("a", "b"):
         every = sorted((tmp_path / part).rglob("*"))
         wanted = [str(p.relative_to(tmp_path / part)) for p in every if is_picture(p.name) and p.is_file()]
-        assert _pictures(str(tmp_path / part)) == wanted
-    assert len(_pictures(str(tmp_path / "a"))) == 8
+        assert pictures(str(tmp_path / part)) == wanted
+    assert len(pictures(str(tmp_path / "a"))) == 8
 
 
 def test_no_file_is_opened_but_the_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

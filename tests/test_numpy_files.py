@@ -183,3 +183,29 @@ def test_an_archive_that_unpacks_to_far_more_than_it_holds_is_refused(tmp_path: 
     np.savez_compressed(tmp_path / "set.npz", images=np.zeros((30_000, 64, 64), np.uint8), labels=np.zeros(30_000, int))
     with pytest.raises(ValueError, match=r"set\.npz.* declares images.npy of 122,880,000 bytes.*refused"):
         load(str(tmp_path / "set.npz"), samples=24)
+
+
+def test_truth_values_are_classes_and_long_numbers_become_double(tmp_path: Path) -> None:
+    x, truth = np.arange(6 * 4, dtype=np.longdouble).reshape(6, 4), np.arange(6) % 2 == 1
+    np.savez(tmp_path / "a.npz", x=x, y=truth)
+    np.savez(tmp_path / "b.npz", x=x.astype(np.float64), y=truth.astype(np.int64))
+    one, other = (load(str(tmp_path / name)) for name in ("a.npz", "b.npz"))
+    assert one.inputs.dtype == torch.float64
+    assert one.targets.dtype == torch.int64
+    assert one.sha256 == other.sha256
+    np.savez(tmp_path / "c.npz", x=x.astype(np.float32), y=np.arange(6, dtype=np.longdouble))
+    assert load(str(tmp_path / "c.npz")).targets.dtype == torch.float64
+
+
+def test_truth_values_of_a_data_set_are_the_classes_0_and_1() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(12, 4), torch.nn.Linear(4, 2)
+    truth = x[:, 0] > 0
+    data = {
+        "pair": (x, truth), "integers": (x, truth.long()),
+        "items": [(a, bool(b)) for a, b in zip(x, truth, strict=True)],
+        "loader": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, truth), batch_size=12),
+    }  # fmt: skip
+    found = {name: landscape.load(model, data=made) for name, made in data.items()}
+    losses = {name: sum(subject.loss(i).item() for i in range(len(subject.batches))) for name, subject in found.items()}
+    assert losses == pytest.approx(dict.fromkeys(data, losses["integers"]))

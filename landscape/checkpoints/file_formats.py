@@ -15,6 +15,7 @@ from typing import Any
 from landscape.checkpoints import outline, safe_load
 from landscape.checkpoints.outline import Outline
 from landscape.checkpoints.raw_files import HEADER, files_of, members, unreadable
+from landscape.options import naming
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def format_of(path: Path) -> FileFormat:
     return kind
 
 
+@naming
 def outline_of(path: Path) -> Outline:
     """The content of a checkpoint with shapes in place of tensors: a file, an index of shards, or a folder.
 
@@ -109,6 +111,7 @@ def outline_of(path: Path) -> Outline:
     return Outline(content, tuple(name for part in parts for name in part.wanted))
 
 
+@naming
 def load(path: Path, *, trust_pickle: bool = False) -> Any:
     """Tensors and plain data of a checkpoint (as for `outline_of`), on the CPU, or a `Program`.
 

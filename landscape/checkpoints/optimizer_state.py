@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from landscape.checkpoints import file_formats
 from landscape.checkpoints.checkpoint import check_tensors, state_dict_sha256
-from landscape.options import alternatives, printable
+from landscape.options import alternatives, naming, printable
 
 Key = int | str  # of a parameter in a state: its position, or its name in a sharded one
 # Names of entries, in the order of search; Lightning has a list, torch and most scripts one state dict.
@@ -115,6 +117,31 @@ class OptimizerState:
         return ((key, name, value) for key, values in self.state.items() for name, value in values.items())
 
 
+@cache
+def _defaults() -> Mapping[str, set[Any]]:
+    """What each hyper-parameter is by default in the optimisers of torch.optim."""
+    found: dict[str, set[Any]] = {}
+    for name in class_names():
+        for key, parameter in inspect.signature(getattr(torch.optim, name)).parameters.items():
+            if key != "params":
+                found.setdefault(key, set()).add(
+                    None if parameter.default is inspect.Parameter.empty else parameter.default
+                )
+    return found
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a hyper-parameter can stand in place of a default: a finite number for a number, a pair for a pair."""
+    if isinstance(default, tuple):
+        fits = isinstance(value, tuple | list) and len(value) == len(default)
+        return fits and all(starmap(_is_like, zip(value, default, strict=True)))
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return True
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, int | float) and abs(value) < sys.float_info.max
+
+
 def class_names() -> list[str]:
     """The optimisers of torch.optim."""
     kinds = {name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
@@ -126,6 +153,7 @@ def arguments_of(name: str) -> set[str]:
     return set(inspect.signature(getattr(torch.optim, name)).parameters) - FLAGS - {"params"}
 
 
+@naming
 def read_optimizer_state(path: Path, *, trust_pickle: bool = False) -> OptimizerState:
     """The state of the optimiser in a checkpoint, or in `optimizer.pt` beside its weights, as transformers writes it.
 
@@ -208,5 +236,17 @@ def _checked(path: Path, taken: str, value: Mapping[str, Any], scaled: bool) -> 
         raise ValueError(
             f"{path} names the parameters of its optimiser state twice, or not by position or name; save it again"
         )
+    for name, given in chain.from_iterable(group.items() for group in found.groups):
+        if not any(_is_like(given, default) for default in _defaults().get(name, {None})):
+            raise ValueError(
+                f"{path} holds {name} = {printable(repr(given))[:40]} of its optimiser, expected numbers such as "
+                f"{max(map(str, _defaults()[name]))}; save its state again"
+            )
+    for entries in found.state.values():
+        if not _is_like(entries.get("step", 0), 0):
+            raise ValueError(
+                f"{path} holds {printable(repr(entries['step']))[:40]} steps of its optimiser, expected a number; save "
+                "its state again"
+            )
     check_tensors(path, {f"{key}.{name}": v for key, name, v in found._entries() if isinstance(v, Tensor)})
     return found

@@ -105,8 +105,9 @@ def header(path: Path) -> dict[str, Any]:
         found = json.loads(raw)
         entries = {name: entry for name, entry in found.items() if name != "__metadata__"}
         last = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-        shaped = all(isinstance(entry["shape"], list) for entry in entries.values())
-    except (ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
+        shapes = [entry["shape"] for entry in entries.values()]
+        shaped = all(isinstance(shape, list) and all(isinstance(n, int) for n in shape) for shape in shapes)
+    except (ValueError, RecursionError, AttributeError, TypeError, LookupError, OverflowError) as error:
         raise _damaged(path, str(error) or type(error).__name__) from None
     if not shaped or last != size - HEADER - length:
         raise _damaged(path, f"it declares tensors of {last:,} bytes and holds {size - HEADER - length:,}")

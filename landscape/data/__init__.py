@@ -29,7 +29,7 @@ from landscape.data.dataset import Batches, BatchList, Images, resized
 from landscape.data.preprocessing import Resize, resize_images
 from landscape.data.sample_reading import Request
 from landscape.data.sampling import Samples, Split, subset
-from landscape.options import at_least, one_of, parse_count
+from landscape.options import at_least, one_of, parse_count, reading
 
 __all__ = ["NAMES", "Augmentation", "BatchLayout", "BatchList", "Batches", "Images", "Split", "load", "load_batches"]
 
@@ -93,7 +93,8 @@ def load_batches(
     at_least("image_size", 1 if image_size is None else image_size, 1)
     if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
-    images = _load(Request(name, samples, image_size, resize, layout, batch_size, whole, ordered), root, split)
+    with reading(name, says=True):
+        images = _load(Request(name, samples, image_size, resize, layout, batch_size, whole, ordered), root, split)
     if isinstance(images, BatchList):
         return images
     images = replace(images, resized_from=resize.seen) if resize else images

@@ -12,6 +12,7 @@ import torch
 from landscape.data import cifar
 from landscape.data.dataset import Images
 from landscape.data.file_contents import rows_sha256
+from landscape.data.numpy_files import mapped
 from landscape.data.sampling import Samples, subset
 from landscape.options import OptionError
 
@@ -104,7 +105,4 @@ def _array(folder: Path, stem: str, name: str) -> Any:
             f"--data {name}: there is no {path} ({known}); "
             f"unpack {folder.name}.tar under --data-root, or give an existing one"
         )
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read ({error or 'truncated'}); download it again") from None
+    return mapped(path)

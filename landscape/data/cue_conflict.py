@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data.image_folder import is_picture
+from landscape.data.image_folder import pictures
 from landscape.options import OptionError
 
 PATTERN = re.compile(r"(?P<shape>[A-Za-z_ ]{1,60})\d*-(?P<texture>[A-Za-z_ ]{1,60})\d*")
@@ -40,7 +40,7 @@ def listed(folder: Path) -> list[Cue]:
         OptionError: it is no folder, or has no pictures.
         ValueError: the name of a picture does not say shape and texture, or none has a conflict.
     """
-    files = sorted(path for path in folder.rglob("*") if is_picture(path.name)) if folder.is_dir() else []
+    files = sorted(folder / name for name in pictures(str(folder))) if folder.is_dir() else []
     if not files:
         raise OptionError(f"--cues {folder} holds no pictures; give a folder with files such as cat1-elephant2.png")
     found = []

@@ -42,7 +42,7 @@ def load(
     _note_order(root, classes)
     entries = [f"{folder}/{entry}" for entry in _folders(folder)]
     with ThreadPoolExecutor() as pool:  # listing a folder on a network disk takes time
-        listed = list(pool.map(_pictures, entries))
+        listed = list(pool.map(pictures, entries))
     numbers = [classes.index(os.path.basename(entry)) for entry in entries]
     targets = np.repeat(np.array(numbers, np.int64), [len(files) for files in listed])
     if not len(targets):
@@ -53,9 +53,9 @@ def load(
     starts = np.cumsum([0, *(len(files) for files in listed)])
     places = np.searchsorted(starts, rows, side="right") - 1  # folder of each selected row
     paths = [f"{entries[i]}/{listed[i][row - starts[i]]}" for i, row in zip(places, rows, strict=True)]
-    pictures = partial(map, decoding.Picture, range(len(paths)), paths, paths)
-    size = image_size or decoding.common_size(decoding.sizes(pictures()))
-    inputs = decoding.decoded(pictures(), name=name, count=len(paths), of=len(targets), size=size, resize=resize)
+    chosen = partial(map, decoding.Picture, range(len(paths)), paths, paths)
+    size = image_size or decoding.common_size(decoding.sizes(chosen()))
+    inputs = decoding.decoded(chosen(), name=name, count=len(paths), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
     return Images(
         torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD, one_part=folder == root
@@ -99,17 +99,22 @@ def _note_order(root: Path, classes: list[str]) -> None:
         )  # fmt: skip
 
 
-def _pictures(folder: str) -> list[str]:
+def pictures(folder: str) -> list[str]:
     """Paths of all pictures below a folder, relative to it, in name order; linked folders are not entered.
 
     The directory entries say what is a file, so that no file is opened or queried.
     """
-    with os.scandir(folder) as entries:
-        known = sorted(entries, key=lambda entry: entry.name)
     found: list[str] = []
-    for entry in known:
-        if entry.is_dir(follow_symlinks=False):
-            found += [f"{entry.name}/{below}" for below in _pictures(entry.path)]
-        elif is_picture(entry.name) and entry.is_file():
-            found.append(entry.name)
+    waiting = ["/"]  # the last one is next; a folder ends with /
+    while waiting:
+        place = waiting.pop()
+        if not place.endswith("/"):
+            found.append(place[1:])
+            continue
+        with os.scandir(folder + place) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{place}{entry.name}/")
+                elif is_picture(entry.name) and entry.is_file():
+                    waiting.append(place + entry.name)
     return found

@@ -13,6 +13,7 @@ import torch
 from landscape.data import decoding, memory
 from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.image_folder import SPLITS, is_picture
+from landscape.data.numpy_files import mapped
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, rgb
 from landscape.data.sampling import Samples, Split, shuffled, subset
 from landscape.options import parse_count
@@ -87,10 +88,7 @@ def _sorted(files: Iterable[Path]) -> list[Path]:
 
 
 def _labels(path: Path, count: int) -> np.ndarray:
-    try:
-        labels = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); write it again with numpy.save") from None
+    labels = mapped(path)
     if labels.shape != (count,) or labels.dtype.kind not in "iu":
         raise ValueError(
             f"{path} holds {labels.dtype} {labels.shape} for {count} pictures; expected class numbers ({count},)"

@@ -23,6 +23,20 @@ def are_masks(targets: Any) -> bool:
     )
 
 
+def with_class_numbers(data: Images | BatchList) -> Images | BatchList:
+    """The data with 0 and 1 for targets that are False and True."""
+
+    def binary(targets: Any) -> bool:
+        return isinstance(targets, Tensor) and targets.dtype == torch.bool
+
+    if isinstance(data, Images):
+        return replace(data, targets=data.targets.long()) if binary(data.targets) else data
+    pairs = [(inputs, targets.long() if binary(targets) else targets) for inputs, targets in data.pairs]
+    return (
+        replace(data, pairs=pairs, classes=data.classes) if any(binary(targets) for _, targets in data.pairs) else data
+    )
+
+
 def with_unlabelled(data: Images | BatchList, ignored: int, *, keep: bool = False) -> Images | BatchList:
     """The data with -1 for pixels without a label: those of the class number `ignored`, and negative ones.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
     """
     pair, path, whole = pair_of_files(name), Path(name).expanduser(), True
     if pair is not None:
-        x, y = (_mapped(Path(file).expanduser()) for file in pair)
+        x, y = (mapped(Path(file).expanduser()) for file in pair)
     elif name.endswith(".npz"):
         x, y, whole = _archived(path, split)
     else:
@@ -67,7 +67,7 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
         assert place is not None
         names = _pair_in(_stems(place), split)
         assert names is not None
-        x, y = (_mapped(place / f"{stem}.npy") for stem in names)
+        x, y = (mapped(place / f"{stem}.npy") for stem in names)
         other: Split = "train" if split == "test" else "test"
         whole = place == folder_of_split(path, other) and names == _pair_in(_stems(place), other)
     return replace(_images(name, x, y, samples, ordered), one_part=whole)
@@ -81,20 +81,26 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, ordered: 
     for what, array in (("inputs", x), ("targets", y)):
         if array.dtype.kind not in "uifb":
             raise ValueError(f"{name}: the {what} are {array.dtype}; expected numbers")
+    y = y.astype(np.int64) if y.dtype == bool else y
     labels = np.asarray(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "ui" else y)
     numbers = labels.ndim == 1 and labels.dtype.kind in "ui"
     every = np.arange(parse_count("samples", samples, len(x)))
     rows = subset(labels.astype(np.int64), samples) if numbers and not ordered else every
     memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
-    taken = np.empty((len(rows), *x.shape[1:]), x.dtype.newbyteorder("="))
+    taken = np.empty((len(rows), *x.shape[1:]), _of_torch(x.dtype))
     for position in np.argsort(rows):  # of a memory map, in the order of the file
         taken[position] = x[rows[position]]
     inputs = torch.from_numpy(_channels_first(name, taken))
-    wanted = np.array(labels, dtype=labels.dtype.newbyteorder("="))  # a copy in memory: torch has no read-only tensors
+    wanted = np.array(labels, dtype=_of_torch(labels.dtype))  # a copy in memory: torch has no read-only tensors
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = default_normalisation(inputs)
     classes = number_of_classes(name, targets)
     return Images(inputs, targets[rows], name, classes, square_side(inputs), mean, std, counted=True)
+
+
+def _of_torch(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of the same numbers that torch has: of more than double precision double precision."""
+    return np.dtype(np.float64) if dtype.kind == "f" and dtype.itemsize > 8 else dtype.newbyteorder("=")
 
 
 def _channels_first(name: str, x: np.ndarray) -> np.ndarray:
@@ -112,7 +118,12 @@ def _channels_first(name: str, x: np.ndarray) -> np.ndarray:
     )
 
 
-def _mapped(path: Path) -> np.ndarray:
+def mapped(path: Path) -> np.ndarray:
+    """The array of a `.npy` file, which is not in memory.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, or it is damaged or holds Python objects.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; expected an array that numpy.save wrote")
     array = _one_line_error(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))

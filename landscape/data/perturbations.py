@@ -17,6 +17,7 @@ from torch import Tensor
 
 from landscape.data import cifar
 from landscape.data.file_contents import rows_sha256
+from landscape.data.numpy_files import mapped
 from landscape.probe import derived_seed
 
 FOLDERS = {"cifar10": "CIFAR-10-P", "cifar100": "CIFAR-100-P"}
@@ -86,10 +87,7 @@ def opened(folder: Path, name: str, images: int) -> Any:
     if not path.is_file():
         there = ", ".join(sorted(found.stem for found in folder.glob("*.npy"))) or "none"
         raise FileNotFoundError(f"there is no {path}; the folder has {there}")
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read ({error or 'truncated'}); download it again") from None
+    array = mapped(path)
     if array.dtype != np.uint8 or array.ndim != 5 or array.shape[-1] != 3:
         raise ValueError(f"{path} is {array.dtype} {array.shape}, expected uint8 (sequences, frames, H, W, 3)")
     if array.shape[1] < 2:

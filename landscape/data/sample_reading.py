@@ -139,7 +139,7 @@ def _class_numbers(listed: Any, dataset: Any) -> np.ndarray | None:
         found = np.asarray(listed)
     except (ValueError, TypeError, RuntimeError):  # ragged, or on an accelerator
         return None
-    usable = found.shape == (len(dataset),) and found.dtype.kind in "iu"
+    usable = found.shape == (len(dataset),) and found.dtype.kind in "iub"
     return found.astype(np.int64) if usable else None
 
 

@@ -36,7 +36,7 @@ def balanced(targets: np.ndarray) -> np.ndarray:
     Round r takes the r-th image (in seeded order) of each class that still has one. Within a round the classes are in
     seeded order too, so that small batches do not hold neighbouring classes. `targets` are (N,) integers.
     """
-    rows = shuffled(len(targets))
+    rows, targets = shuffled(len(targets)), np.asarray(targets, np.int64)
     by_class = rows[np.argsort(targets[rows], kind="stable")]
     _, first, counts = np.unique(targets[by_class], return_index=True, return_counts=True)
     rounds = np.arange(len(rows)) - np.repeat(first, counts)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from landscape.data.dataset import Images
+from landscape.data.numpy_files import mapped
 from landscape.data.sampling import Samples, shuffled
 from landscape.options import OptionError, at_least, parse_count
 
@@ -29,10 +30,7 @@ def load(name: str, *, samples: Samples, block_size: int | None) -> Images:
     if block_size is not None:
         at_least("block_size", block_size, 1)
     path = Path(name).expanduser()
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from None
+    array = mapped(path)
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise ValueError(
             f"{path} holds {array.dtype} of shape {array.shape}; expected token numbers, "

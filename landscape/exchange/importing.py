@@ -15,7 +15,7 @@ from landscape.exchange import corruption_csv, hybrid_csv, park2022_csv, tomgold
 from landscape.exchange.corruption_csv import CorruptionTable
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.exchange.hybrid_csv import HybridTable
-from landscape.options import at_least
+from landscape.options import at_least, naming
 from landscape.probe import Plan, Quantity, Values
 from landscape.results import corruption_summary
 from landscape.results.declared_size import refuse_special
@@ -69,6 +69,7 @@ def import_file(
     ]
 
 
+@naming
 def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, trajectory: Path | None = None) -> list[Grid]:
     """The grids of a file of any known tool, with the trajectory of another file.
 
@@ -87,6 +88,7 @@ def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, traject
     return [replace(grid, trajectory=read_in) for grid in found]
 
 
+@naming
 def table_in(path: Path) -> CorruptionTable | HybridTable | None:
     """The scores of a CSV under corruptions, or over the weight of an objective; None where the file is no such table.
 

@@ -15,6 +15,7 @@ from landscape.checkpoints.raw_files import holds_model, json_of
 from landscape.checkpoints.user_code import guarded
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
 from landscape.models.libraries import library
+from landscape.options import reading
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
 MOST_LAYERS = 10_000
@@ -81,14 +82,17 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
     own = json_of(path) if path.is_file() else {}
     if not own and "image_size" not in config and "num_channels" not in config:
         return None
-    size, crop = _size_and_crop(own, config)
-    plain = own.get("do_normalize") is False
-    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (own.get("image_mean"), own.get("image_std"))
-    resample = own.get("resample")
-    interpolation = Image.Resampling(resample).name.lower() if isinstance(resample, int) else "bilinear"
-    return Preprocessing(
-        image_size or size, Resize(interpolation, crop), tuple(mean or IMAGENET_MEAN), tuple(std or IMAGENET_STD)
-    )
+    with reading(path if own else folder / "config.json"):
+        size, crop = _size_and_crop(own, config)
+        plain = own.get("do_normalize") is False
+        mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (own.get("image_mean"), own.get("image_std"))
+        channels = [
+            [float(value) for value in values or default]
+            for values, default in ((mean, IMAGENET_MEAN), (std, IMAGENET_STD))
+        ]
+        resample = own.get("resample")
+        interpolation = Image.Resampling(resample).name.lower() if isinstance(resample, int) else "bilinear"
+    return Preprocessing(image_size or size, Resize(interpolation, crop), *map(tuple, channels))
 
 
 def context(name: str) -> int | None:

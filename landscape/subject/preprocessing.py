@@ -18,7 +18,7 @@ from landscape.data import cifar_c, mask_folder, tokens, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import BatchList, Images
-from landscape.data.masks import with_unlabelled
+from landscape.data.masks import with_class_numbers, with_unlabelled
 from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, parse_crop
 from landscape.data.recipes import at_size, recipe
 from landscape.data.sample_reading import Request
@@ -111,6 +111,7 @@ def load_images(spec: Spec, stored: Checkpoint | None, given: DataObject = NAMED
         ValueError: neither names the data, or the checkpoint's description is invalid.
     """
     loaded = _of_object(spec, given) if given.made is not None else _of_name(spec, stored, given)
+    loaded = with_class_numbers(loaded) if given.by_class else loaded
     marked = with_unlabelled(loaded, spec.ignore_index, keep=spec.ordered) if given.by_class else loaded
     if marked is loaded and spec.ignore_index != Spec.ignore_index:
         raise OptionError(
