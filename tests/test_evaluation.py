@@ -8,7 +8,8 @@ import torch
 from scipy.special import logsumexp, softmax
 from torch import Tensor, nn
 
-from landscape.subject.evaluation import calibration_terms, evaluate
+from landscape.results.calibration import SampleScores, gaps, metrics, sums
+from landscape.subject.evaluation import evaluate
 
 
 def batches(count: int = 203, classes: int = 7, size: int = 32) -> list[tuple[Tensor, Tensor]]:
@@ -42,13 +43,22 @@ def test_calibration_error_equals_a_histogram_of_gaps() -> None:
 
 
 def test_calibration_error_by_hand_and_of_certain_predictions() -> None:
-    """Bins [0.5, 0.6) with a gap of 0.55 - 1/2 and [0.9, 1] with 0.95 - 1; a half-open last bin would lose 1."""
+    """Bins (0.5, 0.6] with a gap of 0.55 - 1/2 and (0.9, 1] with 0.95 - 1; an edge belongs to the bin below."""
     for confidence, correct, wanted in (
         ([0.55, 0.55, 0.95, 0.95], [1, 0, 1, 1], (2 * 0.05 + 2 * 0.05) / 4),
         ([1, 1, 1, 1], [1, 0, 0, 0], 3 / 4),
+        ([0.5, 0.45], [0, 1], abs(0.5 + 0.45 - 1) / 2),
     ):
-        terms = calibration_terms(torch.tensor(confidence).double(), torch.tensor(correct).double())
-        assert terms.mean().item() == pytest.approx(wanted, rel=1e-6)
+        assert gaps(np.array(confidence), np.array(correct)).mean() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_confidences_at_edges_count_in_the_bins_that_the_calibration_probe_stores() -> None:
+    share = torch.tensor([0.5, 0.5, 0.75, 0.9, 1 - 1e-12, 0.6], dtype=torch.float64)
+    logits, targets = torch.stack([share, 1 - share], dim=1).log(), torch.tensor([1, 0, 0, 1, 0, 0])
+    confidence = logits.softmax(dim=1).max(dim=1).values.numpy()
+    correct, nothing = (logits.argmax(dim=1) == targets).numpy().astype(float), np.zeros(len(share))
+    stored = metrics(sums(SampleScores(nothing, correct, nothing, nothing, confidence)).sum(axis=0))
+    assert evaluate(nn.Identity(), [(logits, targets)]).ece == pytest.approx(stored["ece"], rel=1e-12)
 
 
 def test_the_batch_size_has_no_effect() -> None:

@@ -183,14 +183,6 @@ def _by_size(every: Sequence[SampleScores]) -> dict[str, np.ndarray]:
 
 def _block_sums(found: SampleScores) -> dict[str, np.ndarray]:
     """The sums per block of samples behind the errors of the summaries."""
-    terms = {"accuracy": found.correct, "nll": found.nll, "ece": calibration_gaps(found)}
+    terms = {"accuracy": found.correct, "nll": found.nll, "ece": calibration.gaps(found.confidence, found.correct)}
     block = np.arange(len(found)) % BLOCKS
     return {f"{name}_block": np.bincount(block, values) for name, values in terms.items()}
-
-
-def calibration_gaps(found: SampleScores) -> np.ndarray:
-    """Per sample, what adds up to samples x ECE: confidence - correctness with the sign of its bin's sum, (N,)."""
-    gap = found.confidence - found.correct
-    bin_of = np.digitize(found.confidence, calibration.EDGES, right=True)
-    sign = np.sign(np.bincount(bin_of, gap, minlength=calibration.BINS))
-    return np.asarray(sign[bin_of] * gap)

@@ -100,6 +100,21 @@ def stored_scores(data: Mapping[str, Any], *, held_out: bool = False, scaled: bo
     return kind(*(column[wanted] for column in columns))
 
 
+def bin_of(confidence: np.ndarray) -> np.ndarray:
+    """The bin of every confidence, 0 to 9: one at an edge belongs to the bin below, exactly 1 to the last."""
+    return np.asarray(np.digitize(confidence, EDGES, right=True))
+
+
+def gaps(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
+    """Per sample, what has the expected calibration error as its mean (Guo et al. 2017, equation 3), (N,).
+
+    ECE = sum_b (n_b / n) |mean confidence - accuracy in bin b| = mean_i s(b_i) (confidence_i - correct_i), with s(b)
+    the sign of the sum of bin b.
+    """
+    gap, of = confidence - correct, bin_of(confidence)
+    return np.asarray(np.sign(np.bincount(of, gap, minlength=BINS))[of] * gap)
+
+
 def sums(scores: SampleScores) -> np.ndarray:
     """What every sample adds to the sums that `metrics` takes, (N, COLUMNS).
 
@@ -111,11 +126,11 @@ def sums(scores: SampleScores) -> np.ndarray:
         rows[:, :4] = np.stack([scores.nll, scores.correct, scores.top5, scores.brier], axis=1)
         rows[:, 4:] = scores.binned
         return rows
-    bin_of = np.digitize(scores.confidence, EDGES, right=True)
-    unsure = (scores.correct == 0) & (bin_of < BINS - 1)
+    of = bin_of(scores.confidence)
+    unsure = (scores.correct == 0) & (of < BINS - 1)
     rows[:, :5] = np.stack([scores.nll, scores.correct, scores.top5, scores.brier, unsure], axis=1)
     for columns, values in ((_COUNT, 1.0), (_CONFIDENCE, scores.confidence), (_CORRECT, scores.correct)):
-        rows[np.arange(len(rows)), columns.start + bin_of] = values
+        rows[np.arange(len(rows)), columns.start + of] = values
     return rows
 
 

@@ -18,6 +18,7 @@ from landscape.data.batch_layout import Forward
 from landscape.data.structure import Nested
 from landscape.options import OptionError, at_least
 from landscape.probe import derived_seed
+from landscape.results import calibration
 from landscape.subject.checks import refuse_stochastic
 from landscape.subject.losses import class_indices, cross_entropy
 from landscape.subject.next_tokens import of_tokens
@@ -28,7 +29,6 @@ from landscape.subject.restoration import evaluation_mode
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 
-CALIBRATION_BINS = 10
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class ClassificationMetrics:
     top5_se: float
     brier: float  # sum over classes of (p - y)^2
     brier_se: float
-    ece: float  # expected calibration error (`calibration_terms`); its error takes the sign of each bin's gap as given
+    ece: float  # expected calibration error (`calibration.gaps`); its error takes the sign of each bin's gap as given
     ece_se: float
 
 
@@ -85,7 +85,7 @@ def evaluate(
         raise ValueError("got no batches to evaluate on, expected at least one; raise --samples")
     # Copied to the host once: a copy per batch would make a GPU wait.
     loss, correct, top5, brier, confidence = torch.cat(parts, dim=1).cpu()
-    ece = calibration_terms(confidence, correct)
+    ece = torch.from_numpy(calibration.gaps(confidence.numpy(), correct.numpy()))
     means = map(mean_and_standard_error, (loss, correct, top5, brier, ece))
     return ClassificationMetrics(len(loss), *chain.from_iterable(means))
 
@@ -149,19 +149,6 @@ def _perplexity(subject: Subject, loss: Tensor, correct: Tensor) -> dict[str, fl
     _, share_error = mean_and_standard_error(ratio_of * (correct - share))
     tokens = {"token_loss": mean.item(), "token_loss_se": error}
     return {**tokens, "token_accuracy": share.item(), "token_accuracy_se": share_error, **metrics}
-
-
-def calibration_terms(confidence: Tensor, correct: Tensor, bins: int = CALIBRATION_BINS) -> Tensor:
-    """Per-sample terms whose mean is the expected calibration error (Guo et al. 2017, equation 3).
-
-    ECE = sum_b (n_b / n) |mean confidence - mean accuracy in bin b| = mean_i s(b_i) (confidence_i - correct_i), with
-    s(b) the sign of bin b's gap. Bin b is [b / bins, (b + 1) / bins); a confidence of exactly 1 is in the last one.
-    """
-    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype)[1:-1]
-    bin_of = torch.bucketize(confidence, edges, right=True)
-    gap = confidence - correct
-    sign = torch.zeros(bins, dtype=gap.dtype).index_add_(0, bin_of, gap).sign()
-    return sign[bin_of] * gap
 
 
 def _passes(run: Callable[[], Tensor], passes: int, seed: int) -> list[Tensor]:

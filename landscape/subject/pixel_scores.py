@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.results.calibration import BINS, EDGES
 from landscape.subject.subject import Subject
 
-BINS = 10  # of the confidence, (0, 0.1] to (0.9, 1]; the last one is "confident" in the statistics at 0.9
 MEANS = ("nll", "correct", "top5", "brier")
 Sums = dict[str, np.ndarray]
 
@@ -37,9 +37,7 @@ def image_scores(log_probabilities: Tensor, targets: Tensor) -> dict[str, Tensor
     right = (predicted == wanted).double()
     first = logs.topk(min(5, classes), dim=0).indices
     square = probabilities.double().square().sum(dim=0)
-    bin_of = torch.bucketize(
-        confidence.double(), torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1].to(logs.device)
-    )
+    bin_of = torch.bucketize(confidence.double(), torch.from_numpy(EDGES).to(logs.device))
     per_bin = torch.zeros(3, BINS, dtype=torch.float64, device=logs.device)
     per_bin.index_add_(1, bin_of, torch.stack([torch.ones_like(right), confidence.double(), right]))
     hits = torch.bincount(wanted[predicted == wanted], minlength=classes)
