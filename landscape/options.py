@@ -114,8 +114,8 @@ def regular_expression(name: str, text: str) -> None:
         raise invalid(name, f"{text} ({error})", "a regular expression") from None
 
 
-def matching(name: str, expression: str, texts: Iterable[str]) -> list[str]:
-    """The texts in which the regular expression of an option is found.
+def matching(name: str, expression: str, texts: Iterable[str], *, whole: bool = False) -> list[str]:
+    """The texts in which the regular expression of an option is found, or which are `whole` such.
 
     An expression such as (a+)+$ takes twice as long with every character. `re` heeds signals, so that a timer ends it;
     only the main thread may set one, elsewhere there is no limit.
@@ -126,7 +126,7 @@ def matching(name: str, expression: str, texts: Iterable[str]) -> list[str]:
     found, wanted = [], re.compile(expression)
     with _time_limit(name, expression):
         for text in texts:
-            if wanted.search(text):
+            if wanted.fullmatch(text) if whole else wanted.search(text):
                 found.append(text)
     return found
 

@@ -24,7 +24,8 @@ from hostile_commands import beside_a_model, everything, refused
 from PIL import Image
 from safetensors.torch import save_file
 
-from landscape import models
+import landscape.data
+from landscape import models, options
 from landscape.checkpoints import file_formats
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
@@ -33,6 +34,7 @@ from landscape.data.decoding import opened
 from landscape.exchange import park2022_csv
 from landscape.exchange.tomgoldstein import read_surface
 from landscape.models import huggingface
+from landscape.models.adapters import with_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -398,3 +400,34 @@ def test_an_error_of_a_library_is_one_line_that_names_the_file(
     error = refused(words, capsys)
     assert str(path) in error
     assert "--debug" not in error
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"r": 2 * 10**8}, "declares the rank 200000000, and its tensors have at most 4"),
+        ({"r": "four"}, "declares the rank four"),
+        ({"rank_pattern": {"query": 10**9}}, "declares the rank 1000000000"),
+        ({"rank_pattern": [1]}, "AttributeError"),
+        ({"target_modules": "(a+)+$"}, "takes too long to match"),
+        ({"alpha_pattern": {"(a|a)*b": 4}}, "takes too long to match"),
+    ],
+)
+def test_adapters_are_checked_before_they_are_built(
+    changed: dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "MATCHING_SECONDS", 0.2)
+    model, weights = torch.nn.ModuleDict({"a" * 40 + "c": torch.nn.Linear(4, 4)}), {"lora_A": torch.ones(2, 4)}
+    given = {"peft_type": "LORA", "r": 2, "target_modules": ["query"], **changed}
+    with pytest.raises(ValueError, match=said) as caught:
+        with_adapter(model, given, weights, tmp_path / "tuned", merged=True)
+    assert str(tmp_path / "tuned") in str(caught.value)
+
+
+def test_a_picture_of_parquet_that_unpacks_to_far_more_than_the_file_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"image": [bytes(80 * 2**20)], "label": [0]})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(ValueError, match=r"a\.parquet declares pictures of .* bytes; refused"):
+        landscape.data.load(str(tmp_path / "a.parquet"))

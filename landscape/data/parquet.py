@@ -16,9 +16,10 @@ import torch
 from landscape.data import decoding
 from landscape.data.batch_layout import INPUTS, TARGETS, first_of
 from landscape.data.dataset import Images
+from landscape.data.numpy_files import PACKED
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, Split, subset
-from landscape.results.declared_size import refuse_special
+from landscape.results.declared_size import SLACK, refuse_oversized, refuse_special
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels
 SPLIT_OF = re.compile(r"(train|test|validation|valid|val)(?![a-z])")
@@ -136,6 +137,7 @@ def _columns(file: Any, path: Path) -> Columns:
 
 def _labels(shard: Path, column: str) -> np.ndarray:
     file = _opened(shard)
+    refuse_oversized(str(shard), "rows", file.metadata.num_rows, shard.stat().st_size, unit="rows or bytes")
     if column not in file.schema_arrow.names:
         raise ValueError(f"{shard} has no column {column!r}, which the other shards have; download it again")
     values = file.read(columns=[column]).column(0).to_numpy()
@@ -167,6 +169,9 @@ def _pictures(shards: Sequence[Path], columns: Columns, rows: np.ndarray) -> Ite
             count = file.metadata.row_group(group).num_rows
             low, high = np.searchsorted(ordered, [start, start + count])
             if low < high:
+                parts = (file.metadata.row_group(group).column(i) for i in range(file.metadata.num_columns))
+                size = sum(part.total_uncompressed_size for part in parts)
+                refuse_oversized(str(shard), "pictures", size, shard.stat().st_size, expansion=PACKED, slack=SLACK)
                 values = file.read_row_group(group, columns=[columns.image]).column(0).take(ordered[low:high] - start)
                 for place, row, value in zip(order[low:high], ordered[low:high], values, strict=True):
                     name = f"{shard} row {row - first}"

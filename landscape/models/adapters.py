@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import guarded
 from landscape.models.libraries import library
+from landscape.options import OptionError, matching, reading
 
 # Entries of an adapter's configuration that decide its function.
 FIELDS = (
@@ -25,6 +26,29 @@ WITHOUT_EFFECT = (
     "init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "task_type",
 )  # fmt: skip
+
+
+PATTERNS = ("target_modules", "exclude_modules", "layers_pattern")
+RANKED = ("rank_pattern", "alpha_pattern")  # a number by pattern
+
+
+def _check(path: Path, adapter: Mapping[str, Any], weights: Mapping[str, Tensor], modules: Sequence[str]) -> None:
+    """Refuse a rank that the tensors of the file do not have, and a pattern that is matched without end.
+
+    Raises:
+        ValueError: one is there.
+    """
+    most = max((side for tensor in weights.values() for side in tensor.shape), default=0)
+    for rank in (adapter.get("r") or 8, *(adapter.get("rank_pattern") or {}).values()):
+        if not isinstance(rank, int) or not 0 < rank <= most:
+            raise ValueError(f"{path} declares the rank {rank}, and its tensors have at most {most}; refused")
+    own = [text for name in PATTERNS if isinstance(text := adapter.get(name), str)]
+    for text in (*own, *(text for name in RANKED for text in adapter.get(name) or {})):
+        for pattern in (f"(?:{text})$", rf"(?:.*\.)?(?:{text})$"):  # as peft looks for them
+            try:
+                matching("pattern", pattern, modules, whole=True)
+            except OptionError:
+                raise ValueError(f"{path} has the pattern {text}, which takes too long to match; refused") from None
 
 
 def with_adapter(
@@ -48,6 +72,8 @@ def with_adapter(
         raise ValueError(
             f"{path} is an adapter with {other[0]}, which is not read here; merge it yourself, and save the model"
         )
+    with reading(path):
+        _check(path, adapter, weights, [name for name, _ in model.named_modules()])
     peft = library("peft")
     trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     given = {name: adapter[name] for name in FIELDS if adapter.get(name) is not None}
