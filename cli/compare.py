@@ -48,11 +48,14 @@ def compare(
     compared. A difference is real where p, after Holm's correction, is below 0.05.
     """
     from landscape.plots import comparison, comparison_text, drawing
+    from landscape.results.replacing import check_place
 
     known = tuple(comparison_text.FORMATS)
     kind = format or (SUFFIXES.get(out.suffix.lower(), "text") if out else "text")
     if kind not in known:
         raise OptionError(f"--format {kind} is unknown; expected {alternatives(known)}")
+    if out is not None:
+        check_place(out, "tables", "comparison.md")
     files = file or [Path("results.h5")]
     for path in files:
         check_not_damaged(path)
@@ -73,8 +76,6 @@ def compare(
 def _write(out: Path, text: str) -> None:
     from landscape.results.replacing import replacing
 
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder, expected a file for the tables, such as {out / 'comparison.md'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as stream:
         stream.write(text.encode())

@@ -79,8 +79,11 @@ def report(
     from tempfile import TemporaryDirectory
 
     from landscape.doctor.rules import examine
+    from landscape.plots.report import PLACE
     from landscape.plots.report import report as write_report
+    from landscape.results.replacing import check_place
 
+    check_place(out, *PLACE)
     with TemporaryDirectory() as folder:
         figures = draw(file, Path(folder), ("png",), quiet=True)
         typer.echo(write_report(file, out, figures, examine([file])))

@@ -26,6 +26,19 @@ def behind_link(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def check_place(path: Path, of: str = "", example: str = "") -> None:
+    """Refuse a place in which no file may come, before the work for it: a folder, a device or a pipe.
+
+    Raises:
+        ValueError: it is a folder, in place of an output `of` something that has an `example` of a name.
+        OSError: it is something else that is no regular file.
+    """
+    if of and path.is_dir():
+        raise ValueError(f"{path} is a folder, expected a file for the {of}, such as {path / example}")
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, temporary: str = "") -> Iterator[BinaryIO]:
     """A stream; what is written to it replaces the file when the block ends without an error, as it is on the disk.
@@ -37,8 +50,7 @@ def replacing(path: Path, *, temporary: str = "") -> Iterator[BinaryIO]:
         OSError: the folder cannot be written, the disk is full, or the path is that of a device, a pipe or a folder.
     """
     path = behind_link(path)
-    if path.exists() and not path.is_file():  # a device or a pipe, in whose place no file may come
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    check_place(path)
     between = path.with_name(temporary or f".{path.name[:200]}.{secrets.token_hex(4)}")
     if temporary:
         between.unlink(missing_ok=True)

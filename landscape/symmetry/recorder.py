@@ -32,6 +32,9 @@ class UnitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     supports_higher_order_operators = True
+    _should_skip_dynamo = classmethod(
+        lambda cls: False
+    )  # else torch imports its compiler, seconds, to leave this alone
 
     def __init__(self, tensors: Mapping[str, Tensor], inputs: Any, kernels: Collection[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

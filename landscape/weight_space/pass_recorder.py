@@ -44,6 +44,9 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     supports_higher_order_operators = True
+    _should_skip_dynamo = classmethod(
+        lambda cls: False
+    )  # else torch imports its compiler, seconds, to leave this alone
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], inputs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -11,7 +11,9 @@ from landscape.plots.report.page import document
 from landscape.plots.report.table import summary_table as summary_table
 from landscape.results import reader
 from landscape.results.malformed import readable
-from landscape.results.replacing import replacing
+from landscape.results.replacing import check_place, replacing
+
+PLACE = ("page", "report.html")
 
 
 def report(path: Path | str, out: Path | str, figures: Sequence[Path], examined: Sequence[Check] | None = None) -> Path:
@@ -23,8 +25,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path], examined:
         FileNotFoundError, ValueError: there is no results file, or `out` is a folder.
     """
     path, out = Path(path), Path(out)
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder, expected a file for the page, such as {out / 'report.html'}")
+    check_place(out, *PLACE)
     with reader.streaming(path) as stored, readable(path):
         text = document(stored, path, figures, examined)
     out.parent.mkdir(parents=True, exist_ok=True)
