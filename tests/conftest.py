@@ -74,7 +74,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The made-up numbers of every probe and three networks, for figures; a test that changes the file copies it."""
     import synthetic
 
-    return synthetic.write(tmp_path_factory.mktemp("made_up") / "results.h5")
+    return synthetic.shared(tmp_path_factory, "study")
 
 
 @pytest.fixture(scope="session")

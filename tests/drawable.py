@@ -37,12 +37,15 @@ def stored_in(path: Path) -> list[tuple[str, xr.Dataset]]:
     return reader.by_checkpoint(reader.groups(path))
 
 
+@cache
+def _found(path: Path, probe: str, label: str) -> xr.Dataset:
+    ((_, data),) = reader.find(path, probe, label)
+    return data
+
+
 def result_of(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
     """A copy of one result."""
-    ((_, data),) = [
-        item for item in stored_in(study) if item[0].startswith(f"{probe}/") and item[1].attrs["label"] == label
-    ]
-    return data.copy(deep=True)
+    return _found(study, probe, label).copy(deep=True)
 
 
 def spoilt(data: xr.Dataset, *, errors: bool) -> xr.Dataset:

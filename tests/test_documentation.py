@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from typer.main import get_command
 
 from landscape.cli.main import app, exit_code
+from landscape.plots import FIGURES
 from landscape.probes import PROBES
 
 ROOT = Path(__file__).parent.parent
@@ -81,13 +83,30 @@ def test_every_file_and_command_that_a_page_names_exists(page: Path) -> None:
             _assert_known(shlex.split(command))
 
 
+@cache
+def command_line() -> Any:
+    return get_command(app)
+
+
 def _assert_known(words: list[str]) -> None:
     """The command and its options exist."""
-    group: Any = get_command(app)
+    group = command_line()
     with group.make_context("landscape", ["--help"], resilient_parsing=True) as context:
         _, found, arguments = group.resolve_command(context, words)
     options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert [one for one in arguments if one.startswith("--") and one.partition("=")[0] not in options] == []
+
+
+def test_what_the_page_of_papers_names_exists() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text()
+    for command in sorted({span for span in re.findall(r"`([^`]+)`", page) if span.startswith("landscape ")}):
+        _assert_known(shlex.split(command)[1:])
+    lists = re.findall(r"figures? ((?:`\w+`(?:, | and )?)+)", page)
+    named = {name for words in lists for name in re.findall(r"`(\w+)`", words)}
+    assert len(named) > 5
+    assert sorted(named - FIGURES.keys()) == []
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert {row.replace(r"\|", "").count("|") for row in rows} == {5}
 
 
 def test_the_readme_names_every_probe_among_the_commands_and_every_command_exists() -> None:

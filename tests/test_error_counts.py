@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from measured_runs import attending, loaded, small, with_snapshots
+from measured_runs import attending, loaded, small
 
 from landscape.layers.neural_collapse import collapse
 from landscape.probe import Plan, Quantity
@@ -54,23 +54,17 @@ CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the 
 WITHOUT = {"align", "attention-maps", "convexity", "stream"}  # the first has the errors of `barriers`
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_snapshots(tmp_path_factory.mktemp("resnet-digits"))
-
-
 def test_every_probe_with_errors_has_a_case() -> None:
     assert {name for name, _, _ in CASES} | WITHOUT == set(PROBES)
 
 
 @pytest.mark.parametrize(("name", "options", "known"), CASES)
 def test_the_number_of_independent_values_is_stored_beside_every_error(
-    name: str, options: dict[str, Any], known: dict[str, int], folder: Path, tmp_path: Path
+    name: str, options: dict[str, Any], known: dict[str, int], snapshots: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "results.h5"
-    outcome = run(
-        small(name, **options), loaded(attending(folder) if name in ("attention", "tokens") else folder), path
-    )
+    folder = attending(snapshots) if name in ("attention", "tokens") else snapshots
+    outcome = run(small(name, **options), loaded(folder), path)
     with h5py.File(path) as file:
         stored = file[outcome.group]
         found = {quantity: dict(values.attrs) for quantity, values in stored.items()}

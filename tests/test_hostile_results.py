@@ -21,6 +21,7 @@ from hostile_commands import beside_a_model, everything, refused
 
 from landscape.checkpoints import raw_files
 from landscape.cli.main import exit_code
+from landscape.plots import drawing
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
 from landscape.results.journal import MAGIC, Journal, Record
@@ -237,8 +238,11 @@ def attribute_names(page: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
-def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = study / "r.h5"
+def test_a_label_is_text_wherever_it_is_shown(
+    label: str, study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, draw = study / "r.h5", drawing.draw
+    monkeypatch.setattr(drawing, "draw", lambda *args, **options: draw(*args, **{**options, "figures": ("surface",)}))
     with surface(path) as file:
         attributes = file["surface/net-0123456789"].attrs
         attributes["label"] = np.void(label.encode()) if "\0" in label else label
@@ -248,7 +252,7 @@ def test_a_label_is_text_wherever_it_is_shown(label: str, study: Path, capsys: p
     before = everything(study)
     for words in (
         ["show"],
-        ["plot", "--out", "figures", "--figure", "surface"],
+        ["plot", "--out", "figures"],
         ["report", "--out", "p.html"],
         ["export", "--out", "e"],
     ):

@@ -42,6 +42,14 @@ from landscape.results import reader
 SMALL = synthetic.transformer("vit", depth=3)
 
 
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but neither laid out nor written."""
+    monkeypatch.setattr(
+        drawing, "_save", lambda name, page, folder, formats: [page() and folder / f"{name}.{end}" for end in formats]
+    )
+
+
 def save(page: Figure, name: str, folder: Path) -> Path:
     (path,) = drawing._save(name, lambda: page, folder, ("png",))
     return path
@@ -139,24 +147,33 @@ def test_every_figure_is_readable_in_the_columns_of_a_paper(study: Path, name: s
 @pytest.fixture(scope="session")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small network of whose probes one unit is finished."""
-    return synthetic.write(tmp_path_factory.mktemp("begun") / "r.h5", [SMALL], share=0.001)
+    return synthetic.shared(tmp_path_factory, "begun", [SMALL], share=0.001)
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.write(tmp_path_factory.mktemp("small") / "r.h5", [SMALL])
+    return synthetic.shared(tmp_path_factory, "small", [SMALL])
+
+
+@pytest.fixture(scope="session")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic.shared(tmp_path_factory, "half", [SMALL], share=0.4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYDAY)
-def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(begun: Path, small: Path, name: str) -> None:
-    whole = result_of(small, FIGURES[name].probe, SMALL.label)
-    few = result_of(begun, FIGURES[name].probe, SMALL.label)
-    assert FIGURES[name].drawable(few) == (name not in UNFINISHED[0.001])
-    for data in (few, spoilt(whole, errors=True), spoilt(whole, errors=False)):
-        if FIGURES[name].drawable(data):
+def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(
+    begun: Path, half: Path, small: Path, name: str
+) -> None:
+    """One unit alone; then together two fifths of the units, errors that are not finite, and such numbers."""
+    figure = FIGURES[name]
+    few, some, whole = (result_of(path, figure.probe, SMALL.label) for path in (begun, half, small))
+    assert figure.drawable(few) == (name not in UNFINISHED[0.001])
+    assert figure.drawable(some) == (name not in UNFINISHED[0.4])
+    for together in ([few], [some, spoilt(whole, errors=True), spoilt(whole, errors=False)]):
+        if results := [data for data in together if figure.drawable(data)]:
             with theme.applied(theme.SCREEN):
-                FIGURES[name].module.page([data], appearance.looks([data])).draw_without_rendering()
+                figure.module.page(results, appearance.looks(results)).draw_without_rendering()
 
 
 def test_a_figure_of_unfinished_results_says_how_much_of_them_is_there(tmp_path: Path) -> None:
@@ -172,12 +189,14 @@ def test_a_figure_of_unfinished_results_says_how_much_of_them_is_there(tmp_path:
     assert not any("Unfinished" in text.get_text() for text in whole.texts)
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_a_probe_without_made_up_numbers_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "MADE_UP", {})
     path = synthetic.write(tmp_path / "new.h5", synthetic.NETWORKS[:1], probes=("variance",), share=0.4)
     assert "variance" in [figure.stem for figure in drawing.draw(path, tmp_path)]
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_a_result_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "empty.h5", synthetic.NETWORKS[:1], probes=("hessian", "lesion"), share=0.0)
     synthetic.write(path, synthetic.NETWORKS[:1], probes=("variance",))
@@ -186,10 +205,16 @@ def test_a_result_with_nothing_finished_is_left_out_and_named(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_every_format_is_written_and_text_stays_text(study: Path, tmp_path: Path) -> None:
-    written = drawing.draw(study, tmp_path, formats=("pdf", "svg"), probes=("variance",))
-    pdf, svg = tmp_path / "variance.pdf", tmp_path / "variance.svg"
-    assert {pdf, svg} <= set(written)
+def test_equal_results_give_equal_files_of_every_format_whose_text_is_text_and_leave_the_callers_style(
+    study: Path, tmp_path: Path
+) -> None:
+    before = dict(matplotlib.rcParams)
+    (pdf, svg), again = (
+        drawing.draw(study, tmp_path / folder, formats=("pdf", "svg"), figures=("variance",)) for folder in "ab"
+    )
+    assert dict(matplotlib.rcParams) == before
+    assert [path.name for path in (pdf, svg)] == ["variance.pdf", "variance.svg"]
+    assert [path.read_bytes() for path in (pdf, svg)] == [path.read_bytes() for path in again]
     assert b"/Type3" not in pdf.read_bytes()  # fonts as outlines without names, which publishers refuse
     assert b"/CIDFontType2" in pdf.read_bytes()  # TrueType
     words = "".join(ElementTree.parse(svg).getroot().itertext())
@@ -198,24 +223,9 @@ def test_every_format_is_written_and_text_stays_text(study: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_equal_results_give_equal_files(study: Path, tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        drawing.draw(study, tmp_path / folder, formats=("svg", "pdf"), probes=("hessian",))
-    for name in ("hessian.svg", "hessian.pdf"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_drawing_leaves_the_callers_style_alone(study: Path, tmp_path: Path) -> None:
-    before = dict(matplotlib.rcParams)
-    drawing.draw(study, tmp_path, probes=("variance",))
-    assert dict(matplotlib.rcParams) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label", ["_hidden", "a$b$_{", "模型", "<b>bold", "x" * 200])
-def test_any_label_can_be_drawn(tmp_path: Path, label: str) -> None:
-    path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer(label, depth=2)], probes=("hessian", "variance"))
+def test_any_label_can_be_drawn(tmp_path: Path) -> None:
+    networks = [synthetic.transformer(label, depth=2) for label in ("_hidden", "a$b$_{", "模型", "<b>bold", "x" * 200)]
+    path = synthetic.write(tmp_path / "r.h5", networks, probes=("hessian", "variance"))
     assert {FIGURES[figure.stem].probe for figure in drawing.draw(path, tmp_path)} == {"hessian", "variance"}
 
 
@@ -229,6 +239,7 @@ def test_chosen_checkpoints_are_drawn_in_the_order_asked_for_under_their_new_nam
             wrong.of(reader.find(study, probe="variance"))
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_only_the_figures_asked_for_are_drawn_and_one_that_cannot_be_is_named(
     study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,11 +257,12 @@ def test_only_the_figures_asked_for_are_drawn_and_one_that_cannot_be_is_named(
 @pytest.mark.parametrize(("columns", "width"), [(1, 3.25), (2, 6.75)])
 def test_files_are_as_wide_as_the_columns_asked_for(study: Path, tmp_path: Path, columns: int, width: float) -> None:
     page = theme.Theme("paper", columns, "A title with $ and <b>")
-    for path in drawing.draw(study, tmp_path, figures=("surface_relief", "hessian"), theme=page):
+    for path in drawing.draw(study, tmp_path, figures=("surface_height",), theme=page):
         with Image.open(path) as image:
             assert image.width == round(300 * width)
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,6 +303,7 @@ OLD = {  # probe: a quantity that versions before did not store, and the figures
 }
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("probe", OLD)
 def test_a_result_of_another_version_is_drawn_with_what_it_has_or_left_out_in_one_line(
     probe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

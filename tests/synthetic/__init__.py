@@ -1,13 +1,17 @@
 """A results file of a study of several networks, stored from made-up numbers in one change of the file."""
 
+import fcntl
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
+import pytest
 from analytic import attention_net
 
 from landscape.probe import Plan, Unit, Values
@@ -51,6 +55,17 @@ def write(
     return path
 
 
+def shared(factory: pytest.TempPathFactory, name: str, *args: Any, **kwargs: Any) -> Path:
+    """A file as `write` makes it, made by one of the processes of the tests and read by all."""
+    folder = factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / f"made_up_{name}"
+    folder.mkdir(exist_ok=True)
+    path = folder / "results.h5"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return path if path.exists() else write(path, *args, **kwargs)
+
+
 def _key(number: int, network: Network, probe: str, plan: Plan) -> RunKey:
     parameters = PARAMETERS.get(probe, {}) if probe in MADE_UP else probe_class(probe).smallest
     attributes: dict[str, Any] = {
@@ -66,15 +81,31 @@ def _key(number: int, network: Network, probe: str, plan: Plan) -> RunKey:
     return RunKey(probe, network.label, f"{number:05x}{ALL.index(probe):05x}", plan, attributes)
 
 
+class Projection:
+    """In place of t-SNE, whose import and descent take seconds: the first two channels."""
+
+    kl_divergence_ = 0.5
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def fit_transform(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens[:, :2]
+
+
 @cache
 def measured(name: str) -> tuple[Plan, Measure]:
     """A probe without made-up numbers, measured on a tiny network; once for all networks."""
     probe, subject = probe_class(name)(**probe_class(name).smallest), attention_net()
-    plan, found = probe.plan(subject), dict[tuple[int, ...], Values]()
+    found = dict[tuple[int, ...], Values]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("landscape.probes.tokens._tsne", lambda: Projection)
+        plan = probe.plan(subject)
 
     def measure(unit: Unit) -> Values:
         if unit.index not in found:
-            found[unit.index] = probe.measure(subject, unit)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("landscape.probes.tokens._tsne", lambda: Projection)
+                found[unit.index] = probe.measure(subject, unit)
         return found[unit.index]
 
     return plan, measure
