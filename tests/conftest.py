@@ -106,14 +106,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run a command line beside the checkpoints: (exit code, stdout, stderr)."""
+def command_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line: (exit code, stdout, stderr)."""
     from landscape.cli.main import exit_code
-
-    monkeypatch.chdir(trained)
-    monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
 
     def run(*words: str | Path) -> tuple[int, str, str]:
         code = exit_code([str(word) for word in words])
@@ -121,3 +116,13 @@ def command(
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def command(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, command_here: Callable[..., tuple[int, str, str]]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line beside the checkpoints: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
+    return command_here

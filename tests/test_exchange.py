@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from analytic import attention_net, batches_of, convolution_net, run_probe, state
+from command_line import Command
 from scipy.interpolate import RegularGridInterpolator
 from torch import nn
 
 import landscape
 from landscape import models
-from landscape.cli.main import exit_code
 from landscape.exchange import importing, paraview, park2022_csv, tomgoldstein
 from landscape.exchange.exporting import export
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of
@@ -518,20 +518,9 @@ def test_curves_open_in_vtk(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_here: Command) -> Command:
     monkeypatch.chdir(tmp_path)
-
-    def go(*words: str | Path) -> tuple[int, str, str]:
-        code = exit_code([str(word) for word in words])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return go
-
-
-Command = Callable[..., tuple[int, str, str]]
+    return command_here
 
 
 @pytest.mark.slow

@@ -183,14 +183,18 @@ def test_an_archive_without_check_sums_is_read(tmp_path: Path) -> None:
 # --- damage: cut at every kilobyte, bits turned, noise ---
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
-def test_a_checkpoint_cut_anywhere_is_refused(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"file{suffix}"
-    weights = {f"layer{i}.weight": torch.randn(30, 30) for i in range(12)}
-    if suffix == ".safetensors":
+def saved(path: Path, weights: dict[str, torch.Tensor]) -> Path:
+    """A checkpoint of the format that its suffix says, .pth the older one of torch."""
+    if path.suffix == ".safetensors":
         save_file(weights, path)
     else:
-        torch.save(weights, path, _use_new_zipfile_serialization=suffix == ".pt")
+        torch.save(weights, path, _use_new_zipfile_serialization=path.suffix == ".pt")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+def test_a_checkpoint_cut_anywhere_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / f"file{suffix}", {f"layer{i}.weight": torch.randn(30, 30) for i in range(12)})
     whole = path.read_bytes()
     # a name cut in two is one that is not allowed
     refusal = r"is not a readable (checkpoint|safetensors file)|would run code"
@@ -203,23 +207,16 @@ def test_a_checkpoint_cut_anywhere_is_refused(suffix: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
 def test_a_checkpoint_with_a_bit_turned_is_read_or_refused(suffix: str, tmp_path: Path) -> None:
-    path, generator = tmp_path / f"file{suffix}", np.random.default_rng(0)
-    weights = {"layer.weight": torch.randn(5, 5), "layer.bias": torch.randn(5)}
-    if suffix == ".safetensors":
-        save_file(weights, path)
-    else:
-        torch.save(weights, path, _use_new_zipfile_serialization=suffix == ".pt")
+    generator, said = np.random.default_rng(0), []
+    path = saved(tmp_path / f"file{suffix}", {"layer.weight": torch.randn(5, 5), "layer.bias": torch.randn(5)})
     whole = path.read_bytes()
-    outcomes, said = {"read": 0, "refused": 0}, []
     for position in generator.integers(len(whole), size=150):
         turned = bytearray(whole)
         turned[position] ^= 1 << int(generator.integers(8))
         path.write_bytes(turned)
         try:
             read_checkpoint(path)
-            outcomes["read"] += 1
         except ValueError as error:
-            outcomes["refused"] += 1
             said.append(str(error))
     assert said
     assert not [text for text in said if "\n" in text]

@@ -250,12 +250,7 @@ def test_a_label_is_text_wherever_it_is_shown(
         for name in ("loss", "x"):
             file[f"surface/net-0123456789/{name}"].attrs["units"] = label.replace("\0", "")
     before = everything(study)
-    for words in (
-        ["show"],
-        ["plot", "--out", "figures"],
-        ["report", "--out", "p.html"],
-        ["export", "--out", "e"],
-    ):
+    for words in (["show"], ["plot", "--out", "figures"], ["report", "--out", "p.html"], ["export", "--out", "e"]):
         code = exit_code([words[0], str(path), *words[1:]])
         said = capsys.readouterr()
         assert code in (0, 1)

@@ -58,8 +58,7 @@ class Journey:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in HALF_A_SECOND)) for name in PROBES],
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in HALF_A_SECOND)) for name in PROBES]
 )
 def journey(request: pytest.FixtureRequest, snapshots: Path, tmp_path_factory: pytest.TempPathFactory) -> Journey:
     probe = small(request.param, **FASTER.get(request.param, {}))

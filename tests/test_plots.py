@@ -23,16 +23,7 @@ from PIL import Image
 
 import landscape
 from landscape.options import OptionError
-from landscape.plots import (
-    FIGURES,
-    STUDIES,
-    appearance,
-    drawing,
-    headlines,
-    park2022,
-    style,
-    theme,
-)
+from landscape.plots import FIGURES, STUDIES, appearance, drawing, headlines, park2022, style, theme
 from landscape.plots.figure import Headlined, checked
 from landscape.plots.selection import Selection
 from landscape.plots.tidy import _shown, _touch, tidied

@@ -538,16 +538,18 @@ def test_a_page_stays_when_the_new_one_cannot_be_written(
 
 
 @pytest.mark.slow
-def test_the_command_draws_every_figure_of_half_finished_results_and_never_loads_torch(tmp_path: Path) -> None:
+def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_path: Path) -> None:
     probes = ("surface", "corruption", "variance")
-    half = synthetic.write(tmp_path / "half.h5", [synthetic.transformer("vit", depth=3)], probes=probes, share=0.4)
+    networks = [synthetic.transformer(label, depth=3) for label in ("vit", "other")]
+    half = synthetic.write(tmp_path / "half.h5", networks, probes=probes, share=0.4)
     code = (
         "import sys; from landscape.cli.main import exit_code\n"
-        f"code = exit_code(['report', {str(half)!r}, '--out', {str(tmp_path / 'new' / 'report.html')!r}])\n"
-        "print(code, 'torch' in sys.modules)"
+        f"codes = [exit_code([*words, '--quiet']) for words in (['compare', {str(half)!r}, '--no-store'],\n"
+        f"         ['report', {str(half)!r}, '--out', {str(tmp_path / 'new' / 'report.html')!r}])]\n"
+        "print(*codes, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-2:] == ["0", "False"]
+    assert done.stdout.split()[-3:] == ["0", "0", "False"]
     found = Page((tmp_path / "new" / "report.html").read_text())
     drawn = [a["id"].removeprefix("figure-") for a in found.of("details") if a.get("class") == "picture"]
     expected = [name for name in EVERYDAY if name not in UNFINISHED[0.4] and FIGURES[name].probe in probes]

@@ -47,10 +47,7 @@ def test_units_in_journals_count_and_nothing_is_touched(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_stands_by_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
-    writer = Writer(path, KEY)
-    for unit in writer.pending()[:3]:
-        writer.write(unit, counting.values(unit))
-    writer._journal.__exit__(None, None, None)
+    counting.stopped(path, KEY, 3)
     path.unlink()
     (found,) = standings(path)
     assert (found.group, found.finished, found.running) == ("counting/toy-0123456789", 3, False)

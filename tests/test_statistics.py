@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from landscape.results.paired import mean_difference
-from landscape.results.statistics import (
-    mean_and_standard_error,
-    mean_and_standard_error_from_sums,
-)
+from landscape.results.statistics import mean_and_standard_error, mean_and_standard_error_from_sums
 from landscape.statistics.intervals import quantile
 from landscape.subject import sample_statistics
 
