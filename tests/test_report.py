@@ -77,12 +77,12 @@ def written(path: Path, folder: Path, figures: list[Path] | None = None) -> str:
 @pytest.fixture(scope="module")
 def few(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three networks of the probes that findings and the table are made of; quickly read."""
-    path = tmp_path_factory.mktemp("few") / "results.h5"
-    with h5py.File(study) as whole, h5py.File(path, "w") as part:
-        part.attrs.update(whole.attrs)
-        for probe in ("surface", "hessian", "trace", "fourier", "lesion", "variance"):
-            whole.copy(probe, part)
-    return path
+
+    def keep(file: h5py.File) -> None:
+        for probe in {*file} - {"surface", "hessian", "trace", "fourier", "lesion", "variance"}:
+            del file[probe]
+
+    return changed(study, tmp_path_factory.mktemp("few") / "results.h5", keep)
 
 
 @pytest.fixture(scope="module")
