@@ -1,7 +1,5 @@
 """A headless Chromium for tests of pages: the WebDriver protocol of `chromedriver`, by the standard library alone."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

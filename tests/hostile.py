@@ -1,7 +1,5 @@
 """Hostile files: checkpoints and data as from an untrusted source, each made by its own function."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

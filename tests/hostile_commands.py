@@ -1,7 +1,5 @@
 """What hostile files are given to: commands in an empty folder, which end in one clear line and write nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

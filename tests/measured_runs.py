@@ -1,7 +1,5 @@
 """Networks, probes and executors of tests of runs: snapshots on digits, chunks in threads, results to compare."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

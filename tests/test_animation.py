@@ -1,7 +1,5 @@
 """`landscape animate`: one figure over the epochs of a run."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

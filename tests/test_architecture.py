@@ -1,7 +1,5 @@
 """Imports point one way, in one order that covers every file, and what only reads or draws never loads torch."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`plot` and `report` of files that nobody would draw on purpose: one line or a page, never a traceback."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

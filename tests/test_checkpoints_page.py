@@ -1,7 +1,5 @@
 """What checkpoints.md shows of data of one's own works as shown."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Claims: numbers in closed form from made-up results, verdicts by the t interval, end to end on digits."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line: what it writes, what it prints, its exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Comparisons: what is compared with what, by which protocol, with which verdict, and how it is written."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

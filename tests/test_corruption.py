@@ -1,7 +1,5 @@
 """Scores under corruptions: files and generated images, means and their errors, errors relative to a baseline."""
 
-from __future__ import annotations
-
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The command `demo`, from the networks to the last line, with one epoch and few samples; and as it is delivered."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The doctor names each planted fault by its rule, and says nothing of the same result without it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

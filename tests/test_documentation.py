@@ -1,7 +1,5 @@
 """What the README and the pages of the documentation show works as shown."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every stored standard error says what its independent values are, and how many there are of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

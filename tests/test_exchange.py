@@ -1,7 +1,5 @@
 """Files of other tools: what is read is what they hold, what is written is what they would read."""
 
-from __future__ import annotations
-
 import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence

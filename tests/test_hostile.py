@@ -1,7 +1,5 @@
 """Hostile checkpoints and data: every file ends in one clear line, runs nothing, writes nothing and takes little."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

@@ -1,7 +1,5 @@
 """Results files and journals from an untrusted source: one clear line, nothing followed, run or written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

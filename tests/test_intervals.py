@@ -1,7 +1,5 @@
 """Intervals: closed forms, nothing below four values, and the share of cases in which they hold the truth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One journey of every probe: measured whole; stopped, resumed, measured in processes and in threads, and merged."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Figures of layers, spectra and bands show the stored numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Results files with an attribute or an array that is missing or of another form: one sentence, whatever reads them."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Merging results files: shards are the whole run again, conflicts are named, and a kill leaves every file intact."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

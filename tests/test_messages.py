@@ -1,7 +1,5 @@
 """Mistakes on the command line: one line that says what was got, what was expected and what to do."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

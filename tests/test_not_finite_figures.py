@@ -1,7 +1,5 @@
 """Marks in figures where numbers or errors are infinite or not numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Facts about the text of options: what it is parsed as, and the one sentence that refuses it."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

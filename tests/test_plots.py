@@ -1,7 +1,5 @@
 """Files of figures: every one draws, finished or not, in every format, and leaves no trace in global state."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

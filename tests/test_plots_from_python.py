@@ -1,7 +1,5 @@
 """`landscape.plots.NAME`: figures from Python, in the user's axes and in notebooks."""
 
-from __future__ import annotations
-
 import functools
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Previews of a surface through a run: stopped anywhere, spread over workers, and what they make of the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading a results file: the same arrays as any other reader, only its own, from a file at any moment."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

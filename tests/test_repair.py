@@ -1,7 +1,5 @@
 """Repairing a damaged results file: every intact result is recovered, to the last bit, and what is gone is said."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files are replaced by files alone: a device, a pipe or a folder in the place of an output stays what it is."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

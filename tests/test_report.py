@@ -1,7 +1,5 @@
 """The report: complete without a network or a script, every label text, numbers with intervals and protocols."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The report in a browser: no error, no request, and everything that turns, sorts, links and adapts does so."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Running a probe: the same stored numbers with any executor, shards and interruption."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass

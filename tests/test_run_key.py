@@ -1,7 +1,5 @@
 """The run key: what changes the digest of a result, its group and its label."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of Hessian spectra beyond the two panels: over phases, layers, losses, and with the bulk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How far a results file is: journals count, nothing is touched, and the printed command finishes what is missing."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

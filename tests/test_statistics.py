@@ -1,7 +1,5 @@
 """Means and standard errors: closed forms, and the three definitions agree."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

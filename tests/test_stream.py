@@ -1,7 +1,5 @@
 """Temporal smoothing: the weighted mean over frames by hand, one pass per frame, intervals over blocks of frames."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

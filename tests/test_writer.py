@@ -1,7 +1,5 @@
 """The results file: its format, what kills and full disks do to it, who may write it, and what it refuses."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """What others do to a results file and its journals: damage them, put files and links in their place, delete them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
