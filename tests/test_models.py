@@ -442,15 +442,21 @@ def test_images_of_another_size_are_refused(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_networks_built_for_their_shapes_alone_do_not_import_the_compiler() -> None:
-    """Loading a checkpoint builds such a network first; the import takes about as long as that of torch."""
+def test_networks_built_for_their_shapes_alone_or_recorded_do_not_import_the_compiler() -> None:
+    """A checkpoint is built so first, directions record a pass; the import takes about as long as that of torch."""
     script = """
 import sys, torch
 from landscape import models
+from landscape.symmetry.recorder import UnitRecorder
+from landscape.weight_space.pass_recorder import PassRecorder
 print("torch._dynamo" in sys.modules)
 with torch.device("meta"):
     for name in ("resnet_demo", "preresnet_demo", "vit_demo"):
         assert all(p.is_meta for p in models.build(name, classes=10, image_size=32).parameters())
+layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+for recorder in (PassRecorder, UnitRecorder):
+    with torch.no_grad(), recorder(dict(layer.named_parameters()), x):
+        layer(x)
 print("torch._dynamo" in sys.modules)
 """
     out, errors = forked.Popen(["-c", script]).communicate()

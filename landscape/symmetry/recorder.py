@@ -32,9 +32,6 @@ class UnitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     supports_higher_order_operators = True
-    _should_skip_dynamo = classmethod(
-        lambda cls: False
-    )  # else torch imports its compiler, seconds, to leave this alone
 
     def __init__(self, tensors: Mapping[str, Tensor], inputs: Any, kernels: Collection[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,6 +51,11 @@ class UnitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape = tensor.shape[:2] if name in kernels else tensor.shape
             self.axes[name] = {axis: self.units.fresh(n) for axis, n in enumerate(shape) if n > 1}
             self._note(tensor, self._own(tensor))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say no, else torch imports its compiler, which takes seconds, to keep it from what is never compiled."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -44,9 +44,6 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     supports_higher_order_operators = True
-    _should_skip_dynamo = classmethod(
-        lambda cls: False
-    )  # else torch imports its compiler, seconds, to leave this alone
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], inputs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,6 +68,11 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.added -= {*self._summed, *self._chosen, *self._constant}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say no, else torch imports its compiler, which takes seconds, to keep it from what is never compiled."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
