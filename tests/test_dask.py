@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +31,7 @@ from landscape.run import digest, run
 
 if importlib.util.find_spec("distributed") is None:  # to import it takes half a second, in collection too
     pytest.skip("distributed is not installed", allow_module_level=True)
+from landscape.executors import dask_cluster
 from landscape.executors.dask_cluster import DaskCluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -241,3 +244,12 @@ def test_a_scheduler_file_without_an_address_is_refused_at_once(tmp_path: Path) 
         DaskCluster(str(tmp_path / "scheduler.json")),
     ):
         pass
+
+
+def test_an_address_that_accepts_and_is_silent_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start, address = time.monotonic(), f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"no dask scheduler answers at {address}"), DaskCluster(address):
+            pass
+        assert time.monotonic() - start < 10

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import pickle
 import queue
+import socket
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from landscape.checkpoints.raw_files import json_of
 from landscape.executors import dask_task
@@ -57,10 +59,12 @@ class DaskCluster:
                 f"--scheduler {self.scheduler}: there is no such file; give an address such as tcp://127.0.0.1:8786, "
                 "or the file that `dask scheduler --scheduler-file FILE` writes"
             )
-        if "scheduler_file" in where and not isinstance(json_of(Path(self.scheduler)).get("address"), str):
+        address = self.scheduler if "address" in where else json_of(Path(self.scheduler)).get("address")
+        if not isinstance(address, str):
             raise ValueError(f"--scheduler {self.scheduler} has no address; give the file that the scheduler writes")
         with _quiet_dask():
             try:
+                _refuse_silent(address)
                 self._client = connect(**where, timeout=CONNECT_SECONDS, set_as_default=False, name="landscape")
             except (OSError, ValueError, TypeError, RuntimeError) as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
@@ -178,6 +182,19 @@ def _ready(finished: queue.SimpleQueue[int]) -> Iterator[int]:
         yield finished.get(timeout=POLL_SECONDS)
         while True:
             yield finished.get_nowait()
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise a TimeoutError of a TCP address that says nothing: a scheduler speaks first, and dask waits for minutes."""
+    place = urlsplit(address)
+    if place.scheme != "tcp" or place.hostname is None or place.port is None:
+        return
+    try:
+        connection = socket.create_connection((place.hostname, place.port), timeout=CONNECT_SECONDS)
+    except OSError:
+        return  # which dask tries again: the scheduler may be about to start
+    with connection:
+        connection.recv(1)
 
 
 @contextmanager

@@ -84,6 +84,8 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
         return None
     with reading(path if own else folder / "config.json"):
         size, crop = _size_and_crop(own, config)
+        if size < 1:
+            raise ValueError(f"images have a size of {size}, expected at least 1")
         plain = own.get("do_normalize") is False
         mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (own.get("image_mean"), own.get("image_std"))
         channels = [
