@@ -69,6 +69,7 @@ def guard(given, out, errors, status, inherited):
             os.close(file)
         become(given, inherited)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(started, signal.SIGKILL))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # where who asked is gone
     place.close()
     os.write(status, b"%d " % started)
     for file in (out, errors, *inherited):

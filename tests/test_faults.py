@@ -1,5 +1,6 @@
 """The campaigns of `benchmarks/` in short: kills, and faults of machines and users, while commands measure."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,14 @@ def test_kills_within_measurements_and_merges_lose_nothing() -> None:
     assert merging >= 6
     assert finished >= 3
     assert (lost, twice, unreadable, wrong, left) == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="compiles what the calls go through")
+def test_a_call_that_changes_a_file_may_be_the_last_or_fail() -> None:
+    *cases, total = (row.strip("| ").split(" | ") for row in ran("failing_calls.py", "--stride", "41")[2:])
+    assert [name for name, *_ in cases] == ["run", "merge", "repair", "report"]
+    assert int(total[-2]) > 15
+    assert int(total[-1]) == 0
 
 
 @pytest.mark.parametrize("executor", ["local", "dask"])
