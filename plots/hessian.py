@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.headlines import Numbers
 from landscape.results.rounding import plus_minus
@@ -182,7 +182,9 @@ def headline(data: xr.Dataset) -> Numbers:
             count = f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values"
             found["not converged"] = f"{count}, {_mini_batches(unsure)}"
     if "missed" in data and (data["missed"] > 0).any():
-        found["missed by the first search"] = int(data["missed"].sum())
+        found["found by a second search"] = int(data["missed"].sum())
+    elif parameters_of(data).get("verify") is False and data.sizes.get("rank", 1) > 1:
+        found["copies of equal values"] = "not excluded"
     return found
 
 

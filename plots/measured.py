@@ -39,7 +39,7 @@ OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all other
     "noise-scale": "groups of samples",
 }
 # In headlines, but no measurement of the network: errors, positions, settings, and what was not reached.
-OTHER = ("_se", "threshold", "at", "at tau", "not converged", "missed by the first search",
+OTHER = ("_se", "threshold", "at", "at tau", "not converged", "found by a second search",
          "seconds per frame", "hold-out error at most", "deviation at most (standard errors)",
          "mini-batches not finite")  # fmt: skip
 

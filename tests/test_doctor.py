@@ -210,7 +210,7 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         spectra.derivatives, hessian(derivatives="the gradient is not the derivative of the loss"), hessian(),
         "without detached terms"),
     "missed eigenvalues": (
-        spectra.missed_values, hessian(arrays={"missed": ("batch", [0.0] * 11 + [1.0])}), hessian(), "--tol 1e-06"),
+        spectra.copies, hessian(parameters={"verify": False}), hessian(), "landscape hessian"),
     "at chance": (
         accuracy.at_chance, made("lesion", intact_accuracy=0.11), made("lesion", intact_accuracy=0.2),
         "evaluate net.pt"),

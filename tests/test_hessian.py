@@ -192,7 +192,7 @@ def test_a_non_finite_mini_batch_does_not_affect_those_side_by_side_with_it(
 
 def test_the_nodes_of_every_search_are_a_density_of_its_own() -> None:
     subject = tanh_net()
-    found = run_probe(Hessian(top=3, tol=1e-6), subject)
+    found = run_probe(Hessian(top=3, tol=1e-6, verify=False), subject)
     for i in range(2):
         nodes, weights = found["nodes"][i], found["weights"][i]
         count = int(found["matvecs"][i])
@@ -260,16 +260,33 @@ def test_more_eigenvectors_than_a_file_can_hold_are_rejected_before_any_work(mon
 def test_verifying_finds_every_copy_and_counts_those_missed() -> None:
     values = [5.0, 5.0, 4.0, 3.0, -3.0, -3.0, 1.0] + [0.001 * i for i in range(40)]
     subject = _bowl(values, [1.0, 2.0])
-    plain = run_probe(Hessian(top=2, ends=1.0), subject)
+    plain = run_probe(Hessian(top=2, ends=1.0, verify=False), subject)
     np.testing.assert_allclose(plain["eigenvalue"], [[5, 4], [10, 8]], rtol=1e-5)
-    found = run_probe(Hessian(top=2, ends=1.0, verify=True, eigenvectors=True), subject)
+    found = run_probe(Hessian(top=2, ends=1.0, eigenvectors=True), subject)
     np.testing.assert_allclose(found["eigenvalue"], [[5, 5], [10, 10]], rtol=1e-5)
     assert found["missed"].tolist() == [1, 1]
     assert (found["matvecs"] > plain["matvecs"]).all()
     assert found["converged"].all()
     assert np.abs(found["eigenvector"][0] @ found["eigenvector"][0].T - np.eye(2)).max() < 1e-6
-    simple = run_probe(Hessian(top=3, verify=True), tanh_net())
+    simple, plain = (run_probe(Hessian(top=3, verify=verify), tanh_net()) for verify in (True, False))
     assert simple["missed"].tolist() == [0, 0]
+    np.testing.assert_array_equal(simple["eigenvalue"], plain["eigenvalue"])
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "both"])
+def test_a_linear_layer_with_squared_error_has_every_eigenvalue_once_per_output(which: Which) -> None:
+    """H = 2 / (n outputs) X'X for every output: five copies, of which one start vector sees one."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 5, bias=False).double()
+    batches = [(torch.randn(8, 6).double(), torch.randn(8, 5).double()) for _ in range(2)]
+    subject = Subject(layer.eval(), batches, losses=lambda y, t: (y - t).square().mean(1))
+    found = run_probe(Hessian(top=7, which=which, kinks="single"), subject)
+    for i, (x, _) in enumerate(batches):
+        exact = np.sort(np.repeat(np.linalg.eigvalsh((2 / (8 * 5)) * (x.T @ x)), 5))
+        ends = {"LM": exact[::-1][:7], "LA": exact[::-1][:7], "both": np.append(exact[::-1][:7], exact[:7])}
+        np.testing.assert_allclose(found["eigenvalue"][i], ends[which], rtol=1e-4)
+    assert found["converged"].all()
+    assert (found["missed"] > 0).any()
 
 
 def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches() -> None:

@@ -114,7 +114,7 @@ def test_both_engines_of_the_probe_agree_on_an_attention_net() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [({"which": "LA"}, "which LA"), ({"operator": "ggn"}, "operator ggn"), ({"scope": "dataset"}, "scope dataset"),
-     ({"verify": True}, "verify"), ({"hvp": "traced"}, "hvp traced")],
+     ({"hvp": "traced"}, "hvp traced")],
 )  # fmt: skip
 def test_what_pyhessian_cannot_do_is_a_usage_error(options: dict[str, object], named: str) -> None:
     with pytest.raises(OptionError, match=f"--engine pyhessian .* --{named}"):

@@ -6,7 +6,7 @@ next test of convergence, which transfers those of all searches at once and solv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from landscape.curvature.batched_basis import BatchedBasis, dots, lengths
 from landscape.curvature.krylov_projection import NOT_FINITE, ROUNDING
 from landscape.curvature.lanczos import Spectrum, lanczos, next_ranks, summarised, worth_keeping
-from landscape.curvature.stopping import RitzPairs, StoppingRule, Which, wanted
+from landscape.curvature.stopping import Copies, RitzPairs, StoppingRule, Which, wanted
 from landscape.curvature.vectors import random_unit
 
 # Steps between tests on a GPU, of one search and of several: a test waits for the device and then keeps it waiting, for
@@ -42,6 +42,7 @@ def batched_lanczos(
     vectors: bool = False,
     further: int = 0,
     unseen: float = 1.0,
+    copies: Sequence[Copies] | None = None,
     stride: int | None = None,
 ) -> list[Spectrum | None]:
     """The searches of `lanczos.lanczos_search` for M operators with one product for all; equal to rounding.
@@ -52,7 +53,8 @@ def batched_lanczos(
 
     `product` takes rows v_i -> H_i v_i, (M, n) -> (M, n), those of finished searches zero; `starts` are random vectors,
     (M, n), whose dtype and device are those of the arithmetic; `stride` None is 1 on a CPU and that of `GPU_STRIDES`
-    elsewhere. The other arguments are those of `lanczos_search`. The result has None where an operator is not finite.
+    elsewhere; `copies` are those of each operator's rule. The other arguments are those of `lanczos_search`. The result
+    has None where an operator is not finite.
     """
     n, ranks = starts.shape[1], k * (2 if which == "both" else 1)
     room = max(room, ranks + 10)
@@ -61,8 +63,8 @@ def batched_lanczos(
     stride, first = (1, 1) if room >= n else (stride, ranks + FIRST)
     room = min(room, steps + (first if stride > 1 else 0))  # while one waits, the others go on
     recurrence = _Recurrence(starts, room, storage)
-    rule = StoppingRule(k, which, tol, tol_residual, ends, unseen)
-    searches = {i: _Search(rule, n, room, recurrence.floor) for i in range(len(starts))}
+    rules = [StoppingRule(k, which, tol, tol_residual, ends, unseen, one) for one in copies or (None,) * len(starts)]
+    searches = {i: _Search(rule, n, room, recurrence.floor) for i, rule in enumerate(rules)}
     found: dict[int, _Result] = {}
     while searches:
         recurrence.extend(product(recurrence.basis.last))
@@ -79,8 +81,7 @@ def batched_lanczos(
         searches = {i: search for i, search in searches.items() if i not in found}
         if recurrence.basis.full and searches:
             recurrence.basis.keep(_restarted(searches, len(starts)))
-        if any(search.broken for search in searches.values()):
-            stride = 1
+        stride = 1 if any(search.broken for search in searches.values()) else stride
         if searches:
             recurrence.append_after_test(searches)
     if not recurrence.basis.exact:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from landscape.curvature.batched_lanczos import batched_lanczos, device_lanczos
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.stopping import Which
-from landscape.curvature.verification import verified
+from landscape.curvature.verification import completed
 from landscape.data.memory import available_on, limit
 from landscape.probe import derived_seed
 
@@ -33,7 +32,12 @@ class Request:
     ends: float
     max_products: int
     vectors: bool
-    verify: bool  # search for missed values afterwards
+    verify: bool  # search for copies of equal values and others that were missed, afterwards
+
+    @property
+    def searched(self) -> bool:
+        """Whether values may be missing: a copy of the only wanted one changes nothing."""
+        return self.verify and self.top > 1
 
     @property
     def ranks(self) -> int:
@@ -63,8 +67,10 @@ def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tenso
         FloatingPointError: the matrix is not finite.
     """
     room, storage = memory(start)
-    found = device_lanczos(product, start, request.top, room=room, storage=storage, **_options(request))
-    return _verified(product, found, request, seed) if request.verify else found
+    found = device_lanczos(product, start, request.top, room=room, storage=storage, **_options(request, storage))
+    (complete,) = _completed(lambda rows: product(rows[0])[None], [found], request, [seed], room, storage)
+    assert complete is not None
+    return complete
 
 
 def spectra(
@@ -73,30 +79,34 @@ def spectra(
     """The eigenvalues of several matrices with one product for all, (M, n) -> (M, n); None where one is not finite."""
     room, storage = memory(starts[0])
     rows, room = torch.stack(list(starts)), max(room // len(starts), 1)
-    found = batched_lanczos(product, rows, request.top, room=room, storage=storage, **_options(request))
-    if not request.verify:
-        return found
-
-    def row(i: int, vector: Tensor) -> Tensor:
-        rows = vector.new_zeros(len(starts), len(vector))
-        rows[i] = vector
-        return product(rows)[i]
-
-    pairs = enumerate(zip(found, seeds, strict=True))
-    return [one and _verified(partial(row, i), one, request, seed) for i, (one, seed) in pairs]
+    found = batched_lanczos(product, rows, request.top, room=room, storage=storage, **_options(request, storage))
+    return _completed(product, found, request, seeds, room, storage)
 
 
-def _options(request: Request) -> dict[str, Any]:
+def _options(request: Request, storage: torch.dtype | None) -> dict[str, Any]:
     return {
         "which": request.which, "tol": request.tol, "tol_residual": request.tol_residual, "ends": request.ends,
-        "max_steps": request.max_products, "vectors": request.vectors or request.verify,
+        "max_steps": request.max_products, "vectors": request.vectors or request.searched,
+        "further": request.ranks if request.searched and storage is None else 0,  # where memory is short, fewer vectors
     }  # fmt: skip
 
 
-def _verified(product: Callable[[Tensor], Tensor], found: Spectrum, request: Request, seed: int) -> Spectrum:
-    seed = derived_seed(seed, "verify")
-    tol, steps = request.tol_residual or VECTOR_RESIDUAL, request.max_products
-    return verified(product, found, which=request.which, tol_residual=tol, max_steps=steps, seed=seed)
+def _completed(
+    product: Callable[[Tensor], Tensor],
+    found: Sequence[Spectrum | None],
+    request: Request,
+    seeds: Sequence[int],
+    room: int,
+    storage: torch.dtype | None,
+) -> list[Spectrum | None]:
+    """The spectra with the values that their start vectors missed, without vectors that were not asked for."""
+    if not request.searched:
+        return list(found)
+    seeds = [derived_seed(seed, "verify") for seed in seeds]
+    how: dict[str, Any] = {"which": request.which, "tol": request.tol, "tol_residual": request.tol_residual}
+    how |= {"max_steps": request.max_products, "room": room, "storage": storage}
+    complete = completed(product, found, seeds=seeds, **how)
+    return [one and replace(one, further=None, vectors=one.vectors if request.vectors else None) for one in complete]
 
 
 def memory(start: Tensor) -> tuple[int, torch.dtype | None]:

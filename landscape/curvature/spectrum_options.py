@@ -59,7 +59,6 @@ def _conflicts(given: Any) -> Iterator[str]:
         f"operator {given.operator}": given.operator != "hessian",
         f"scope {given.scope}": given.scope != "batch",
         f"hvp {given.hvp}": traced,
-        "verify": given.verify,
         "per-layer": given.per_layer,
         "tol-residual": given.tol_residual != 0.0,
     }

@@ -74,6 +74,32 @@ class RitzPairs:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Values of which there may be further eigenvectors; see `StoppingRule`."""
+
+    values: tuple[float, ...]
+    last: float  # the last wanted value, with the errors of all: what is further out is not among the wanted ones
+
+    def further(self, value: float, which: Which) -> bool:
+        """Whether a value is further out than the last wanted one."""
+        return bool(_outward(np.array(value), which) > _outward(np.array(self.last), which))
+
+    def told(self, ritz: RitzPairs, which: Which) -> bool:
+        """Whether one is known, or none is likely."""
+        if not self.values or ritz.start is None:
+            return True
+        outermost = ritz.values[wanted(ritz.values, 1, which)[0]]
+        return self.further(outermost, which) or bool((ritz.hidden(np.array(self.values)) <= UNSEEN).all())
+
+    @classmethod
+    def of(cls, values: np.ndarray, errors: np.ndarray, which: Which) -> Copies:
+        """Those of wanted values in the order of the request, that are further out than the last one by the errors."""
+        out, margin = _outward(values, which), errors.sum()
+        sign = -1.0 if which == "SA" or (which == "LM" and values[-1] < 0) else 1.0
+        return cls(tuple(values[out > out[-1] + 2 * margin].tolist()), float(values[-1] + sign * margin))
+
+
+@dataclass(frozen=True)
 class StoppingRule:
     """What the wanted values must fulfil before a search ends; at least one tolerance is given.
 
@@ -86,6 +112,8 @@ class StoppingRule:
             |value|: near zero no relative residual is ever reached. 1.0 disables it.
         unseen: also go on while the start vector may hide a value further out, which only its random part can tell: 1
             for a random start, the share of its random part for another one, more to be less sure; 0 does not ask.
+        copies: instead, whether there are eigenvectors with these values, or others further out than the last wanted
+            one: done as soon as the start is not likely to hide one of any of them, or a Ritz value is further out.
     """
 
     k: int
@@ -94,9 +122,12 @@ class StoppingRule:
     tol_residual: float | None = None
     ends: float = 1.0
     unseen: float = 1.0
+    copies: Copies | None = None
 
     def done(self, ritz: RitzPairs) -> bool:
         """Whether the wanted values are known, none is likely to be missing, and both ends are as requested."""
+        if self.copies is not None:
+            return self.copies.told(ritz, self.which)
         parts: tuple[Which, ...] = ("LA", "SA") if self.which == "both" else (self.which,)
         return all(self._known(ritz, part) for part in parts) and self._ends_known(ritz)
 

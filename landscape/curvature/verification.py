@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.batched_lanczos import device_lanczos
+from landscape.curvature.batched_lanczos import Products, batched_lanczos, device_lanczos
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.stopping import Which, wanted
-from landscape.curvature.vectors import random_unit
+from landscape.curvature.stopping import Copies, StoppingRule, Which, wanted
+from landscape.curvature.vectors import length, random_unit
 
 PER_VALUE = ("values", "residuals", "converged", "errors")  # arrays of a spectrum with a row per eigenvalue
+
+
+def completed(
+    product: Products,
+    found: Sequence[Spectrum | None],
+    *,
+    which: Which,
+    tol: float | None = None,
+    tol_residual: float | None = None,
+    seeds: Sequence[int],
+    **memory: Any,
+) -> list[Spectrum | None]:
+    """Spectra of several operators with the eigenvalues that their start vectors missed; None stays None.
+
+    One search for all, in the complements of the vectors found and of the `further` ones, tells where none is likely,
+    for about four products; see `verified` for the others. Their seeds must not be those of the first searches.
+    """
+    complete: list[Spectrum | None] = list(found)
+    suspects: set[int] = set()
+    for end in ("LA", "SA") if which == "both" else (which,):
+        told = _suspected(product, found, which, end, seeds, **memory)
+        suspects |= {i for i, one in enumerate(told) if one.suspected}
+        complete = [
+            one and replace(one, products=one.products + spent.products)
+            for one, spent in zip(complete, told, strict=True)
+        ]
+    for i in suspects:
+        if (one := complete[i]) is not None:
+            row = _row(product, i, len(found))
+            complete[i] = verified(row, one, which=which, tol=tol, tol_residual=tol_residual, seed=seeds[i], **memory)
+    return complete
 
 
 def verified(
@@ -23,23 +54,21 @@ def verified(
     found: Spectrum,
     *,
     which: Which,
-    tol_residual: float = 1e-3,
-    max_steps: int = 200,
+    tol: float | None = None,
+    tol_residual: float | None = None,
     seed: int = 0,
+    **memory: Any,
 ) -> Spectrum:
-    """Search the orthogonal complement of the found eigenvectors, until its outermost value is not a wanted one.
+    """Search the orthogonal complement of the found eigenvectors, until none further out than the last one is likely.
 
     Lanczos from a fresh random start on P H P, P the projection off the vectors V found so far, for its one outermost
-    value. It was missed if it lies further out than the last wanted value, by more than both residuals; it then joins V
-    and the search goes on, so that a value of any multiplicity is found, one search per copy.
+    value. It was missed if it lies further out than the last wanted value, by more than the errors of all; it then
+    joins V and the search goes on, so that a value of any multiplicity is found, one search per copy. Its residual is
+    that on H, from one more product. Vectors that are off by r / gap let P H P be off by r^2 / gap, as the values are.
 
-    The residual of a value found there is sqrt(r^2 + ||H V - V Theta||^2), r that on P H P: an upper bound of that on
-    H, without a product.
-
-    With `both` one end is searched after the other. `tol_residual` is the relative residual of what is searched, and
-    should be that of the vectors: what is further out by less than their residuals is not seen. `max_steps` caps the
-    products of one search; the seed must not be that of the first run. The missed values get their places in the
-    spectrum; `missed` counts them, and `products` includes the search.
+    With `both` one end is searched after the other. `tol` and `tol_residual` are those of the first search, `memory`
+    its `room`, `storage` and `max_steps`, which caps the products of one search. The missed values get their places in
+    the spectrum; `missed` counts them, and `products` includes the search.
 
     Raises:
         ValueError: the spectrum has no vectors.
@@ -47,12 +76,12 @@ def verified(
     """
     if found.vectors is None:
         raise ValueError("verifying needs the eigenvectors; call lanczos with vectors=True")
+    rule = StoppingRule(1, which, tol, tol_residual)
     if which != "both":
-        return _searched(product, found, None, which, tol_residual, max_steps, seed)
-    k = len(found.values) // 2
-    parts = [_part(found, np.arange(k)), _part(found, np.arange(k, 2 * k))]
-    upper = _searched(product, parts[0], parts[1].vectors, "LA", tol_residual, max_steps, seed)
-    lower = _searched(product, parts[1], upper.vectors, "SA", tol_residual, max_steps, seed + 1)
+        return _searched(product, found, None, rule, seed, **memory)
+    upper, lower = (_end(found, end, which) for end in ("LA", "SA"))
+    upper = _searched(product, upper, lower.vectors, replace(rule, which="LA"), seed, **memory)
+    lower = _searched(product, lower, upper.vectors, replace(rule, which="SA"), seed + 1, **memory)
     products, missed = upper.products + lower.products - found.products, upper.missed + lower.missed
     return replace(found, **_joined(upper, lower), products=products, missed=missed)
 
@@ -61,44 +90,127 @@ def _searched(
     product: Callable[[Tensor], Tensor],
     found: Spectrum,
     excluded: Tensor | None,
-    which: Which,
-    tol_residual: float,
-    max_steps: int,
+    rule: StoppingRule,
     seed: int,
+    **memory: Any,
 ) -> Spectrum:
-    k, n, known, missed = len(found.values), _vectors(found).shape[1], found, 0
+    k, known, missed, which = len(found.values), found, 0, rule.which
+
+    def alone(rows: Tensor) -> Tensor:
+        return product(rows[0])[None]
+
     while True:
-        off = _vectors(known) if excluded is None else torch.cat([_vectors(known), excluded])
-        off = _orthonormal(off)
-        if len(off) >= n:
+        off = _orthonormal(known.vectors, excluded)
+        best = _part(known, wanted(known.values, k, which))
+        copies = Copies.of(best.values, best.errors, which)
+        only = Complement(alone, off[None], [_aside(known, which)])
+        if len(off) == off.shape[1] or not copies.values:
             break
-
-        def complement(vector: Tensor, off: Tensor = off) -> Tensor:
-            vector = product(vector - off.T @ (off @ vector))
-            return vector - off.T @ (off @ vector)
-
-        start = random_unit(n, seed + 1000 * missed, device=off.device, dtype=off.dtype)
-        start = start - off.T @ (off @ start)
-        options: dict[str, Any] = {"tol": None, "tol_residual": tol_residual, "max_steps": max_steps, "vectors": True}
-        extra = device_lanczos(complement, start, 1, which=which, **options)
-        known = replace(known, products=known.products + extra.products)
-        # The search may wander into the span of V itself, whose values on P H P are zero.
-        inside = bool((off @ _vectors(extra)[0]).norm() > 0.5)
-        value, last = extra.values[0], wanted(known.values, k, which)[-1]
-        leak = float(np.sqrt(extra.residuals[0] ** 2 + np.square(known.residuals).sum()))
-        if inside or not _further_out(value, known.values[last], leak + known.residuals[last], which):
+        (told,) = _told(only, [copies], which, [seed + 1000 * missed], **memory)
+        known = replace(known, products=known.products + told.products)
+        if not told.suspected:
+            break
+        start = only.projected(_start(off, seed + 1000 * missed + 1)[None])[0]
+        tolerances: dict[str, Any] = {"tol": rule.tol, "tol_residual": rule.tol_residual}
+        extra = device_lanczos(only.first, start, 1, which=which, vectors=True, **tolerances, **memory)
+        vector = _vectors(extra)[0]
+        residual = length(product(vector) - float(extra.values[0]) * vector).item()
+        known = replace(known, products=known.products + extra.products + 1)
+        if not copies.further(extra.values[0], which):
             break
         missed += 1
-        bound = np.array([leak])
-        extra = replace(extra, residuals=bound, errors=bound, converged=bound <= tol_residual * np.abs(extra.values))
-        known = replace(known, **_joined(known, extra))
+        residuals = np.maximum(extra.residuals, residual)
+        errors = np.minimum(residuals, extra.errors)
+        sure = rule.converged(extra.values, residuals, errors)
+        known = replace(known, **_joined(known, replace(extra, residuals=residuals, errors=errors, converged=sure)))
     return replace(_part(known, wanted(known.values, k, which)), missed=missed)
 
 
-def _further_out(value: float, last: float, margin: float, which: Which) -> bool:
-    if which == "LM":
-        return abs(value) > abs(last) + margin
-    return value > last + margin if which == "LA" else value < last - margin
+@dataclass(frozen=True)
+class Told:
+    """Whether a complement holds a value further out than the last wanted one, and the products that told."""
+
+    suspected: bool = False
+    products: int = 0
+
+
+def _suspected(
+    product: Products, found: Sequence[Spectrum | None], which: Which, end: Which, seeds: Sequence[int], **memory: Any
+) -> list[Told]:
+    """Ask for values at one end in the complements of all vectors of each spectrum."""
+    parts = [None if one is None else _end(one, end, which) for one in found]
+    ask = {i: Copies.of(one.values, one.errors, end) for i, one in enumerate(parts) if one is not None}
+    known = {i: _orthonormal(one.vectors, one.further) for i, one in enumerate(found) if one is not None}
+    ask = {i: one for i, one in ask.items() if one.values and len(known[i]) < known[i].shape[1]}
+    if not ask:
+        return [Told()] * len(found)
+    off = known[0][None]
+    if len(found) > 1:
+        like = next(iter(known.values()))
+        off = like.new_zeros(len(found), max(map(len, known.values())), like.shape[1])
+        for i, rows in known.items():
+            off[i, : len(rows)] = rows
+    only = Complement(product, off, [0.0 if one is None else _aside(one, end) for one in parts])
+    told = _told(only, [ask.get(i, Copies((), 0.0)) for i in range(len(found))], end, seeds, **memory)
+    return [one if i in ask else Told() for i, one in enumerate(told)]
+
+
+def _told(only: Complement, copies: Sequence[Copies], which: Which, seeds: Sequence[int], **memory: Any) -> list[Told]:
+    starts = only.projected(torch.stack([_start(only.off[0], seed) for seed in seeds]))
+    found = batched_lanczos(only, starts, 1, which=which, copies=copies, **memory)
+    return [
+        Told() if one is None else Told(own.further(one.values[0], which), one.products)
+        for one, own in zip(found, copies, strict=True)
+    ]
+
+
+def _start(like: Tensor, seed: int) -> Tensor:
+    return random_unit(like.shape[1], seed, device=like.device, dtype=like.dtype)
+
+
+@dataclass(frozen=True)
+class Complement:
+    """Several operators in the complements of orthonormal vectors, P H P + a (1 - P), a far from what is searched."""
+
+    product: Products
+    off: Tensor  # (operators, vectors, n)
+    aside: Sequence[float]
+
+    def projected(self, rows: Tensor) -> Tensor:
+        """The part of each vector in its complement, (operators, n)."""
+        return rows - torch.einsum("mrn,mr->mn", self.off, torch.einsum("mrn,mn->mr", self.off, rows))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        inside = self.projected(rows)
+        return self.projected(self.product(inside)) + rows.new_tensor(self.aside)[:, None] * (rows - inside)
+
+    def first(self, vector: Tensor) -> Tensor:
+        """The first operator, (n,) -> (n,)."""
+        return self(vector[None])[0]
+
+
+def _aside(found: Spectrum, which: Which) -> float:
+    """A value that is not further out than others at one end."""
+    return {"LA": found.smallest, "SA": found.largest}.get(which, 0.0)
+
+
+def _row(product: Products, i: int, count: int) -> Callable[[Tensor], Tensor]:
+    """The product with the i-th of several operators."""
+
+    def row(vector: Tensor) -> Tensor:
+        rows = vector.new_zeros(count, len(vector))
+        rows[i] = vector
+        return product(rows)[i]
+
+    return row
+
+
+def _end(found: Spectrum, end: Which, which: Which) -> Spectrum:
+    """The part of a spectrum that is wanted at one end."""
+    if which != "both":
+        return found
+    k = len(found.values) // 2
+    return _part(found, np.arange(k) + (k if end == "SA" else 0))
 
 
 def _vectors(spectrum: Spectrum) -> Tensor:
@@ -117,8 +229,16 @@ def _part(found: Spectrum, positions: np.ndarray) -> Spectrum:
     return replace(found, vectors=_vectors(found)[positions.tolist()], **rows)
 
 
-def _orthonormal(vectors: Tensor) -> Tensor:
-    """A basis of the same span: joined vectors are orthogonal to single precision only; `both` may hold one twice."""
-    q, r = torch.linalg.qr(vectors.T)
-    rows: Tensor = q.T[r.diagonal().abs() > 1e-3]
-    return rows
+def _orthonormal(*parts: Tensor | None) -> Tensor:
+    """A basis of the same span: joined vectors are orthogonal to single precision only; `both` may hold one twice.
+
+    By Gram-Schmidt, twice and in place: there may be memory for one copy of the vectors, not for more.
+    """
+    rows, count = torch.cat([part for part in parts if part is not None]), 0
+    for row in rows:
+        for _ in range(2):
+            row = row - rows[:count].T @ (rows[:count] @ row)
+        if (size := length(row)) > 1e-3:
+            rows[count] = row / size.to(row.dtype)
+            count += 1
+    return rows[:count]

@@ -41,7 +41,7 @@ OF_ONE: Sequence[Rule] = (
     surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
     lines.frozen_ends, lines.frozen_corners, lines.frozen_path, lines.barrier_unknown, lines.short_path,
     spectra.unconverged, spectra.without_spectrum, spectra.few_values,
-    spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.missed_values, spectra.derivatives,
+    spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies, spectra.derivatives,
     panels.flat_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
     panels.same_members, recomputed.samples,
 )  # fmt: skip

@@ -114,7 +114,7 @@ class Hessian(Probe):
     max_products: Annotated[int, "cap on products per mini-batch (pyhessian: per eigenvalue), at least top + 1"] = 200
     engine: Annotated[Engine, "lanczos, or as a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
     eigenvectors: Annotated[bool, "also store the eigenvectors: 8 bytes per parameter, rank and mini-batch"] = False
-    verify: Annotated[bool, "search for missed eigenvalues afterwards; about as many products again"] = False
+    verify: Annotated[bool, "search for copies of equal eigenvalues too, by a quarter more products"] = True
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -241,13 +241,12 @@ class Hessian(Probe):
     @property
     def _request(self) -> Request:
         """Eigenvectors need a residual too, since their errors are r / gap; PyHessian's values are judged by theirs."""
-        residual = self.tol_residual or (VECTOR_RESIDUAL if self.eigenvectors or self.verify else None)
+        residual = self.tol_residual or (VECTOR_RESIDUAL if self.eigenvectors else None)
         tol = None if self.tol_residual else self.tol
         if self.engine == "pyhessian":
             tol, residual = None, self.tol
-        return Request(
-            self.top, self.which, tol, residual, self.ends, self._nodes, vectors=self.eigenvectors, verify=self.verify
-        )
+        verify = self.verify and self.engine == "lanczos"
+        return Request(self.top, self.which, tol, residual, self.ends, self._nodes, self.eigenvectors, verify)
 
     def _at_once(self, subject: Subject, batches: int) -> AbstractContextManager[int]:
         """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time.
@@ -260,7 +259,7 @@ class Hessian(Probe):
 
     def _planned(self, batches: int, at_once: int = 1, stored: int = 0) -> PlannedProducts:
         """About as many products as random starts were seen to take on trained networks."""
-        products = min(10 + 2 * self._request.ranks, self.max_products) * (2 if self.verify else 1)
+        products = min(10 + 2 * self._request.ranks, self.max_products) * (5 if self._request.searched else 4) // 4
         dataset = self.scope == "dataset"
         return PlannedProducts(batches, products, rebuilt=dataset, at_once=at_once, stored=stored)
 

@@ -229,7 +229,7 @@ def _quantities(loss: str) -> dict[str, Quantity]:
 
 
 def _request(top: int) -> Request:
-    return Request(top, "LA", TOL, None, 1.0, MAX_PRODUCTS, vectors=False, verify=False)
+    return Request(top, "LA", TOL, None, 1.0, MAX_PRODUCTS, vectors=False, verify=True)
 
 
 def _preconditioner(restored: RestoredOptimizer) -> Preconditioner | None:
