@@ -20,6 +20,7 @@ from landscape.options import reading
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
 MOST_LAYERS = 10_000
 MOST_LABELS = 1_000_000
+MOST_SIDE = 10_000  # of images
 SQUASHED_FROM = 384  # ConvNeXt's processor crops images below this size, and squashes larger ones
 
 
@@ -84,8 +85,8 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
         return None
     with reading(path if own else folder / "config.json"):
         size, crop = _size_and_crop(own, config)
-        if size < 1:
-            raise ValueError(f"images have a size of {size}, expected at least 1")
+        if not 1 <= size <= MOST_SIDE:
+            raise ValueError(f"images have a size of {size:,}, expected 1 to {MOST_SIDE:,}")
         plain = own.get("do_normalize") is False
         mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (own.get("image_mean"), own.get("image_std"))
         channels = [
