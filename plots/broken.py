@@ -26,8 +26,8 @@ def bars(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 def mark(ax: Axes, at: np.ndarray, value: np.ndarray, error: np.ndarray | None = None, *, flat: bool = False) -> None:
     """Cross the values without a finite error, and put a triangle at the edge of the axes for infinite ones.
 
-    `error` may have a row below and one above, (2, n). `at` are the places on the other axis, which is the vertical
-    one if `flat`. NaN is a value that does not exist, and stays without a mark.
+    `error` may have a row below and one above, or be both ends of intervals, (2, n). `at` are the places on the other
+    axis, which is the vertical one if `flat`. NaN is a value that does not exist, and stays without a mark.
     """
     value = np.asarray(value, dtype=float)
     unsure = np.zeros(value.shape, bool) if error is None else ~np.isfinite(np.atleast_2d(error)).all(axis=0)

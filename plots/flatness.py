@@ -75,8 +75,7 @@ def draw(
         value[drawn], at[drawn], xerr=broken.bars(value, low, high)[:, drawn], color=look.color, marker=look.marker,
         linestyle="none", markersize=4, elinewidth=0.9, label=look.label,
     )  # fmt: skip
-    broken.mark(ax, at, np.where(np.isfinite(value) & ~drawn, np.nan, value), np.stack([value - low, high - value]),
-                flat=True)  # fmt: skip
+    broken.mark(ax, at, np.where(np.isfinite(value) & ~drawn, np.nan, value), np.stack([low, high]), flat=True)
     below = at[np.isfinite(value) & ~drawn]
     if below.size:
         ax.plot(np.zeros_like(below), below, "<", color=look.color, transform=ax.get_yaxis_transform(), clip_on=False)
