@@ -21,6 +21,8 @@ from landscape.probes.trace import Trace
 from landscape.subject.identity import digest
 from landscape.subject.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, RANK, ALPHA = 11, 2, 6
 SHARED = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
 KINDS: dict[str, dict[str, Any]] = {

@@ -58,6 +58,7 @@ def test_the_bound_covers_95_percent_of_the_errors_for_19_of_20_draws_of_hold_ou
     assert len(bounds) > 20
 
 
+@pytest.mark.slow
 def test_a_rough_surface_is_detected_and_evaluated_everywhere() -> None:
     loss = valley() * np.exp(0.3 * np.random.default_rng(0).standard_normal((51, 45)))
     evaluated, last = walked(loss, design=SMALL)
@@ -80,6 +81,7 @@ def test_grids_with_nothing_to_save_are_evaluated_everywhere(shape: tuple[int, i
     assert walked(np.ones(shape), axes=axes)[0].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 7])
 def test_interrupted_rounds_choose_the_same_points(stop: int) -> None:
     axes = np.linspace(-1, 1, 25), np.linspace(-1, 1, 21)
@@ -99,6 +101,7 @@ def test_earlier_rounds_do_not_depend_on_values_of_later_ones() -> None:
     assert again.error == everything.error
 
 
+@pytest.mark.slow
 def test_a_quadratic_l2_is_reproduced_exactly_and_accuracies_stay_between_0_and_1() -> None:
     x, y = np.meshgrid(*AXES, indexing="ij")
     evaluated, _ = walked(valley(), design=SMALL, tolerance=9.0)

@@ -25,6 +25,8 @@ from landscape.subject.subject import Subject
 from landscape.symmetry.networks import recorded, tensors_of
 from landscape.weight_space.aligned_networks import with_weights
 
+pytestmark = pytest.mark.slow
+
 ARGUMENTS = {"classes": 10, "image_size": 8, "blocks": (1, 1), "width": 8}
 
 

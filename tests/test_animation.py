@@ -41,6 +41,7 @@ def test_an_animation_shows_the_epochs_in_order_on_common_colours(
     assert not (frames[0] == frames[1]).all()
 
 
+@pytest.mark.slow
 def test_an_animation_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("surface",))
     options: dict[str, Any] = {"selection": Selection(), "theme": theme.Theme()}

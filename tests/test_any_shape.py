@@ -25,6 +25,8 @@ from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
 from landscape.subject.sanity_check import check_sanity
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of rows that torch computes one by one
 @pytest.mark.parametrize("case", CASES)
@@ -175,7 +177,6 @@ def whole(model, batch):
 """
 
 
-@pytest.mark.slow
 def test_the_command_takes_structured_batches_and_losses_of_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

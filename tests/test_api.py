@@ -39,6 +39,7 @@ def refuse(done: int, total: int) -> None:
     raise AssertionError("a finished run was measured again")
 
 
+@pytest.mark.slow
 def test_a_loaded_subject_is_measured_once_and_its_result_is_labelled(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("variance", subject, out=out)
@@ -52,6 +53,7 @@ def test_a_loaded_subject_is_measured_once_and_its_result_is_labelled(final: Pat
         landscape.measure("variance", subject, out=out, overwrite=True, report=refuse)
 
 
+@pytest.mark.slow
 def test_load_takes_all_test_samples_and_measure_1024_of_the_probes_own_split(final: Path, out: Path) -> None:
     assert len(landscape.load(final)) == 360
     data = landscape.measure("variance", final, out=out)
@@ -60,6 +62,7 @@ def test_load_takes_all_test_samples_and_measure_1024_of_the_probes_own_split(fi
     assert data.attrs["protocol"].startswith("digits train, 1024 samples, batch size 128")
 
 
+@pytest.mark.slow
 def test_options_go_to_the_probe_and_to_loading(final: Path, out: Path) -> None:
     options = {"top": 1, "batches": 1, "weight_decay": 0.5, "split": "test", "device": "cpu", **FEW}
     data = landscape.measure("hessian", final, out=out, label="mine", **options)
@@ -76,6 +79,7 @@ def test_the_newest_checkpoint_is_measured_by_default(final: Path, monkeypatch: 
     assert Path("results.h5").exists()
 
 
+@pytest.mark.slow
 def test_a_module_made_in_python_is_measured(out: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
@@ -97,6 +101,7 @@ def without_times(data: xr.Dataset) -> xr.Dataset:
     return data.drop_attrs(deep=False).assign_attrs(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["hessian", "surface", "fourier"])
 def test_a_result_in_memory_is_that_of_the_file_to_the_last_attribute(
     probe: str, final: Path, out: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +181,7 @@ def test_options_that_do_not_fit_are_usage_errors(options: dict[str, Any], said:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_other_values_of_another_type(final: Path, out: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no probe hesian; expected one of surface, .*hessian"):
         landscape.measure("hesian", final, out=out)
@@ -197,6 +203,7 @@ def test_evaluate_returns_the_metrics(final: Path) -> None:
         landscape.evaluate(landscape.load(final, **FEW), samples=3)
 
 
+@pytest.mark.slow
 def test_the_protocol_is_printed_once_for_each_probe_of_a_subject(
     final: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,6 +227,7 @@ def test_the_protocol_is_printed_once_for_each_probe_of_a_subject(
     assert line in caplog.messages
 
 
+@pytest.mark.slow
 def test_a_report_of_the_callers_takes_the_place_of_all_progress(
     final: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +239,7 @@ def test_a_report_of_the_callers_takes_the_place_of_all_progress(
     assert "Hessian products" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_open_dataset_does_not_block_writing(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     landscape.measure("variance", subject, out=out)
@@ -240,6 +249,7 @@ def test_an_open_dataset_does_not_block_writing(final: Path, out: Path) -> None:
     assert set(landscape.open(out).children) == {"fourier", "variance"}
 
 
+@pytest.mark.slow
 def test_open_gives_the_tree_that_xarray_opens(final: Path, out: Path) -> None:
     data = landscape.measure("fourier", landscape.load(final, **FEW), out=out)
     tree = landscape.open(out)
@@ -251,6 +261,7 @@ def test_open_gives_the_tree_that_xarray_opens(final: Path, out: Path) -> None:
         landscape.open(out.with_name("none.h5"))
 
 
+@pytest.mark.slow
 def test_several_planes_are_several_groups_and_the_last_is_returned(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("surface", subject, out=out, resolution=3, directions=2, seed=5)
@@ -261,6 +272,7 @@ def test_several_planes_are_several_groups_and_the_last_is_returned(final: Path,
     assert not np.allclose(groups[0]["loss"], groups[1]["loss"])
 
 
+@pytest.mark.slow
 def test_a_single_word_is_a_list_of_one(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("fourier", subject, out=out, layers="layer1.0$")
@@ -268,6 +280,7 @@ def test_a_single_word_is_a_list_of_one(final: Path, out: Path) -> None:
     assert landscape.measure("fourier", subject, out=out, layers=["layer1.0$"], report=refuse).identical(data)
 
 
+@pytest.mark.slow
 def test_a_preset_sets_probe_and_loading(final: Path, out: Path) -> None:
     with pytest.raises(ValueError, match=r"--augment uses the checkpoint's own recipe and this one has none"):
         landscape.measure("hessian", final, out=out, preset="park2022")  # the preset augments
@@ -329,6 +342,7 @@ def test_lines_and_planes_go_through_networks_in_memory_as_through_their_files(t
     assert all(module.training for model in (start, *ends) for module in model.modules())
 
 
+@pytest.mark.slow
 def test_a_line_to_a_network_is_stored_by_its_weights_and_takes_those_of_the_moment(out: Path) -> None:
     start, end = networks(2)
     subject = landscape.load(start, data="digits", **FEW)
@@ -340,6 +354,7 @@ def test_a_line_to_a_network_is_stored_by_its_weights_and_takes_those_of_the_mom
     assert not landscape.measure("line", subject, out=out, along=end, resolution=3).equals(first)
 
 
+@pytest.mark.slow
 def test_similarity_to_a_network_in_memory(tmp_path: Path, final: Path) -> None:
     start, end = networks(2)
     subject = landscape.load(final, **FEW)
@@ -371,6 +386,7 @@ def test_what_is_no_fitting_network_is_rejected(probe: str, options: dict[str, A
 # --- a results file that grows ---
 
 
+@pytest.mark.slow
 def test_results_of_a_training_loop_are_not_read_again_at_every_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +431,7 @@ def test_a_checkout_that_is_not_installed_measures(monkeypatch: pytest.MonkeyPat
         run_key._versions.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_seed_of_a_loaded_subject_is_that_of_the_probe_unless_it_is_given() -> None:
     torch.manual_seed(0)
     network, data = torch.nn.Linear(4, 3), (torch.randn(16, 4), torch.arange(16) % 3)

@@ -27,6 +27,7 @@ def test_families_have_their_colours_and_markers(study: Path) -> None:
     assert alternet.color not in (vit.color, resnet.color)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["monitor", "step"])
 def test_networks_have_marks_of_their_own_beside_their_colours(study: Path, name: str) -> None:
     page = getattr(landscape.plots, name)([data for _, data in stored_in(study)])
@@ -147,6 +148,7 @@ def test_a_caption_says_how_batch_norm_was_treated_unless_frozen() -> None:
     assert style.protocol(data, styles) == f"one: digits, batch-norm statistics frozen; two: {treated}."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 8])
 def test_nothing_on_a_page_overlaps_or_leaves_it(count: int) -> None:
     label = "a_long_label_of_a_checkpoint-cifar100-with_mixup and 9000 numbers after it"

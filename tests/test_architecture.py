@@ -9,6 +9,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "landscape.plots": ROOT / "plots"}
 
@@ -109,6 +111,7 @@ def part(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
+@pytest.mark.slow
 def test_every_file_imports_only_from_parts_before_its_own() -> None:
     known = modules()
     assert {part(module) for module in known} == set(FLOOR)
@@ -153,6 +156,7 @@ def test_what_reads_and_draws_never_names_torch() -> None:
             assert not {name for name in names | froms if name.split(".")[0] == "torch"}, module
 
 
+@pytest.mark.slow
 def test_what_reads_and_draws_never_loads_torch() -> None:
     code = f"import sys, {', '.join(LIGHT)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -167,6 +171,7 @@ def test_every_package_is_in_what_is_installed() -> None:
     assert listed == {".".join(parts) for parts in inside}
 
 
+@pytest.mark.slow
 def test_cuda_is_named_only_where_it_is_chosen() -> None:
     naming = set()
     for path in FOLDERS["landscape"].rglob("*.py"):

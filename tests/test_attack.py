@@ -107,6 +107,7 @@ def test_another_library_finds_the_same_images() -> None:
     assert run_probe(probe, subject)["loss"][0, 0] == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_pgd_is_at_least_as_strong_and_restarts_only_lower_the_accuracy() -> None:
     subject = on_pictures()
     found = run_probe(Attack(eps="2/255,8/255", steps=20), subject)
@@ -188,6 +189,7 @@ def attacked(seed: int, batch_size: int, **options: Any) -> xr.Dataset:
     return landscape.measure("attack", subject, out=None, label=f"net {seed}", quiet=True, **options)
 
 
+@pytest.mark.slow
 def test_networks_on_the_same_samples_are_compared_sample_by_sample() -> None:
     results = [attacked(1, 4), attacked(2, 3), attacked(3, 4, eps="8/255")]  # mini-batches of other sizes
     assert figure.compared_in(results) == [0, 1, 2]

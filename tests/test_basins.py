@@ -74,6 +74,7 @@ def loss_file(tmp_path: Path) -> str:
     return f"{tmp_path / 'own.py'}:miss"
 
 
+@pytest.mark.slow
 def test_the_radius_of_a_quadratic_loss_along_a_line_has_its_closed_form() -> None:
     """m a t^2 / 2 = margin at t = sqrt(2 margin / (m a)), and with m -+ 1.96 of its errors at the interval's ends."""
     step = 0.02
@@ -93,6 +94,7 @@ def test_the_radius_of_a_quadratic_loss_along_a_line_has_its_closed_form() -> No
     assert found["basin_mean"] == pytest.approx(found["basin_radius"].mean())
 
 
+@pytest.mark.slow
 def test_the_radii_of_a_quadratic_loss_on_a_plane_have_their_closed_forms() -> None:
     """The worst direction is that of the larger eigenvalue of the plane's Hessian, the mean has half its trace."""
     subject = _bowl()
@@ -204,6 +206,7 @@ def test_a_further_loss_is_that_of_the_samples_in_memory(final: Path, held: str)
         run_probe(Line(resolution=3, also=("b=:test",)), subject)
 
 
+@pytest.mark.slow
 def test_a_further_loss_may_differentiate(final: Path, tmp_path: Path) -> None:
     """A gradient penalty beside a loss that needs no graph: as measured by itself."""
     (tmp_path / "own.py").write_text(
@@ -223,6 +226,7 @@ def test_a_further_loss_may_differentiate(final: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(beside["score_value"][..., 2], itself["loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_accuracy_beside_a_mean_loss_has_an_error_and_a_radius(
     network: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,6 +265,7 @@ def test_a_plane_has_the_scores_of_a_line_at_its_points(network: nn.Module) -> N
     assert plane["score_worse_se"].shape == (5, 3, 4)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_and_a_result_without_scores_is_as_before(network: nn.Module, tmp_path: Path) -> None:
     from landscape.results.writer import Writer
     from landscape.run import reduce_of, run_key
@@ -288,6 +293,7 @@ def test_a_stopped_run_resumes_and_a_result_without_scores_is_as_before(network:
     assert [ax.get_ylabel() for ax in page.axes] == ["loss (nats)", "accuracy"]
 
 
+@pytest.mark.slow
 def test_tokens_of_several_files_have_loss_and_next_token_accuracy(tmp_path: Path) -> None:
     """A bigram model; the second file has the block size of the first, and a figure of the plane draws."""
     generator = np.random.default_rng(0)

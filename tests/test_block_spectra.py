@@ -68,6 +68,7 @@ def wide_net() -> Subject:
     return Subject(model, batches_of((20,), (24,), 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "kind"),
     [(tanh_net, "tensor"), (tanh_net, "module"), (convolution_net, "layer"), (attention_net, "layer")],

@@ -140,6 +140,7 @@ def test_every_form_gives_the_network_that_was_saved_and_says_what_was_taken(for
     assert subject.checkpoint.sha256 == raw_files.sha256_of(path)
 
 
+@pytest.mark.slow
 def test_the_same_weights_in_another_form_are_the_same_result_which_says_what_was_taken(mine: Path) -> None:
     for form in ("Lightning", "state dict, legacy", "SWA", "safetensors, sharded", "Hugging Face folder, bin"):
         path = FORMS[form](mine)
@@ -238,6 +239,7 @@ def test_an_encoder_is_loaded_without_its_classifier_where_no_logits_are_needed(
         landscape.load(path, **options)
 
 
+@pytest.mark.slow
 def test_contrastive_and_masked_encoders_are_measured_and_stand_in_one_figure(
     mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,6 +304,7 @@ def test_a_program_is_the_model_itself_on_trust(
         assert "the modules of a TorchScript program cannot be hooked; save" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_fixed_batch_size_of_an_export_is_reported(mine: Path) -> None:
     path = exported(mine / "fixed.pt2", fixed=True)
@@ -378,6 +381,7 @@ def test_a_checkpoint_of_timm_itself(mine: Path) -> None:
 # --- large files ---
 
 
+@pytest.mark.slow
 def test_a_file_is_hashed_once_for_a_probe_and_not_for_a_run_of_snapshots(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from landscape.weight_space.cost_model import PRODUCTS, Rates, Workload
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass, fastest, is_control_point
 from landscape.weight_space.planes import Plane, plane_of
 
+pytestmark = pytest.mark.slow
+
 
 def product(grid: tuple[int, int]) -> int:
     return grid[0] * grid[1]
@@ -233,7 +235,6 @@ def test_a_compiled_model_sees_weights_written_in_place(monkeypatch: pytest.Monk
     assert same_state(subject.model, kept)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"compile": True}, {"precision": "bf16"}])
 def test_a_faster_mode_stopped_and_resumed_gives_the_same_numbers_and_deviations(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

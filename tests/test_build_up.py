@@ -16,6 +16,8 @@ from landscape.cli.main import exit_code
 from landscape.plots import build_up
 from landscape.results.statistics import mean_and_standard_error
 
+pytestmark = pytest.mark.slow
+
 
 def network(path: Path, *, model: str = "alternet_demo", msa: tuple[int, ...] | None = None, **about: Any) -> Path:
     arguments = {} if msa is None else {"msa": msa}
@@ -77,7 +79,6 @@ def test_options_that_contradict_each_other_are_usage_errors(
     assert exit_code(["build-up", "--data", "digits", "--model-arg", "msa=0,0,1"]) == 2
 
 
-@pytest.mark.slow
 def test_the_networks_of_a_build_up_are_trained_once(tmp_path: Path, command: Command) -> None:
     words = ["build-up", "--data", "digits", "--epochs", "0", "--seeds", "1", "--out", str(tmp_path)]
     code, out, err = command(*words)

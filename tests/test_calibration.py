@@ -90,6 +90,7 @@ def test_the_temperature_is_that_of_another_optimiser_on_the_same_half() -> None
     assert found["scaling_nll_high"] < 0 < found["held_ece"] - found["scaled_ece"]
 
 
+@pytest.mark.slow
 def test_the_error_of_the_temperature_is_its_spread_over_samples() -> None:
     drawn = []
     for seed in range(40):
@@ -130,6 +131,7 @@ def test_probabilities_of_exactly_0_and_1_are_scored() -> None:
     assert found["brier"] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_numbers_do_not_depend_on_the_batch_size_nor_on_whether_logits_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -305,6 +307,7 @@ def result(label: str, split: str, nll: float, accuracy: float) -> xr.Dataset:
     return xr.Dataset(numbers, attrs=about)
 
 
+@pytest.mark.slow
 def test_networks_are_drawn_as_accuracy_over_nll_on_test_and_as_error_over_training_nll() -> None:
     results = [result("a", "train", 0.5, 0.9), result("b", "test", 1.0, 0.7), result("a", "test", 0.8, 0.8)]
     assert calibration_test.select(results[:2]) == []  # one network is no comparison

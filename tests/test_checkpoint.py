@@ -244,6 +244,7 @@ def test_harmless_things_of_real_checkpoints_are_read(tmp_path: Path, weights: d
     assert set(torch.serialization.get_safe_globals()) == allowed
 
 
+@pytest.mark.slow
 def test_threads_read_at_the_same_time(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     path = saved(tmp_path / "timm.pth.tar", {"state_dict": weights, "args": argparse.Namespace(lr=0.1)})
     with ThreadPoolExecutor(4) as threads:

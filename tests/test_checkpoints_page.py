@@ -16,6 +16,8 @@ from landscape.cli.main import exit_code
 from landscape.data import corruptions
 from landscape.results import reader
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parent.parent / "checkpoints.md").read_text().partition("## Bring your own data")[2]
 COMMANDS = re.findall(r"\| `landscape (evaluate .*?)` \|", PAGE)
 OF_PROBES = re.findall(r"\| `landscape ((?:corruption|perturbation) .*?)` \|", PAGE)

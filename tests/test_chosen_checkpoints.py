@@ -16,6 +16,8 @@ from landscape.cli.main import exit_code
 from landscape.results import reader
 from landscape.subject import preprocessing
 
+pytestmark = pytest.mark.slow
+
 Command = Callable[..., tuple[int, str]]
 FEW = ("--vectors", "4")
 

@@ -53,6 +53,7 @@ def dense(subject: Subject) -> Tensor:
     return torch.stack([product(row) for row in torch.eye(subject.size, dtype=torch.float64)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_dense_hessian_is_that_of_the_plain_loss(monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
     subject = language_model(tied=tied)
@@ -62,6 +63,7 @@ def test_the_dense_hessian_is_that_of_the_plain_loss(monkeypatch: pytest.MonkeyP
     assert plain.abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_losses_and_derivatives_leave_out_tokens_without_a_target(few_logits: None) -> None:
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(*shape, dtype=torch.float64) for shape in ((3, 5, 4), (11, 4), (11,)))

@@ -42,6 +42,7 @@ def test_a_severity_is_the_clean_test_split_corrupted_image_by_image(root: Path)
     assert (hundred.classes, int(hundred.targets.min()) >= 90) == (100, True)
 
 
+@pytest.mark.slow
 def test_a_subject_on_it_has_a_digest_of_what_it_sees(root: Path) -> None:
     def data(name: str) -> object:
         subject = loaded(model="resnet_demo", data=name, data_root=root, samples=4, device="cpu")

@@ -26,6 +26,8 @@ from landscape.cli.main import exit_code
 from landscape.results import reader
 from landscape.subject import evaluation
 
+pytestmark = pytest.mark.slow
+
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 
@@ -202,7 +204,6 @@ def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
 CHECKED = ("rhythm", "alternet", "temporal")
 
 
-@pytest.mark.slow
 def test_claims_are_reproduced_from_training_to_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,7 +229,6 @@ def test_claims_are_reproduced_from_training_to_the_table(
     assert "already trained" in said
 
 
-@pytest.mark.slow
 def test_evaluations_of_ensembles_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETWORKS, "smoothing", NETWORKS["dropout"])  # type: ignore[index]
     few = Measurement("evaluate", {"samples": 64, "passes": 2})

@@ -28,6 +28,7 @@ from landscape.statistics.intervals import quantile
 from landscape.subject.spec import Spec
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_taken_and_named(command: Command, tmp_path: Path) -> None:
     code, _, err = command("variance", "--samples", "16", "--out", tmp_path / "r.h5")
     assert code == 0
@@ -36,6 +37,7 @@ def test_the_newest_checkpoint_is_taken_and_named(command: Command, tmp_path: Pa
     assert group.startswith("resnet_demo-digits-")
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_measures_nothing(command: Command, tmp_path: Path) -> None:
     words = ("fourier", "--samples", "16", "--out", tmp_path / "r.h5")
     assert command(*words)[0] == 0
@@ -49,6 +51,7 @@ def test_a_finished_run_says_so_and_measures_nothing(command: Command, tmp_path:
     assert len(before) == (tmp_path / "r.h5").stat().st_size
 
 
+@pytest.mark.slow
 def test_labels_name_the_groups_of_several_checkpoints(command: Command, tmp_path: Path) -> None:
     files = ["checkpoints/resnet_demo-digits/final.pt", "checkpoints/resnet_demo-digits/init.pt"]
     torch.manual_seed(0)
@@ -99,6 +102,7 @@ def test_a_folder_of_any_checkpoints_is_a_run(command: Command, tmp_path: Path) 
     assert not (tmp_path / "other.h5").exists()
 
 
+@pytest.mark.slow
 def test_a_line_to_another_checkpoint_prints_its_barrier(command: Command, tmp_path: Path) -> None:
     torch.manual_seed(0)
     content = torch.load("checkpoints/resnet_demo-digits/init.pt", weights_only=True)
@@ -175,6 +179,7 @@ def test_a_typed_option_wins_over_the_preset_also_with_its_default_value(
     assert {name: spec[name] for name in loading} == loading
 
 
+@pytest.mark.slow
 def test_the_typed_default_is_what_is_measured(command: Command, tmp_path: Path) -> None:
     words = ("fourier", "--preset", "park2022", "--frequencies", "true", "--samples", "16", "--out", tmp_path / "r.h5")
     assert command(*words)[0] == 0
@@ -192,6 +197,7 @@ def whole(): return data("both")[0] + 1, data()[1]
 """
 
 
+@pytest.mark.slow
 def test_the_split_reaches_a_function_of_the_user_and_one_part_is_called_so(command: Command, tmp_path: Path) -> None:
     (mine := tmp_path / "mine.py").write_text(SPLITS)
     out = tmp_path / "r.h5"
@@ -223,6 +229,7 @@ def test_without_an_error_none_is_printed(command: Command, tmp_path: Path) -> N
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_linear_probe_of_one_part_scores_samples_that_it_is_not_fitted_on(command: Command, tmp_path: Path) -> None:
     (mine := tmp_path / "mine.py").write_text(SPLITS)
     words = ("probe-linear", "--model", f"{mine}:model", "--layers", "0:other", "--out", tmp_path / "r.h5")
@@ -254,6 +261,7 @@ def data():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["lesion", "noise"])
 def test_without_an_accuracy_headline_and_figure_are_of_the_loss(command: Command, tmp_path: Path, probe: str) -> None:
     (mine := tmp_path / "mine.py").write_text(REGRESSOR)
@@ -271,6 +279,7 @@ def test_without_an_accuracy_headline_and_figure_are_of_the_loss(command: Comman
     assert "no figure of" not in err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_counts_as_complete(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("variance", "--samples", "16", "--out", tmp_path / "r.h5")
     assert "kept from before" not in command(*words)[2]
@@ -303,6 +312,7 @@ def test_layers_of_a_network_without_images_come_from_its_data(command: Command,
     assert [row["shape"] for row in json.loads(out)] == ["7 x 6"]
 
 
+@pytest.mark.slow
 def test_every_documented_field_of_spec_is_an_option_with_the_default_of_the_probe(command: Command) -> None:
     documented = {
         name for name, hint in get_type_hints(Spec, include_extras=True).items() if hasattr(hint, "__metadata__")
@@ -318,6 +328,7 @@ def test_every_documented_field_of_spec_is_an_option_with_the_default_of_the_pro
         assert "default 1024 " in text
 
 
+@pytest.mark.slow
 def test_the_help_of_every_option_is_shown_as_it_was_written() -> None:
     commands = [typer.main.get_command(main.app)]
     for name in main.MEASURING:
@@ -373,6 +384,7 @@ def test_the_text_table_is_aligned_and_leaves_unmeasured_cells_empty() -> None:
     assert text_table([]) == "(empty)"
 
 
+@pytest.mark.slow
 def test_show_prints_what_is_in_a_checkpoint_and_in_a_results_file(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     assert command("variance", "--samples", "16", "--out", out)[0] == 0
@@ -387,6 +399,7 @@ def test_show_prints_what_is_in_a_checkpoint_and_in_a_results_file(command: Comm
     assert about["data"]["classes"] == 10
 
 
+@pytest.mark.slow
 def test_show_loads_a_checkpoint_by_the_options_of_evaluate(command: Command, tmp_path: Path) -> None:
     checkpoint = "checkpoints/resnet_demo-digits/final.pt"
     plain = json.loads(command("show", checkpoint, "--json")[1])
@@ -411,6 +424,7 @@ def test_layers_needs_no_data(command: Command) -> None:
     assert [float(row["depth"]) for row in rows] == pytest.approx(np.linspace(0, 1, 11), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_evaluate_prints_loss_accuracy_and_calibration(command: Command) -> None:
     found = json.loads(command("evaluate", "--json")[1])
     assert found["samples"] == 360
@@ -419,6 +433,7 @@ def test_evaluate_prints_loss_accuracy_and_calibration(command: Command) -> None
     assert {"top5", "ece"} <= set(found)
 
 
+@pytest.mark.slow
 def test_evaluate_takes_several_checkpoints(command: Command) -> None:
     files = [f"checkpoints/resnet_demo-digits/{name}.pt" for name in ("final", "init")]
     code, text, _ = command("evaluate", *files, "--samples", "40", "--json")
@@ -481,6 +496,7 @@ def test_evaluate_takes_the_loss_of_a_regression(command: Command, tmp_path: Pat
     assert "warning" not in err
 
 
+@pytest.mark.slow
 def test_layers_takes_run_folders_and_files_that_are_trusted(command: Command, tmp_path: Path) -> None:
     run = Path("checkpoints/resnet_demo-digits")
     code, text, _ = command("layers", run, "--json")
@@ -495,6 +511,7 @@ def test_layers_takes_run_folders_and_files_that_are_trusted(command: Command, t
     assert (code, "has no moving average" in err) == (1, True)
 
 
+@pytest.mark.slow
 def test_the_moving_average_of_a_run_is_taken_from_beside_its_final_weights(command: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree("checkpoints/resnet_demo-digits", run)

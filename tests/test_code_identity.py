@@ -121,6 +121,7 @@ def test_weights_count_only_where_they_are_asked_for() -> None:
     assert without[0] == without[1]
 
 
+@pytest.mark.slow
 def test_objects_that_refer_to_themselves_have_an_identity_and_nothing_is_kept_alive() -> None:
     one = types.SimpleNamespace(scale=1.0)
     one.itself = one

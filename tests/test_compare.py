@@ -398,6 +398,7 @@ def study(tmp_path: Path) -> Path:
     return synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:2], probes=("variance", "surface"))
 
 
+@pytest.mark.slow
 def test_the_command_prints_stores_and_draws(study: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert exit_code(["compare", str(study)]) == 0
     out, err = capsys.readouterr()
@@ -424,6 +425,7 @@ def test_comparisons_of_other_groups_have_figures_of_their_own(study: Path, tmp_
     assert len(set(drawn)) == 2
 
 
+@pytest.mark.slow
 def test_out_is_written_by_its_ending(study: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name, start in (("a.md", "## surface"), ("a.csv", "kind,probe"), ("a.tex", r"\begin{table}"), ("a.json", "{")):
         assert exit_code(["compare", str(study), "--no-store", "--quiet", "--out", str(tmp_path / name)]) == 0
@@ -432,6 +434,7 @@ def test_out_is_written_by_its_ending(study: Path, capsys: pytest.CaptureFixture
     assert reader.find(study, "compare") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -450,6 +453,7 @@ def test_unusable_options_are_one_line(
     assert "\n" not in err
 
 
+@pytest.mark.slow
 def test_an_empty_file_and_one_network_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty.h5"
     with h5py.File(empty, "w") as file:
@@ -461,6 +465,7 @@ def test_an_empty_file_and_one_network_say_what_is_missing(tmp_path: Path, capsy
     assert "One network: there is nothing to compare it with" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_changed_is_compared_all_the_same(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +477,7 @@ def test_a_file_that_cannot_be_changed_is_compared_all_the_same(
     assert f"note: not stored in {study} (Permission denied)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_files_are_compared_as_one(tmp_path: Path) -> None:
     files = [
         synthetic.write(tmp_path / f"{i}.h5", synthetic.NETWORKS[i : i + 1], probes=("variance",)) for i in range(2)

@@ -26,6 +26,7 @@ def test_a_quadratic_has_the_same_ratio_everywhere() -> None:
     np.testing.assert_allclose(decayed["ratio"], 0.5 / 4.5, rtol=1e-9)  # weight decay shifts both ends
 
 
+@pytest.mark.slow
 def test_the_ends_are_those_of_the_dense_hessian_at_each_point_on_the_plane_of_surface() -> None:
     probe, subject = Convexity(resolution="3", range="0.8", tol=1e-8, seed=2), tanh_net(sizes=(6, 4))
     before = state(subject.model)

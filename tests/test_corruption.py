@@ -59,6 +59,7 @@ def measured(subject: Subject, **options: Any) -> Any:
     return landscape.measure("corruption", subject, out=None, quiet=True, **{**FEW, **options})
 
 
+@pytest.mark.slow
 def test_every_cell_is_the_evaluation_on_its_file(root: Path) -> None:
     found = measured(subject_on(root, batch_size=7))
     assert found.attrs["source"] == "corruptions of CIFAR-10-C"
@@ -77,6 +78,7 @@ def test_every_cell_is_the_evaluation_on_its_file(root: Path) -> None:
                 assert float(found[ours][row, column]) == pytest.approx(expected[theirs], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_mean_knows_that_all_corruptions_are_of_the_same_images(root: Path) -> None:
     for severity in ("fog", "snow"):  # all cells hold the same images
         np.save(root / f"CIFAR-10-C/{severity}.npy", np.tile(CLEAN, (5, 1, 1, 1)))
@@ -208,6 +210,7 @@ def test_a_replaced_file_of_the_same_size_is_another_source(root: Path) -> None:
 PUBLISHED = "{},{},2.67,0.0,0.9,0.4952,0.77,0.0,0.8,0.34,0.59,1.0,0.43,0.76,0.73,0.24\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", ",-0.11"])  # without and with the signed ECE, as in the file of CIFAR-10
 def test_a_published_table_of_corruptions_is_read_and_imported(tmp_path: Path, last: str) -> None:
     path, out = tmp_path / "cifar100_alexnet_dnn_corrupted.csv", tmp_path / "r.h5"
@@ -259,6 +262,7 @@ def test_unknown_corruptions_and_severities_are_named(options: dict[str, str], s
         Corruption(**options)
 
 
+@pytest.mark.slow
 def test_files_that_do_not_fit_are_refused(root: Path) -> None:
     folder = root / "CIFAR-10-C"
     with pytest.raises(OptionError, match=r"--corruptions frost is not in .*CIFAR-10-C; it has fog, snow"):
@@ -280,6 +284,7 @@ def test_a_missing_package_names_the_command_that_installs_it(root: Path, monkey
         measured(subject_on(root), source="generated")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", [False, True])
 def test_pictures_of_imagenet_c_are_found_in_both_layouts(tmp_path: Path, nested: bool) -> None:
     clean, corrupted = tmp_path / "clean", tmp_path / "ImageNet-C" / ("weather" if nested else "")

@@ -10,6 +10,8 @@ from landscape.cli.main import exit_code
 from landscape.plots import drawing
 from landscape.plots.curves import curves
 
+pytestmark = pytest.mark.slow
+
 TABLE = """epoch,epochs,train_loss,loss,accuracy,seconds,lr
 1,5,2.0,1.9,0.3,60.0,0.001
 2,5,1.5,1.6,0.5,60.0,0.0005

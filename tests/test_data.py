@@ -119,6 +119,7 @@ def test_resizing_keeps_constants_and_halves_by_known_weights() -> None:
 # --- digits ---
 
 
+@pytest.mark.slow
 def test_digits_are_those_of_scikit_learn() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     pixels, labels = digits.grey()

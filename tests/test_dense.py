@@ -121,6 +121,7 @@ def test_images_without_a_labelled_pixel_are_left_out_and_named(caplog: pytest.L
         subject_of((inputs, torch.full_like(targets, 255)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "probe", ["surface", "line", "hessian", "trace", "density", "fourier", "variance", "lesion", "noise", "similarity"]
 )

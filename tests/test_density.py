@@ -49,6 +49,7 @@ def test_nodes_and_weights_are_close_to_the_dense_spectrum(network: Callable[...
     assert nodes.min() == pytest.approx(values[0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_moments_of_the_spectrum_come_within_their_errors() -> None:
     found = run_probe(Density(vectors=60, steps=12), quadratic(symmetric(SPECTRUM)))
     for power in (1, 2, 3, 4):
@@ -73,6 +74,7 @@ def test_as_many_steps_as_weights_find_every_eigenvalue() -> None:
     assert np.isnan(found["nodes"][:, 5:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_weights_are_shares_padded_at_the_end(network: Callable[..., Subject]) -> None:
     found = run_probe(Density(vectors=2, steps=64), network(sizes=(6,)))
@@ -84,6 +86,7 @@ def test_weights_are_shares_padded_at_the_end(network: Callable[..., Subject]) -
     assert (np.diff(found["nodes"], axis=1)[finite[:, 1:]] >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [[2.0] * 6, [3.0, 3.0, 3.0, -1.0, -1.0, 0.0], [0.0] * 4, [5.0]])
 def test_repeated_eigenvalues_and_single_weights_are_nodes_with_their_share(values: list[float]) -> None:
     vectors = 200 if len(set(values)) > 1 else 2

@@ -17,6 +17,8 @@ import landscape
 from landscape.probes import PROBES
 from landscape.subject.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 ONCE = (
     "checkpoint.py",
     "dataset.py",
@@ -143,7 +145,6 @@ def test_every_probe_is_here() -> None:
     assert {case.probe for case in CASES.values()} | several == set(PROBES)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # imported while a graph is traced
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -168,7 +169,6 @@ def test_a_device_gives_the_numbers_of_the_cpu(name: str, kind: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the simulated one cannot compile")
 def test_compiled_products_on_cuda_are_those_of_double_backward() -> None:
     found = [

@@ -21,7 +21,7 @@ from landscape.layers.fourier import signs
 from landscape.subject.precision import exact_arithmetic
 from landscape.training.train import train
 
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", KINDS)]
 OPTIONS: dict[str, dict[str, Any]] = {  # the backend of products is given: which one is fastest depends on the load
     "line": {"resolution": 3},
     "surface": {"resolution": "3"},
@@ -39,7 +39,6 @@ def stop(finished: int, _: int) -> None:
         raise Stopped
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["similarity", "line", "trace"])
 @pytest.mark.parametrize(("first", "second"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_a_file_begun_on_one_device_is_finished_on_the_other(
@@ -57,7 +56,6 @@ def test_a_file_begun_on_one_device_is_finished_on_the_other(
     assert max(differences(whole, found).values()) <= (0.0 if kind == "simulated" else 1e-3)
 
 
-@pytest.mark.slow
 def test_exhausted_memory_divides_the_mini_batch_and_changes_nothing(
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +81,6 @@ def test_exhausted_memory_divides_the_mini_batch_and_changes_nothing(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["lesion", "surface", "hessian"])
 def test_device_memory_is_given_back(probe: str, kind: str) -> None:
     with machine(kind):
@@ -97,7 +94,6 @@ def test_device_memory_is_given_back(probe: str, kind: str) -> None:
         assert torch.cuda.memory_allocated() == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["trace", "surface", "lesion", "variance"])
 def test_two_runs_on_a_device_are_equal_bit_for_bit(probe: str, kind: str) -> None:
     with machine(kind):
@@ -122,7 +118,6 @@ def test_random_vectors_and_masks_are_those_of_the_cpu(kind: str) -> None:
             assert all(torch.equal(a.cpu(), b) for a, b in zip(subject.batches[i], plain.batches[i], strict=True))
 
 
-@pytest.mark.slow
 def test_samples_to_fit_on_may_stay_on_the_host_where_the_scored_ones_do_not(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +161,6 @@ def test_tf32_never_enters_exact_arithmetic(kind: str) -> None:
         assert (product - exact).norm() <= 2e-6 * exact.norm()
 
 
-@pytest.mark.slow
 def test_evaluate_and_features(kind: str) -> None:
     expected = landscape.evaluate(subject_on("cpu"))
     one = landscape.features(subject_on("cpu"), out=None, quiet=True)
@@ -181,7 +175,6 @@ def test_evaluate_and_features(kind: str) -> None:
         assert max(differences(one[name], other[name]).values()) <= (1e-6 if kind == "simulated" else 1e-4)
 
 
-@pytest.mark.slow
 def test_training_and_its_trajectory(kind: str, tmp_path: Path) -> None:
     recipe = {**vars(RECIPES["cifar-vit"]), "epochs": 2, "warmup": 1.0, "precision": "fp32", "batch_size": 32}
     given: dict[str, Any] = {"recipe": type(RECIPES["cifar-vit"])(**recipe), "fraction": 0.1, "snapshots": 1}

@@ -22,6 +22,8 @@ from landscape.options import OptionError
 from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup, device_of
 from landscape.training.train import train
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 import torch
 
@@ -134,7 +136,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "data", "more"), MODELS)
 def test_two_processes_give_the_weights_of_one(
     folder: Path, tmp_path: Path, model: str, data: str, more: dict[str, float]
@@ -151,7 +152,6 @@ def test_two_processes_give_the_weights_of_one(
     assert train_losses(folder / model) == pytest.approx(train_losses(tmp_path), rel=1e-4)
 
 
-@pytest.mark.slow
 def test_a_killed_group_resumes_and_each_process_refuses_another_run_in_one_line(tmp_path: Path) -> None:
     file, overrides = tmp_path / "source.py", {**OVERRIDES, "epochs": 16}
     file.write_text(SOURCE)
@@ -184,7 +184,6 @@ def test_a_killed_group_resumes_and_each_process_refuses_another_run_in_one_line
         assert "holds another run (recipe clip 1.0 in the folder, 3.0 requested)" in errors
 
 
-@pytest.mark.slow
 def test_a_synchronised_norm_is_that_of_the_whole_batch(folder: Path) -> None:
     """Halves of 3 and 2 rows: outputs, gradients and running statistics are those of torch's own on all five."""
     x, weight = torch.load(folder / "given.pt")

@@ -382,6 +382,7 @@ def test_untrained_networks_are_at_chance_and_partial_results_are_resumed(comman
     assert said.splitlines()[-1].startswith("1 wrong, ")
 
 
+@pytest.mark.slow
 def test_initial_weights_are_a_note_and_the_exit_code_is_0(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
     assert command("lesion", "checkpoints/resnet_demo-digits/init.pt", "--samples", "64", "--out", out)[0] == 0
@@ -389,6 +390,7 @@ def test_initial_weights_are_a_note_and_the_exit_code_is_0(command: Command, tmp
     assert (code, said.splitlines()[-1]) == (0, "nothing wrong or suspicious found, 1 note")
 
 
+@pytest.mark.slow
 def test_files_that_hold_no_results_are_refused_in_one_line(command: Command, tmp_path: Path) -> None:
     foreign, text = tmp_path / "foreign.h5", tmp_path / "text.h5"
     with h5py.File(foreign, "w") as file:
@@ -403,6 +405,7 @@ def test_files_that_hold_no_results_are_refused_in_one_line(command: Command, tm
     assert (code, one_line(err)) == (1, True), (said, err)
 
 
+@pytest.mark.slow
 def test_the_findings_that_the_page_of_pictures_quotes_are_those_of_its_files() -> None:
     folder = Path(__file__).parents[1] / "docs" / "is-my-plot-right"
     page = " ".join(folder.with_suffix(".md").read_text().replace("\n> ", " ").split())
@@ -420,6 +423,7 @@ def test_the_findings_that_the_page_of_pictures_quotes_are_those_of_its_files() 
         assert (folder / f"{name}.png").stat().st_size < 40_000
 
 
+@pytest.mark.slow
 def test_show_and_plot_name_the_doctor_where_it_would_name_something(command: Command, tmp_path: Path) -> None:
     sound, faulty = tmp_path / "sound.h5", tmp_path / "faulty.h5"
     for path in (sound, faulty):

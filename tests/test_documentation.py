@@ -95,6 +95,7 @@ def _assert_known(words: list[str]) -> None:
     assert [one for one in arguments if one.startswith("--") and one.partition("=")[0] not in options] == []
 
 
+@pytest.mark.slow
 def test_what_the_page_of_papers_names_exists() -> None:
     page = (ROOT / "docs" / "papers.md").read_text()
     for command in sorted({span for span in re.findall(r"`([^`]+)`", page) if span.startswith("landscape ")}):
@@ -107,6 +108,7 @@ def test_what_the_page_of_papers_names_exists() -> None:
     assert {row.replace(r"\|", "").count("|") for row in rows} == {5}
 
 
+@pytest.mark.slow
 def test_the_readme_names_every_probe_among_the_commands_and_every_command_exists() -> None:
     helped = subprocess.run([sys.executable, "-m", "landscape", "--help"], capture_output=True, text=True).stdout
     (listed,) = re.findall(r"`(train models demo reproduce \|[^`]*)`", README.read_text())

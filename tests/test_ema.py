@@ -45,6 +45,7 @@ def test_statistics_are_averaged_and_counters_copied() -> None:
     assert network.running_mean.tolist() == pytest.approx([1.0] * 2)  # the network's own are its own
 
 
+@pytest.mark.slow
 def test_no_decay_gives_the_last_weights_and_does_not_change_the_run(tmp_path: Path) -> None:
     requested = {"epochs": 1, "batch_size": 32}
     small = {"model_args": {"dim": 8, "depth": 2, "heads": 2, "patch": 4}, "fraction": 0.1}

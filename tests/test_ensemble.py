@@ -70,6 +70,7 @@ def logits_of(members: list[Net], subject: Subject) -> list[Tensor]:
         return [member(x) for member in members]
 
 
+@pytest.mark.slow
 def test_every_size_and_order_is_the_mean_of_probabilities() -> None:
     members = networks(4)
     subject = subject_of(members)
@@ -127,6 +128,7 @@ def test_the_cka_of_members_is_that_of_the_classifiers_inputs() -> None:
     assert found["mean_cka"] == pytest.approx((2 * found["cka"][0, 1] + 1 * found["cka"][0, 2]) / 3)
 
 
+@pytest.mark.slow
 def test_fifty_members_cost_fifty_forward_passes() -> None:
     members = networks(50)
     subject = subject_of(members, size=50)
@@ -135,6 +137,7 @@ def test_fifty_members_cost_fifty_forward_passes() -> None:
     assert [member.passes for member in members] == [1] * 50
 
 
+@pytest.mark.slow
 def test_the_numbers_do_not_depend_on_how_many_mini_batches_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of(networks(3))
     wanted = run_probe(probe_of(3), subject)
@@ -164,6 +167,7 @@ def test_the_temperature_of_every_size_is_that_of_its_mean_probabilities() -> No
         assert found["scaled_nll"][k] == pytest.approx(scaled, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_masks_of_every_network_are_members() -> None:
     members = networks(2, rate=0.4)
     subject = with_members(subject_of(members), 3)
@@ -320,6 +324,7 @@ def test_an_average_has_the_mean_weights_and_fresh_batch_norm_statistics(run: Pa
     assert float(found["member_nll"][0]) == pytest.approx(np.concatenate(parts).mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_members_trained_on_other_data_are_refused(run: Path, tmp_path: Path) -> None:
     other = save(tmp_path / "other.pt", seed=9, epoch=1.0, data={"name": "cifar10"})
     subject = landscape.load(run / "final.pt", **FEW)

@@ -21,6 +21,8 @@ from landscape.results.series import SeriesWriter
 from landscape.results.writer import Writer
 from landscape.run import reduce_of, run
 
+pytestmark = pytest.mark.slow
+
 CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [  # options, and the counts that are known
     ("step", {}, {"mean_update_norm_se": 4, "mean_batch_sharpness_se": 4, "pooled_batch_sharpness_se": 4}),
     ("trace", {"vectors": 4}, {"batch_trace_se": 2, "trace_se": 8, "frobenius_se": 8}),  # XTrace: 2 of 4 products

@@ -108,6 +108,7 @@ def test_points_that_were_not_evaluated_are_not_finished(tmp_path: Path) -> None
     assert data.attrs["finished"] == ""
 
 
+@pytest.mark.slow
 def test_a_file_without_y_is_a_line(tmp_path: Path) -> None:
     imported(made_by_its_tool(tmp_path / "s.h5", y=None), tmp_path / "r.h5")
     data = only(tmp_path / "r.h5", "line")
@@ -281,6 +282,7 @@ def test_columns_come_under_their_names_and_go_back_byte_for_byte(tmp_path: Path
     assert written.read_bytes() == source.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_weight_decay_of_the_objective_can_be_given(tmp_path: Path) -> None:
     for decay in (0.0, 0.1):
         imported(published_csv(tmp_path / "v.csv"), tmp_path / f"{decay}.h5", weight_decay=decay)
@@ -288,6 +290,7 @@ def test_the_weight_decay_of_the_objective_can_be_given(tmp_path: Path) -> None:
         np.testing.assert_array_equal(data["objective"], data["loss"] + decay * data["l2"])
 
 
+@pytest.mark.slow
 def test_a_csv_of_our_own_surface_leaves_out_what_has_another_definition(tmp_path: Path) -> None:
     path = tmp_path / "r.h5"
     run(Surface(resolution="3", l2_definition="park2022"), attention_net(), path, label="park")
@@ -465,6 +468,7 @@ def _curve(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     return numbers("Points")["points"].reshape(-1, 3), lines["connectivity"], numbers("PointData")
 
 
+@pytest.mark.slow
 def test_lines_go_to_that_tool_and_come_back(tmp_path: Path) -> None:
     run(Line(directions=2, resolution=5), attention_net(), tmp_path / "r.h5", label="ours")
     data = only(tmp_path / "r.h5", "line")
@@ -484,6 +488,7 @@ def test_lines_go_to_that_tool_and_come_back(tmp_path: Path) -> None:
         export(tmp_path / "r.h5", tmp_path / "out", ["csv"])
 
 
+@pytest.mark.slow
 def test_a_trajectory_goes_to_that_tool_with_its_principal_coordinates(tmp_path: Path) -> None:
     subject = attention_net()
     folder = tmp_path / "run"
@@ -539,6 +544,7 @@ def test_several_files_import_once_beside_our_own_and_draw_together(command: Com
     assert not [path.name for path in tmp_path.rglob("*") if "partial" in path.name or "journal" in path.name]
 
 
+@pytest.mark.slow
 def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path: Path) -> None:
     good = published_csv(tmp_path / "good.csv")
     run(Surface(resolution="2"), attention_net(), tmp_path / "results.h5", label="ours")

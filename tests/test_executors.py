@@ -38,7 +38,7 @@ from landscape.run import digest, run
 from landscape.subject import loading
 from landscape.subject.subject import Subject
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 # In a worker, a network that kills the process as it loads or at a mini-batch of so many samples, or asks for its end
 # there, and that notes its threads; it counts its calls, which changes no number. MAIN is the process of the tests.
@@ -98,7 +98,6 @@ def killing(executor: Processes, *at: int) -> Callable[[int, int], None]:
     return report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["surface", "hessian"])
 def test_killed_workers_cost_nothing(
     name: str, folder: Path, tmp_path: Path, workers: SimpleNamespace, caplog: pytest.LogCaptureFixture
@@ -119,7 +118,6 @@ def test_killed_workers_cost_nothing(
     assert_same(stored_result(path, outcome), whole)
 
 
-@pytest.mark.slow
 def test_a_unit_that_kills_its_workers_is_named_and_the_others_are_stored(
     tmp_path: Path, workers: SimpleNamespace
 ) -> None:
@@ -219,7 +217,6 @@ def test_another_version_of_a_library_is_refused(folder: Path, tmp_path: Path, m
         run(small("variance"), loaded(folder), tmp_path / "results.h5", executor=Threads())
 
 
-@pytest.mark.slow
 def test_workers_that_die_while_they_load_end_the_run(
     tmp_path: Path, workers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +226,6 @@ def test_workers_that_die_while_they_load_end_the_run(
         run(small("trace"), subject, tmp_path / "results.h5", executor=workers.executor)
 
 
-@pytest.mark.slow
 def test_workers_share_the_threads(tmp_path: Path, workers: SimpleNamespace) -> None:
     run(small("trace"), network(tmp_path, 8), None, executor=workers.executor)
     assert (tmp_path / "threads").read_text() == "3"
@@ -309,14 +305,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_a_killed_command_leaves_no_worker(held: tuple[forked.Popen, set[int]]) -> None:
     process, workers = held
     process.kill()
     forked.wait_until(lambda: not any(map(alive, workers)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_command_at_once_and_keeps_what_is_finished(
     held: tuple[forked.Popen, set[int]], folder: Path, number: signal.Signals, code: int
@@ -344,7 +338,6 @@ def test_a_signal_ends_the_command_at_once_and_keeps_what_is_finished(
         np.testing.assert_array_equal(resumed[name].values, straight[name].values)
 
 
-@pytest.mark.slow
 def test_workers_give_the_file_of_one_process_and_import_no_module_of_the_working_directory(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -447,7 +440,6 @@ def test_workers_say_that_they_divided_mini_batches(tmp_path: Path, monkeypatch:
     assert [values["micro_batches"] for _, values in measure_chunk(work, units)] == [4] * 9
 
 
-@pytest.mark.slow
 def test_a_command_goes_on_where_a_mini_batch_exceeds_memory_from_its_first_pass_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -460,7 +452,6 @@ def test_a_command_goes_on_where_a_mini_batch_exceeds_memory_from_its_first_pass
     assert "mini-batches in 4 parts (memory)" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_unit_that_was_left_to_a_worker_that_died_is_measured_after_all(
     folder: Path, workers: SimpleNamespace
 ) -> None:

@@ -196,6 +196,7 @@ def test_the_average_case_of_a_quadratic_is_half_the_trace() -> None:
         assert error < 0.15 * truth
 
 
+@pytest.mark.slow
 def test_the_average_case_is_that_of_plain_loops() -> None:
     subject = tanh_net(sizes=(6,))
     generator = torch.Generator().manual_seed(5)
@@ -418,6 +419,7 @@ def test_normalised_logits_have_mean_zero_and_norm_one() -> None:
         run_probe(Flatness(normalize_logits=True, measures="sam"), single)
 
 
+@pytest.mark.slow
 def test_numbers_do_not_depend_on_which_measures_are_asked_for_or_on_weight_decay() -> None:
     subject = tanh_net()
     every, few = (measured(subject, which, draws=4, vectors=4) for which in ("all", "average-l2,frobenius,worst-l2"))
@@ -490,6 +492,7 @@ def test_a_larger_sigma_is_flatter(tmp_path: Path) -> None:
     assert [(c.verdict, c.favours) for c in found.contrasts] == [("real", "larger is flatter")]
 
 
+@pytest.mark.slow
 def test_two_networks_are_compared_mini_batch_by_mini_batch(tmp_path: Path) -> None:
     """Of the same samples most noise cancels; of what has no pairs the method says why."""
     measures = "sam,fisher-rao,trace,frobenius,top-eigenvalue"
@@ -522,6 +525,7 @@ def test_two_networks_are_compared_mini_batch_by_mini_batch(tmp_path: Path) -> N
     assert found["frobenius"].difference.method == "paired t over 5 random vectors"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_measures_are_paired_between_results_that_differ_in_other_measures_and_vectors(tmp_path: Path) -> None:
     subject = tanh_net(sizes=(12,) * 4)
 

@@ -181,6 +181,7 @@ def test_collapse_is_what_its_definitions_say() -> None:
     assert found == pytest.approx(by_definition(x, y, weight, decisions))
 
 
+@pytest.mark.slow
 def test_errors_of_collapse_are_the_spread_over_draws() -> None:
     found = np.array([list(collapse(*clouds(seed)[:2], None, clouds(0)[2]).values()) for seed in range(0, 120, 2)])
     spread, error = found[..., 0].std(axis=0, ddof=1), found[..., 1].mean(axis=0)
@@ -299,6 +300,7 @@ def test_features_that_are_not_finite_give_no_numbers() -> None:
     assert np.isnan(found["nc1"]).all()
 
 
+@pytest.mark.slow
 def test_the_headline_is_that_of_the_classifiers_input_with_its_errors(tmp_path: Path) -> None:
     found: Any = landscape.measure("geometry", vit(), out=tmp_path / "r.h5", quiet=True)
     value, error = float(found["head_nc3"]), float(found["head_nc3_se"])

@@ -24,6 +24,8 @@ import landscape
 from landscape.curvature.hvp_backends import BATCHED, curvature
 from landscape.subject.graph_replay import GraphReplay
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 STAGES = ("probes", "hessian", "surface", "features", "training", "language")
 # What a machine with PyTorch alone lacks, and the script says it does without; an import of one fails.
@@ -302,7 +304,6 @@ def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> Non
     assert verdict("hessian", {"judged": True, "differences": {"matvecs": 0.3, "eigenvalue": 1e-4}}) == ("PASS", [])
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_products_of_any_number_of_mini_batches_can_be_compared(benchmarks: None) -> None:
     from gpu_stages.variants import side_by_side

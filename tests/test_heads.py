@@ -14,6 +14,8 @@ import landscape
 from landscape.plots import drawing, heads_study
 from landscape.results import reader
 
+pytestmark = pytest.mark.slow
+
 
 def measured(path: Path, masks: tuple[int, ...], networks: int = 2) -> Path:
     """Surface and spectrum of tiny networks with dropout, labelled `net0`, `net1`"""
@@ -52,7 +54,6 @@ def test_a_network_alone_or_without_masks_is_no_study(tmp_path: Path) -> None:
     assert heads_study.studies(reader.groups(measured(tmp_path / "det.h5", (0,)))) == []
 
 
-@pytest.mark.slow
 def test_networks_are_measured_and_drawn_by_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

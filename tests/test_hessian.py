@@ -49,6 +49,7 @@ def _expected(values: np.ndarray, k: int, which: Which) -> np.ndarray:
     return np.concatenate([ends["LA"], ends["SA"]]) if which == "both" else ends[which]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_mini_batch_has_the_eigenvalues_of_its_dense_hessian(network: str) -> None:
     subject = NETWORKS[network]()

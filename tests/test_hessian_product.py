@@ -20,6 +20,8 @@ from landscape.probes import probe_class
 from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 
 def _product(subject: Subject, i: int = 0, *, shift: float = 0.0) -> HessianProduct:
     return hessian_product(partial(subject.loss, i), list(subject.parameters.values()), shift=shift)

@@ -49,6 +49,7 @@ def expected(subject: Subject, i: int, *, vectors: int = 4000) -> dict[str, floa
     }
 
 
+@pytest.mark.slow
 def test_the_ratios_are_those_of_dense_matrices() -> None:
     subject = tanh_net(sizes=(6, 4))
     found = run_probe(Trace(vectors=400, blocks="module"), subject)

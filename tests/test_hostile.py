@@ -34,7 +34,7 @@ from landscape.exchange.tomgoldstein import read_surface
 from landscape.models import huggingface
 from landscape.models.adapters import with_adapter
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
 
 @pytest.fixture
@@ -83,7 +83,6 @@ for name in hostile.ABSURD:
 """
 
 
-@pytest.mark.slow
 def test_absurd_files_are_refused_within_bounds(study: Path) -> None:
     """In a process that may take 2 GiB and two minutes of processor time for all of them."""
     folder = study / "corpus"

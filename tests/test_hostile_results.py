@@ -70,6 +70,7 @@ REACHING_OUT: dict[str, Callable[[h5py.Group, Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", REACHING_OUT)
 def test_a_results_file_that_reaches_out_is_refused(kind: str, study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = study / "secret"
@@ -199,6 +200,7 @@ def test_a_journal_of_huge_axes_or_odd_keys_takes_neither_memory_nor_a_traceback
     assert (tmp_path / "r.h5.unreadable-feedfeed00").exists()
 
 
+@pytest.mark.slow
 def test_false_starts_in_a_journal_are_given_up_in_seconds(tmp_path: Path) -> None:
     path = tmp_path / "r.h5.journal-0123456789"
     start = struct.pack("<III", 2**21, 0, 8) + b'{"data": ' + bytes(3)
@@ -290,6 +292,7 @@ def texts_of_a_megabyte(group: h5py.Group) -> None:
     made.id.write_direct_chunk((0,), first[:16] * 20_000)
 
 
+@pytest.mark.slow
 def test_pipes_are_refused_before_they_are_read(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.pt", "a.h5", "a.csv", "model.safetensors.index.json", "config.json"):
         os.mkfifo(study / name)

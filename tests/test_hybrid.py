@@ -35,6 +35,7 @@ def probe_of(objective: str, label: str) -> tuple[str, xr.Dataset]:
     return "probe-linear/x", data.assign_attrs(attributes, configuration=json.dumps({"objective": objective}))
 
 
+@pytest.mark.slow
 def test_a_table_is_read_in_the_order_of_its_weights_and_imported_once(tmp_path: Path, command: Command) -> None:
     path, out = published(tmp_path), tmp_path / "r.h5"
     table = hybrid_csv.read(path)

@@ -55,6 +55,7 @@ def test_products_of_every_backend_are_those_of_double_precision() -> None:
         assert (free - exact).norm() > 0.05 * exact.norm()
 
 
+@pytest.mark.slow
 def test_batched_products_are_those_of_double_precision() -> None:
     subject = cancelling()
     double = in_double(subject)

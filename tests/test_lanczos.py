@@ -237,6 +237,7 @@ def test_restarts_change_the_memory_and_not_the_spectrum(name: str, which: Which
     assert restarted.weights @ restarted.nodes == pytest.approx(float(_start(n) @ matrix @ _start(n)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [16, 200])
 def test_a_basis_in_half_precision_reports_the_residuals_of_its_vectors(room: int) -> None:
     values = [40.0, 11.0, -5.0, 3.0, 2.9] + [0.001 * i - 0.5 for i in range(995)]
@@ -260,6 +261,7 @@ def test_values_are_accurate_to_single_precision_for_any_number_of_weights() -> 
     np.testing.assert_allclose(found.values, diagonal[[5, n // 2, n - 3]].double(), rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_search_waits_for_a_value_of_the_other_sign_that_still_grows() -> None:
     wrong = []
     for seed in range(0, 60):

@@ -59,6 +59,7 @@ def test_the_density_of_each_side_is_that_of_scipy_at_the_same_bandwidth_reflect
         np.testing.assert_allclose(hessian.density(values, at)[there], expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("negative", [0, 1, 5, 40, 100])
 def test_the_areas_of_the_spectrum_are_the_share_of_negative_eigenvalues_and_the_rest(negative: int) -> None:
     rng = np.random.default_rng(negative)

@@ -265,6 +265,7 @@ def test_the_model_is_restored_also_after_an_exception() -> None:
     assert not any(module.training for module in subject.model.modules())
 
 
+@pytest.mark.slow
 def test_numbers_do_not_depend_on_the_batch_size() -> None:
     subject = _subject()
     found = run_probe(Lesion(), subject)
@@ -277,6 +278,7 @@ def test_numbers_do_not_depend_on_the_batch_size() -> None:
 # Neighbours and stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_demo", "resnet_demo"])
 def test_neighbours_and_stages_are_removed_together(name: str) -> None:
     subject = _subject(name)
@@ -297,6 +299,7 @@ def test_neighbours_and_stages_are_removed_together(name: str) -> None:
             assert study["depth"][i] == pytest.approx(np.mean([part.layer.depth for part in parts]))
 
 
+@pytest.mark.slow
 def test_groups_are_named_after_their_units() -> None:
     def named(name: str, **arguments: Any) -> list[str]:
         labels: np.ndarray = Lesion(**arguments).plan(_subject(name)).labels["name"][1]

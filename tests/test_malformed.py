@@ -23,6 +23,8 @@ from landscape.results.repair import repair
 from landscape.results.standing import standings
 from landscape.run import reduce_of
 
+pytestmark = pytest.mark.slow
+
 Change = Callable[[h5py.Group], object]
 VALUES: tuple[Any, ...] = (7, "junk", "[1]", "{}", np.arange(3.0), h5py.Empty("f8"), np.bytes_(b"\xff\xfe"))
 

@@ -24,6 +24,7 @@ def named(data: xr.Dataset) -> dict[str, Measured]:
     return {one.name: one for one in measured(data)}
 
 
+@pytest.mark.slow
 def test_every_number_of_a_headline_is_among_the_numbers(study: Path) -> None:
     for group, data in stored_in(study):
         found, shown = named(data), headlines.text(headlines.with_intervals(data))
@@ -78,6 +79,7 @@ def test_nep_ape_and_the_largest_eigenvalue_have_errors_over_mini_batches() -> N
     assert (found["ape"].n, found["ape"].reading) == (4, "lower is flatter")
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = synthetic.write(tmp_path / "study.h5", synthetic.NETWORKS[:1], probes=("variance", "similarity"))
     assert exit_code(["show", str(study), "--json"]) == 0

@@ -152,6 +152,7 @@ def test_dropout_inside_attention_is_on(kind: str) -> None:
     assert not torch.allclose(plain.outputs(plain.batch(0)[0]), values[0])
 
 
+@pytest.mark.slow
 def test_fused_and_explicit_attention_drop_the_same_weights() -> None:
     torch.testing.assert_close(*(of_members(stochastic(1, Attending(kind)), 0) for kind in ("fused", "explicit")))
 
@@ -169,6 +170,7 @@ def test_stochastic_depth_of_the_bundled_networks_is_sampled_per_sample(name: st
         assert torch.allclose(model(x)[0], model(x)[1], atol=1e-5)  # off again
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
 def test_masks_are_the_same_in_forward_mode_and_in_derivatives() -> None:
     """v'Hv by forward over reverse equals double backward, and the double-precision pass of --kinks has the masks."""
@@ -446,6 +448,7 @@ def test_dropout_that_attention_is_told_in_training_mode_only_is_found() -> None
     assert not any(module.training for module in subject.model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_are_the_same_on_a_device_without_its_random_numbers(kind: str) -> None:
     sizes = {**SIZES["vit_demo"], "depth": 2, "dropout": 0.2, "drop_path": 0.3}
@@ -488,6 +491,7 @@ class DropPath(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_members_run_in_threads_side_by_side() -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh(), DropPath(0.5))]

@@ -29,7 +29,7 @@ from landscape.weight_space.planes import plane_of
 
 MEMBERS, RATE, UNITS, SIZES = 3, 0.4, 4, (7, 4)  # two mini-batches of different sizes
 DECAY = 0.1
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")]
 
 
 def subject(sizes: Sequence[int] = SIZES) -> Subject:
@@ -99,7 +99,6 @@ def rectified(dtype: torch.dtype, batches: int = 16) -> Subject:
     return with_members(Subject(Rectified().to(dtype).eval(), data), 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hvp", ["traced", "traced-channels-last", "together", "compiled"])
 def test_recorded_products_have_the_masks_of_each_mini_batch(hvp: Any) -> None:
     # Compiled is what was recorded, of which as little as has masks.
@@ -117,7 +116,6 @@ def test_recorded_products_have_the_masks_of_each_mini_batch(hvp: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_recorded_products_of_masks_take_the_activation_pattern_of_double_precision() -> None:
     of = rectified(torch.float32, batches=2)
     products = [curvature(of, of.parameters, hvp, kinks="double") for hvp in ("kept", "traced")]

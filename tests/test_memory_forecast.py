@@ -25,6 +25,8 @@ from landscape.options import OptionError, parse_bytes
 from landscape.probes.hessian import Hessian
 from landscape.subject.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 
 

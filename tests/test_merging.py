@@ -39,6 +39,7 @@ def part(path: Path, made: RunKey, units: slice, **changed: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_results_are_united_and_units_of_the_same_question_joined(tmp_path: Path) -> None:
     a, b, out = tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "all.h5"
     other = key(digest="a" * 10, label="other")
@@ -58,6 +59,7 @@ def test_results_are_united_and_units_of_the_same_question_joined(tmp_path: Path
     assert arrays["done"].all()
 
 
+@pytest.mark.slow
 def test_the_output_may_be_one_of_the_files_and_is_added_to(tmp_path: Path) -> None:
     a, b = tmp_path / "a.h5", tmp_path / "b.h5"
     part(a, key(), slice(0, 5))
@@ -71,6 +73,7 @@ def test_the_output_may_be_one_of_the_files_and_is_added_to(tmp_path: Path) -> N
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.h5", "b.h5", "whole.h5"]
 
 
+@pytest.mark.slow
 def test_different_values_are_a_conflict_that_names_them_and_writes_nothing(tmp_path: Path) -> None:
     a, b, c, out = (tmp_path / f"{name}.h5" for name in ("a", "b", "c", "all"))
     part(a, key(), slice(0, 5))
@@ -110,6 +113,7 @@ def test_one_digest_with_other_axes_is_a_conflict(tmp_path: Path) -> None:
         merge_files([a, b], tmp_path / "all.h5", reduce_of=counting.reduce_of)
 
 
+@pytest.mark.slow
 def test_journals_of_killed_shards_are_merged_and_one_in_use_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +131,7 @@ def test_journals_of_killed_shards_are_merged_and_one_in_use_is_said(
     assert "b.h5.journal-0123456789 is being measured" in caplog.text
 
 
+@pytest.mark.slow
 def test_results_of_unknown_probes_and_other_versions_are_copied_as_they_are(tmp_path: Path) -> None:
     a, out = tmp_path / "a.h5", tmp_path / "all.h5"
     plan = Plan(over={"i": np.arange(3)}, quantities={"v": Quantity("v")}, summaries={"sum": Quantity("sum of v")})
@@ -146,6 +151,7 @@ def test_results_of_unknown_probes_and_other_versions_are_copied_as_they_are(tmp
     np.testing.assert_array_equal(counting.everything(out)["variance/toy-ffffffffff"][1]["v"], [np.nan, 2.0, 3.0])
 
 
+@pytest.mark.slow
 def test_into_how_many_parts_mini_batches_were_divided_is_kept(tmp_path: Path) -> None:
     a, b, c, out = (tmp_path / f"{name}.h5" for name in ("a", "b", "c", "all"))
     part(a, key(), slice(0, 5))
@@ -311,6 +317,7 @@ def test_the_recipe_for_submitit_measures_what_one_command_does(
     whole_again(folder)
 
 
+@pytest.mark.slow
 def test_units_of_a_checkpoint_that_was_replaced_between_shards_are_not_said_to_be_finished_by_a_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

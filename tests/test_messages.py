@@ -16,6 +16,7 @@ from landscape.cli.main import exit_code
 from landscape.probes import PROBES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -231,6 +232,7 @@ def test_no_advice_leads_back_to_a_message_that_was_seen(
         walk(network, data, ("--loss", loss) if loss else (), [])
 
 
+@pytest.mark.slow
 def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -260,6 +262,7 @@ def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path:
     assert not (tmp_path / "r.h5").exists()
 
 
+@pytest.mark.slow
 def test_a_results_file_that_cannot_be_used_is_left_as_it_is(command: Command, tmp_path: Path) -> None:
     text, newer, locked = (tmp_path / name for name in ("text.h5", "newer.h5", "locked.h5"))
     text.write_text("my thesis")
@@ -288,6 +291,7 @@ def test_a_checkpoint_with_another_number_of_classes_is_rejected(command: Comman
     assert "51" in err
 
 
+@pytest.mark.slow
 def test_a_model_that_returns_nan_is_rejected(command: Command, tmp_path: Path) -> None:
     (tmp_path / "nan.py").write_text(
         "import torch\n"
@@ -354,6 +358,7 @@ def test_a_missing_folder_of_a_model_is_found_before_anything_is_imported(
 ENGINE = ("Hessian products: ", "is measured; name others: ")
 
 
+@pytest.mark.slow
 def test_a_run_prints_what_was_found_and_how_only_on_request(command: Command, tmp_path: Path) -> None:
     """A line per network and probe, none twice; --verbose adds the engine's, and --log has them in any case."""
     run = Path("checkpoints/resnet_demo-digits")

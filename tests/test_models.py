@@ -91,6 +91,7 @@ def test_parameter_counts(name: str, classes: int, image_size: int, arguments: d
     assert _count(_on_meta(name, classes, image_size, **arguments)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEMOS)
 @pytest.mark.parametrize(("classes", "image_size"), [(2, 8), (10, 16), (100, 32), (10, 28), (5, 96)])
 def test_demo_sizes_adapt_to_images_and_classes(name: str, classes: int, image_size: int) -> None:
@@ -331,6 +332,7 @@ def test_drop_path_is_applied_in_every_block_at_a_rate_that_rises_linearly(name:
 # Names and arguments
 
 
+@pytest.mark.slow
 def test_names_and_summaries_are_one_line_each() -> None:
     published = (
         "vit_ti vit_s vit_b localvit_ti resnet18 resnet34 resnet50 resnet101 preresnet18 preresnet50 resnext50 "

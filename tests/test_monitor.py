@@ -28,6 +28,8 @@ from landscape.monitoring.tracked_eigenvalues import TrackedEigenvalues
 from landscape.options import OptionError
 from landscape.results import reader
 
+pytestmark = pytest.mark.slow
+
 ALL: dict[str, Any] = {"overhead": math.inf}
 
 
@@ -80,7 +82,6 @@ def dense(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     return found
 
 
-@pytest.mark.slow
 def test_every_row_is_the_dense_hessian_gradient_and_distance_of_its_step(tmp_path: Path) -> None:
     model, batch = network(), data()
     begun = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
@@ -132,7 +133,6 @@ def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
     ]
 
 
-@pytest.mark.slow
 def test_training_is_bit_identical_with_and_without_a_monitor(tmp_path: Path) -> None:
     alone, watched = network(dtype=torch.float32), network(dtype=torch.float32)
     hooks: list[int] = []
@@ -388,7 +388,6 @@ def run(folder: Path, start: int, end: int, *, kill: bool = False) -> None:
     monitor.close()
 
 
-@pytest.mark.slow
 def test_a_killed_run_continues_its_series_from_its_checkpoint(tmp_path: Path) -> None:
     path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
     code = f"{path}; from test_monitor import *; run(Path('.'), 0, 33, kill=True)"
@@ -408,7 +407,6 @@ def test_a_killed_run_continues_its_series_from_its_checkpoint(tmp_path: Path) -
     assert whole.attrs["finished"]
 
 
-@pytest.mark.slow
 def test_another_run_of_the_same_name_gets_a_number_and_overwrite_takes_its_place(tmp_path: Path) -> None:
     def run(steps: int, **options: Any) -> None:
         model = network()
@@ -472,7 +470,6 @@ def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(
     assert "overhead" in found.attrs["schedule"]
 
 
-@pytest.mark.slow
 def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:
     generator = torch.Generator().manual_seed(0)
     mean, spread = torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.5, 1.0, 3.0]).double()

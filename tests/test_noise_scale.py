@@ -132,6 +132,7 @@ def test_the_simple_noise_scale_is_that_of_the_published_equations() -> None:
     assert "curvature" not in found
 
 
+@pytest.mark.slow
 def test_quarters_show_the_variance_between_classes_that_a_balanced_order_hides() -> None:
     classes = torch.arange(240) % 4
     subject = regression(240, 0)
@@ -218,6 +219,7 @@ def test_a_group_that_is_not_finite_is_left_out() -> None:
     assert np.isnan(gradient_curvature(turned)[0]).all()
 
 
+@pytest.mark.slow
 def test_quarters_do_not_depend_on_the_batch_size() -> None:
     subject = tanh_net(sizes=(48,))
     others = [Subject(subject.model, rebatched(subject.batches, size)) for size in (5, 16, 48)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from drawable import result_of
 from matplotlib.figure import Figure
 
@@ -25,6 +26,7 @@ def test_infinite_values_are_at_the_edge_and_values_without_an_error_are_crossed
     assert marks == {"x": [[2.0, 2.0]], ">": [[1.0, 1.0]], "<": [[0.0, 3.0]]}
 
 
+@pytest.mark.slow
 def test_a_removal_after_which_the_loss_is_not_a_number_is_marked(study: Path) -> None:
     data = result_of(study, "lesion").copy(deep=True)
     data["loss_increase"][:2] = [np.nan, np.inf]

@@ -179,6 +179,7 @@ def test_a_class_of_which_there_is_no_sample_is_no_other_data_set(tmp_path: Path
         landscape.load(None, model=spec, model_arg={"classes": 2}, data=name, device="cpu")
 
 
+@pytest.mark.slow
 def test_an_archive_that_unpacks_to_far_more_than_it_holds_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "set.npz", images=np.zeros((30_000, 64, 64), np.uint8), labels=np.zeros(30_000, int))
     with pytest.raises(ValueError, match=r"set\.npz.* declares images.npy of 122,880,000 bytes.*refused"):

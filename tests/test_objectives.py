@@ -194,6 +194,7 @@ def test_a_convolutional_network_learns_from_two_views() -> None:
     assert network(torch.randn(2, 3, 8, 8)).shape == (2, 64)
 
 
+@pytest.mark.slow
 def test_the_rows_of_an_update_keep_their_pairs_when_it_is_divided(source: str, tmp_path: Path) -> None:
     """Without other images in its part, the loss of a pair of one image would be zero; two images have one each."""
     accumulated = short("simclr", epochs=1, batch_size=8, accumulate=2)

@@ -135,6 +135,7 @@ def test_a_backend_once_prepared_costs_no_preparation(monkeypatch: pytest.Monkey
     assert measured == ["compiled"]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +338,7 @@ def test_the_benchmark_times_the_first_mini_batch() -> None:
     assert all(0 < seconds < 1 for seconds in hvp_reference.seconds_of(Curvature(subject, subject.parameters, "kept")))
 
 
+@pytest.mark.slow
 def test_weight_decay_is_in_every_kind_of_product() -> None:
     """In those by compiled code too, see `test_compiled_products.py`."""
     plain, decayed = tanh_net(), tanh_net(weight_decay=0.25)

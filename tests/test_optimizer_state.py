@@ -257,6 +257,7 @@ def test_nothing_of_the_model_or_of_a_live_optimiser_changes() -> None:
     assert all(bool(update.any()) for update in updates)
 
 
+@pytest.mark.slow
 def test_errors_say_what_would_be_needed(tmp_path: Path, source: str) -> None:
     model = _net()
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "bare.pt")
@@ -342,6 +343,7 @@ def test_a_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
     assert not touched.exists()
 
 
+@pytest.mark.slow
 def test_snapshots_of_a_training_keep_the_state(tmp_path: Path) -> None:
     small = {"dim": 8, "depth": 2, "heads": 2}
     options = {"recipe": recipe("demo", epochs=2, batch_size=256), "model_args": small, "fraction": 0.4}

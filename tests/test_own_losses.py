@@ -21,6 +21,7 @@ from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
 
 
+@pytest.mark.slow
 def test_a_loss_that_returns_a_mean_has_values_without_errors(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     model, data = nn.Linear(3, 2), (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
@@ -103,6 +104,7 @@ def test_a_loss_that_draws_its_noise_is_refused(whole: bool) -> None:
         metrics_of(subject)
 
 
+@pytest.mark.slow
 def test_a_loss_made_in_python_is_identified_by_its_code(tmp_path: Path) -> None:
     data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
     torch.manual_seed(0)
@@ -116,6 +118,7 @@ def test_a_loss_made_in_python_is_identified_by_its_code(tmp_path: Path) -> None
     np.testing.assert_allclose(two.loss, 2 * one.loss, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loss_made_in_python_is_not_taken_for_cross_entropy() -> None:
     def confidence(outputs: Tensor, targets: Tensor) -> Tensor:
         return -outputs.softmax(1).gather(1, targets[:, None])
@@ -134,6 +137,7 @@ def test_a_loss_made_in_python_is_not_taken_for_cross_entropy() -> None:
     assert positive.value**2 == pytest.approx(positive.low * positive.high)  # on the logarithm
 
 
+@pytest.mark.slow
 def test_batches_of_a_mean_loss_weigh_by_their_number_of_samples() -> None:
     whole = graphs()
     for batch, kept in ((whole[1], 3), (whole[2], 1)):
@@ -221,6 +225,7 @@ def test_a_loss_that_calls_the_model_needs_no_fields_with_the_names_of_its_input
         load(model, data=data, loss=lambda outputs, batch: outputs.square().mean(dim=1))
 
 
+@pytest.mark.slow
 def test_a_loss_that_couples_the_samples_belongs_to_its_batch_size(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

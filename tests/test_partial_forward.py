@@ -74,6 +74,7 @@ def _flops(model: nn.Module, images: Tensor) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "resnet", "bottleneck", "alternet"])
 def test_a_study_of_all_units_takes_at_most_a_pass_for_each_and_late_units_a_fraction(name: str) -> None:
     subject, probe = _subject(_network(name)), Lesion()

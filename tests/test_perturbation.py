@@ -78,6 +78,7 @@ def test_a_replaced_file_of_the_same_size_is_another_source(root: Path) -> None:
     assert run_key(Perturbation(), subject, "").digest != before
 
 
+@pytest.mark.slow
 def test_a_network_that_always_answers_the_same_is_consistent(root: Path) -> None:
     subject = subject_on(root)
     for p in subject.model.parameters():
@@ -125,6 +126,7 @@ def test_a_rotation_turns_about_the_centre() -> None:
     assert abs(angle) == pytest.approx(15, abs=1)
 
 
+@pytest.mark.slow
 def test_members_keep_their_masks_along_a_sequence() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10)).eval()

@@ -97,6 +97,7 @@ def test_every_figure_of_several_probes_offers_what_drawing_needs(name: str) -> 
     assert callable(module.page)
 
 
+@pytest.mark.slow
 def test_a_study_draws_its_figures_in_the_order_of_the_table(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(
                 figure.module.page(results, appearance.looks(results)).draw_without_rendering()
 
 
+@pytest.mark.slow
 def test_a_figure_of_unfinished_results_says_how_much_of_them_is_there(tmp_path: Path) -> None:
     one = {"networks": synthetic.NETWORKS[:1], "probes": ("surface",)}
     paths = [synthetic.write(tmp_path / f"{share}.h5", **one, share=share) for share in (0.4, 1.0)]
@@ -185,6 +187,7 @@ def test_a_probe_without_made_up_numbers_is_measured_and_drawn(tmp_path: Path, m
     assert "variance" in [figure.stem for figure in drawing.draw(path, tmp_path)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unsaved")
 def test_a_result_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "empty.h5", synthetic.NETWORKS[:1], probes=("hessian", "lesion"), share=0.0)
@@ -218,6 +221,7 @@ def test_any_label_can_be_drawn(tmp_path: Path) -> None:
     assert {FIGURES[figure.stem].probe for figure in drawing.draw(path, tmp_path)} == {"hessian", "variance"}
 
 
+@pytest.mark.slow
 def test_chosen_checkpoints_are_drawn_in_the_order_asked_for_under_their_new_names(study: Path) -> None:
     selection = Selection(only=("resnet*", VIT), labels={VIT: "ViT $"}, colors={VIT: "#123456"})
     found = [data for _, data in selection.of(reader.find(study, probe="variance"))]
@@ -228,6 +232,7 @@ def test_chosen_checkpoints_are_drawn_in_the_order_asked_for_under_their_new_nam
             wrong.of(reader.find(study, probe="variance"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unsaved")
 def test_only_the_figures_asked_for_are_drawn_and_one_that_cannot_be_is_named(
     study: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -251,6 +256,7 @@ def test_files_are_as_wide_as_the_columns_asked_for(study: Path, tmp_path: Path,
             assert image.width == round(300 * width)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unsaved")
 def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -292,6 +298,7 @@ OLD = {  # probe: a quantity that versions before did not store, and the figures
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("probe", OLD)
 def test_a_result_of_another_version_is_drawn_with_what_it_has_or_left_out_in_one_line(
@@ -314,6 +321,7 @@ def test_a_result_of_another_version_is_drawn_with_what_it_has_or_left_out_in_on
     assert all(row["headline"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_headline_of_an_ensemble_of_another_version_has_what_it_holds(study: Path) -> None:
     data = result_of(study, "ensemble")
     found, whole = headlines.numbers(data.drop_vars("temperature")), headlines.numbers(data)
@@ -357,6 +365,7 @@ def test_a_full_disk_leaves_the_figures_pages_and_files_that_were_there(tmp_path
     assert [("File too large" in line or "cannot" in line) for line in said] == [True] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "axis"),
     [

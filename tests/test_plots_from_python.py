@@ -18,6 +18,7 @@ from landscape.plots import FIGURES, STUDIES, drawing
 from landscape.results import reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_every_figure_is_a_function_that_draws_into_a_subfigure_and_returns_its_axes(
     study: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -40,6 +41,7 @@ def test_every_figure_is_a_function_that_draws_into_a_subfigure_and_returns_its_
     assert all(found is axes for found, axes in returned)
 
 
+@pytest.mark.slow
 def test_a_figure_from_python_is_drawn_of_a_file_of_an_opened_one_and_of_one_result(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", probes=("variance",))
     for data in (str(path), landscape.open(path), result_of(path, "variance")):
@@ -47,6 +49,7 @@ def test_a_figure_from_python_is_drawn_of_a_file_of_an_opened_one_and_of_one_res
         assert (page.get_figwidth(), page.get_suptitle()) == (3.25, "A title")
 
 
+@pytest.mark.slow
 def test_a_figure_in_the_users_axes_is_drawn_over_what_is_there(study: Path) -> None:
     data = [result_of(study, "variance", network.label) for network in synthetic.NETWORKS]
     ax = Figure().subplots()
@@ -55,6 +58,7 @@ def test_a_figure_in_the_users_axes_is_drawn_over_what_is_there(study: Path) -> 
     assert len({drawn.lines[0].get_color() for drawn in ax.containers}) == 3
 
 
+@pytest.mark.slow
 def test_figures_from_python_fail_in_one_line(study: Path) -> None:
     draw: Any = landscape.plots
     with pytest.raises(ValueError, match=r"surface_3d needs 1 axes \(3d\), got plain; give these or a \(sub\)figure"):
@@ -69,6 +73,7 @@ def test_figures_from_python_fail_in_one_line(study: Path) -> None:
         _ = draw.surfaces
 
 
+@pytest.mark.slow
 def test_a_figure_shows_itself_in_a_notebook_and_keeps_truetype_fonts(study: Path) -> None:
     page = landscape.plots.variance(result_of(study, "variance"), columns=1)  # type: ignore[operator]
     with Image.open(io.BytesIO(page._repr_png_())) as image:
@@ -85,6 +90,7 @@ def test_every_figure_has_a_line_in_the_documentation() -> None:
     assert [name for name in STUDIES if f"`{name}`" not in page] == []
 
 
+@pytest.mark.slow
 def test_a_figure_shows_the_results_of_its_own_probe(study: Path) -> None:
     with reader.streaming(study) as stored:
         results = reader.by_checkpoint(stored)

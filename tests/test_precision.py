@@ -120,6 +120,7 @@ def test_settings_are_restored_after_an_error_and_after_an_interrupt(error: type
     assert settings() == allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trace", "line", "surface", "evaluate"])
 def test_the_callers_precision_does_not_reach_the_numbers(name: str, allowed: list[Any]) -> None:
     def found() -> list[float]:
@@ -174,6 +175,7 @@ def test_measurements_of_two_threads_that_overlap_are_exact_to_their_ends(allowe
     assert settings() == allowed
 
 
+@pytest.mark.slow
 def test_bf16_is_left_to_the_surface_that_asks_for_it() -> None:
     seen: list[torch.dtype] = []
     subject = watched()

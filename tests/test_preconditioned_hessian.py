@@ -51,6 +51,7 @@ def net():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["batch", "dataset"])
 @pytest.mark.parametrize("hvp", ["kept", "traced"])
 def test_the_probe_reads_the_state_beside_the_weights(tmp_path: Path, scope: str, hvp: str) -> None:

@@ -24,6 +24,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_probabilities_are_refused_as_logits_and_equal_the_logits_under_their_own_loss(case: str) -> None:
     ends, logits, targets, loss, own = CASES[case]

@@ -157,6 +157,7 @@ def test_workers_of_its_own_exclude_those_of_a_scheduler() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_program_with_torch_keeps_its_garbage_collection() -> None:
     before = gc.get_freeze_count()
     with importing():

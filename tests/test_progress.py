@@ -134,6 +134,7 @@ def test_a_run_of_less_than_ten_seconds_has_no_forecast(
     assert capsys.readouterr().err == "hessian vit: about 10 s\n"
 
 
+@pytest.mark.slow
 def test_lines_during_a_long_unit_say_its_products(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def test_unknown_names_and_arguments_are_refused(timm: Any, spec: str, arguments
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_pixels_are_those_of_the_librarys_own_transform(timm: Any, pictures: Path) -> None:
     for options in (VIT, RESNET, CONVNEXT):
         preset = timm.get_pretrained_cfg(str(options["model"]).removeprefix("timm:")).to_dict()
@@ -280,6 +281,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["timm:resnet10t", "torchvision:squeezenet1_1"])
 def test_the_architecture_is_read_from_a_checkpoint_that_names_it(timm: Any, named: Any, spec: str) -> None:
     built = providers.build(ModelRequest(spec, classes=3)).state_dict()

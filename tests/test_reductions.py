@@ -31,6 +31,7 @@ MEANS: dict[str, tuple[Callable[..., Any], str, Tensor]] = {  # a loss that retu
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MEANS)
 def test_a_mean_of_pytorch_is_taken_per_sample_so_that_its_fisher_matrix_and_errors_are_those_of_samples(
     case: str,
@@ -44,6 +45,7 @@ def test_a_mean_of_pytorch_is_taken_per_sample_so_that_its_fisher_matrix_and_err
     assert own == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_fisher_matrix_of_another_mean_is_refused() -> None:
     for loss in (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), lambda z, y: F.cross_entropy(z, y)):
         subject = landscape.load(net(3), data=(INPUTS, CLASSES), loss=loss, batch_size=16)

@@ -15,6 +15,8 @@ from landscape.results import group as groups
 from landscape.results import repair as damaged_files
 from landscape.results.repair import SUPERBLOCK, repair
 
+pytestmark = pytest.mark.slow
+
 DIGESTS = "abcde"
 
 

@@ -30,6 +30,7 @@ def test_what_is_no_regular_file_is_left_in_its_place(kind: str, linked: bool, t
     assert sorted(tmp_path.iterdir()) == sorted({place, out})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", ["report", "compare --no-store", "merge", "export --format csv", "animate"], ids=lambda c: c.split()[0]
 )

@@ -127,6 +127,7 @@ def test_an_error_in_the_middle_of_a_pass_leaves_the_module_as_found(probe: str,
         assert state(model) == before
 
 
+@pytest.mark.slow
 def test_an_interrupt_between_two_units_leaves_the_module_as_found() -> None:
     model = network()
     subject = landscape.load(model, **FEW)

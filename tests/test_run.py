@@ -48,6 +48,7 @@ def test_a_line_to_another_checkpoint_is_the_same_by_any_way(
     assert np.isfinite(whole["barrier"]).all()
 
 
+@pytest.mark.slow
 def test_the_digest_of_a_line_is_of_the_other_checkpoints_content(snapshots: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copy.pt"
     copied.write_bytes((snapshots / "init.pt").read_bytes())
@@ -63,6 +64,7 @@ def test_the_digest_of_a_line_is_of_the_other_checkpoints_content(snapshots: Pat
     assert len(found) == len(others) + 1
 
 
+@pytest.mark.slow
 def test_fresh_models_are_the_same_in_threads(tmp_path: Path, executors: Mapping[str, Executor]) -> None:
     options: dict[str, Any] = {"model": "vit_demo", "data": "digits", "samples": 16, "batch_size": 2}
     probe, path = small("variance"), tmp_path / "results.h5"
@@ -119,6 +121,7 @@ def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
     assert_same(stored_result(path, outcome), stored_result(tmp_path / "whole.h5", whole))
 
 
+@pytest.mark.slow
 def test_a_report_counts_from_what_is_stored(snapshots: Path, tmp_path: Path) -> None:
     probe, path, seen = small("surface"), tmp_path / "results.h5", []
     with pytest.raises(KeyboardInterrupt):
@@ -142,6 +145,7 @@ class Refusing(Variance):
         return super().measure(subject, unit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1])
 def test_what_is_refused_at_its_first_unit_leaves_no_result(snapshots: Path, tmp_path: Path, at: int) -> None:
     path = tmp_path / "r.h5"
@@ -153,6 +157,7 @@ def test_what_is_refused_at_its_first_unit_leaves_no_result(snapshots: Path, tmp
     assert not list(tmp_path.glob("*journal*"))
 
 
+@pytest.mark.slow
 def test_a_half_finished_result_resumes_with_its_own_batch_size(snapshots: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
     whole = stored_result(tmp_path / "whole.h5", run(probe, loaded(snapshots), tmp_path / "whole.h5"))
@@ -166,6 +171,7 @@ def test_a_half_finished_result_resumes_with_its_own_batch_size(snapshots: Path,
     assert again.group == resumed.group
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_file_resumes_from_its_journal(snapshots: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
     key = run_key(probe, loaded(snapshots), "mine")
@@ -178,6 +184,7 @@ def test_a_run_that_lost_its_file_resumes_from_its_journal(snapshots: Path, tmp_
     assert (outcome.units, outcome.measured) == (4, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"cap": 2.0}, {"precision": "bf16"}, {"memory_format": "channels_last"}, {"orthogonal": True}],
@@ -196,6 +203,7 @@ def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(
 # --- shards ---
 
 
+@pytest.mark.slow
 def test_shards_divide_the_units_evenly_in_turns_and_independently_of_what_is_done(
     snapshots: Path, tmp_path: Path
 ) -> None:
@@ -270,6 +278,7 @@ def test_weights_changed_in_place_are_measured_anew(name: str, tmp_path: Path) -
         np.testing.assert_array_equal(again[key], values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hessian", "surface"])
 def test_the_weights_are_hashed_once_per_run(
     name: str, snapshots: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,7 @@ def test_another_label_finds_the_same_group(snapshots: Path, tmp_path: Path) -> 
     assert first.group.startswith("variance/first-")
 
 
+@pytest.mark.slow
 def test_a_label_is_kept_as_given_and_a_new_one_renames_a_stored_result(
     snapshots: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_label_is_kept_as_given_and_a_new_one_renames_a_stored_result(
     assert f"{group} has the label Adam (ours) $x$ now, it was SGD, lr=1e-2" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_label_that_another_checkpoint_has_is_said(
     snapshots: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_label_that_another_checkpoint_has_is_said(
     assert all(name.startswith("mine (") for name in names)
 
 
+@pytest.mark.slow
 def test_a_retrained_checkpoint_gets_a_group_of_its_own(snapshots: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     first = run(small("variance"), loaded(snapshots), path)
@@ -187,6 +190,7 @@ def test_labels_are_safe_in_a_group_name(label: str, name: str) -> None:
     assert safe_label(label) == name
 
 
+@pytest.mark.slow
 def test_a_group_says_what_made_it(snapshots: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     outcome = run(small("hessian"), loaded(snapshots, weight_decay=0.5), path)

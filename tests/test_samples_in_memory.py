@@ -60,6 +60,7 @@ def test_samples_without_targets_are_reconstructed() -> None:
         load(model, data=TensorDataset(inputs))
 
 
+@pytest.mark.slow
 def test_samples_changed_in_place_are_measured_anew(tmp_path: Path) -> None:
     inputs, targets = drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2
     torch.manual_seed(0)
@@ -75,6 +76,7 @@ def test_samples_changed_in_place_are_measured_anew(tmp_path: Path) -> None:
             array *= 2
 
 
+@pytest.mark.slow
 def test_hand_made_batches_changed_in_place_are_measured_anew(tmp_path: Path) -> None:
     inputs, targets = drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2
     subject = Subject(nn.Linear(3, 2), [(inputs, targets)])
@@ -104,6 +106,7 @@ def test_a_batch_may_refer_to_itself() -> None:
     assert subject.objective(0).item() == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_linear_probe_fits_on_the_samples_in_memory_that_it_does_not_score() -> None:
     targets = torch.arange(120) % 3
     data = drawn(120, 3) / 4 + F.one_hot(targets, 3), targets

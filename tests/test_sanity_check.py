@@ -111,6 +111,7 @@ def test_classes_shifted_by_one_are_detected_among_many_classes() -> None:
     assert "class - 1" in class_order_hint(wanted, predicted, 1001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 10, 100, 1000])
 def test_guesses_have_no_class_order_hint(classes: int) -> None:
     generator = np.random.default_rng(classes)
@@ -191,6 +192,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
+@pytest.mark.slow
 def test_trained_weights_at_chance_are_warned_of(said: Callable[..., str]) -> None:
     text = said(epoch=3.0, metrics={"accuracy": 0.95})
     assert "warning: accuracy 0." in text
@@ -198,6 +200,7 @@ def test_trained_weights_at_chance_are_warned_of(said: Callable[..., str]) -> No
     assert "warning" not in said("--quiet", epoch=3.0, metrics={"accuracy": 0.95})
 
 
+@pytest.mark.slow
 def test_initial_weights_are_named_without_a_warning(said: Callable[..., str]) -> None:
     stored = said(epoch=0.0, metrics={"accuracy": 0.1})
     assert "w.pt (state_dict), initial weights, " in stored

@@ -95,6 +95,7 @@ def test_the_interval_of_the_effect_inverts_the_noncentral_t_distribution(shift:
         assert np.isnan(hedges_g(few, np.zeros(3)).value)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_in_95_of_100_groups() -> None:
     rng, draws = np.random.default_rng(1), 600
     held = np.zeros(3)

@@ -129,6 +129,7 @@ def test_noise_has_the_asked_norm_in_every_filter_and_grows_along_one_direction(
     assert found["setting_name"].tolist() == ["noise 0.1", "noise 0.2", "rank 0.9"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["tanh", "attention"])
 def test_the_predictor_is_the_trace_of_the_dense_block_times_the_squared_change(network: str) -> None:
     subject = MADE[network](sizes=(6, 3))
@@ -264,6 +265,7 @@ def test_channels_of_gpt2_are_columns_and_its_tied_embedding_is_one_unit() -> No
 # --- statistics ---
 
 
+@pytest.mark.slow
 def test_rank_correlations_are_those_of_scipy_and_intervals_cover() -> None:
     from scipy.stats import spearmanr
 
@@ -309,6 +311,7 @@ def made_up(increase: np.ndarray, sizes: list[int]) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_table_is_the_best_of_all_and_keeps_the_budget() -> None:
     random = np.random.default_rng(0)
     for _ in range(8):
@@ -344,6 +347,7 @@ def test_budgets_are_bits_or_bytes_and_too_small_ones_are_refused() -> None:
         bit_table(data, "4")
 
 
+@pytest.mark.slow
 def test_show_and_export_give_the_table_with_its_assumption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*words: object) -> str:
         assert exit_code([str(word) for word in words]) == 0

@@ -56,6 +56,7 @@ def test_rows_are_appended_replaced_and_opened_by_xarray(tmp_path: Path) -> None
     assert data.attrs["finished"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_merged_often_does_not_grow(tmp_path: Path) -> None:
     writer = SeriesWriter(tmp_path / "r.h5", KEY)
     writer.write(0, row(0))

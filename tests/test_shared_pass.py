@@ -71,6 +71,7 @@ def test_every_result_equals_that_of_its_probe_alone(vit: Path, alone: list[Arra
     assert_all_same(results(path, run_shared_pass(probes(), loaded(vit), path)), alone)
 
 
+@pytest.mark.slow
 def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> None:
     subject, passes = loaded(vit), []
     refuse_stochastic(subject)  # takes a pass, and so does finding the layers
@@ -118,6 +119,7 @@ def test_mini_batches_measured_alone_are_not_measured_again(vit: Path, alone: li
     assert [outcome.measured for outcome in again] == [4, 4, 4, 4, 4]
 
 
+@pytest.mark.slow
 def test_a_half_finished_result_keeps_its_batch_size_and_the_others_theirs(vit: Path, tmp_path: Path) -> None:
     path = tmp_path / "results.h5"
     with pytest.raises(KeyboardInterrupt):

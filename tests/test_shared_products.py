@@ -24,6 +24,8 @@ from landscape.curvature.vectors import random_unit
 from landscape.results import reader
 from landscape.subject.process_group import ProcessGroup
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 import os, signal, time
 import torch
@@ -92,7 +94,6 @@ def in_one_process(command: list[str], folder: Path) -> None:
     assert exit_code([word.replace("two.h5", "one.h5") for word in command]) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "more", "names"),
     [
@@ -117,7 +118,6 @@ def test_two_processes_give_the_numbers_of_one(
         np.testing.assert_allclose(np.abs(two[name]), np.abs(one[name]), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_torchrun_itself_starts_the_processes(folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "landscape"]
     line = words(folder, "hessian", *DATASET)
@@ -129,7 +129,6 @@ def test_torchrun_itself_starts_the_processes(folder: Path) -> None:
     assert (main[1].count("already measured"), other[1]) == (1, "")
 
 
-@pytest.mark.slow
 def test_networks_that_differ_between_the_processes_are_refused_in_one_line(folder: Path) -> None:
     main, other = pair(words(folder, "hessian", *DATASET, model="other"))
     assert (main[0], other[0]) == (1, 1)
@@ -137,14 +136,12 @@ def test_networks_that_differ_between_the_processes_are_refused_in_one_line(fold
     assert not (folder / "two.h5").exists()
 
 
-@pytest.mark.slow
 def test_more_processes_than_samples_are_refused(folder: Path) -> None:
     main, other = pair(words(folder, "density", "--samples", "1", "--batch-size", "1"))
     assert (main[0], other[0]) == (1, 1)
     assert "1 samples are fewer than the 2 processes" in main[1] + other[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["raise", "kill"])
 def test_a_process_that_ends_ends_the_other_and_finished_units_are_kept(
     monkeypatch: pytest.MonkeyPatch, folder: Path, ends: str
@@ -184,7 +181,6 @@ def test_commands_that_processes_cannot_share_are_refused(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.slow
 def test_mini_batches_one_by_one_are_refused(folder: Path) -> None:
     main, other = pair(words(folder, "hessian"))
     assert (main[0], other[0]) == (2, 2)
@@ -277,7 +273,6 @@ except ValueError as error:
 """
 
 
-@pytest.mark.slow
 def test_a_sharded_module_is_refused_because_it_has_no_double_backward() -> None:
     said, errors = forked.Popen(["-c", FSDP.replace("%s", free_port())]).communicate(timeout=300)
     assert errors == ""

@@ -127,6 +127,7 @@ def _loaded(path: Path) -> Any:
     return loading.load(path, data="digits", samples=16, batch_size=8)
 
 
+@pytest.mark.slow
 def test_a_network_against_a_copy_aligns_fully_and_against_another_has_its_layers(tmp_path: Path) -> None:
     mine, same = save(tmp_path / "mine.pt", seed=0), save(tmp_path / "same.pt", seed=0, epoch=3.0)
     other = save(tmp_path / "other.pt", seed=1)

@@ -27,6 +27,8 @@ from landscape.subject.identity import identity, protocol
 from landscape.subject.smoothing import insert, inserted
 from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
 
+pytestmark = pytest.mark.slow
+
 SAME = SmoothingOptions()
 EXAMPLE = torch.linspace(-2, 2, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
 
@@ -253,7 +255,6 @@ def test_the_study_pairs_networks_by_their_dropout_masks(tmp_path: Path) -> None
     assert picture.name == "smoothing.png"
 
 
-@pytest.mark.slow
 def test_the_study_of_a_checkpoint_is_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_the_density_is_logarithmic_by_the_widths_of_the_spectra_and_says_so(
     assert bool(said) is logarithmic
 
 
+@pytest.mark.slow
 def test_the_report_broadens_densities_as_the_figure_does() -> None:
     results = [run(Density(vectors=4, steps=4, seed=seed), tanh_net(), None).data for seed in (0, 1)]
     drawn = [Drawn(data, str(i), "#000000", "a") for i, data in enumerate(results) if data is not None]
@@ -249,6 +250,7 @@ def test_the_saddle_view_shows_its_band_whole() -> None:
     assert (low, high) == pytest.approx((1 - 1.2 * 3 * NORMAL, 1 + 1.2 * 3 * NORMAL))
 
 
+@pytest.mark.slow
 def test_the_figure_of_blocks_shows_every_density_and_the_distances(tmp_path: Path) -> None:
     subject = tanh_net(sizes=(6,))
     run(Density(vectors=2, steps=6, blocks="tensor"), subject, tmp_path / "results.h5", label="net")

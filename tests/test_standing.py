@@ -22,6 +22,8 @@ from landscape.results.command_line import command_for
 from landscape.results.standing import standings
 from landscape.results.writer import Writer
 
+pytestmark = pytest.mark.slow
+
 KEY = counting.run_key(shape=(4, 3))
 
 

@@ -190,6 +190,7 @@ def test_clipping_shortens_the_gradient_that_the_optimiser_gets() -> None:
     np.testing.assert_allclose(clipped["critical_multiple"] * shortened, plain["critical_multiple"], rtol=0.09)
 
 
+@pytest.mark.slow
 def test_the_state_of_a_checkpoint_makes_the_step_of_its_training(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(4, 3)\n")
     torch.manual_seed(0)
@@ -247,6 +248,7 @@ def test_frozen_parameters_do_not_move() -> None:
     assert found["gradient_norm"][0] < _gradient(whole, 0).norm().item()
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_whole_mini_batch_is_taken_as_it_is_and_a_sum_is_refused() -> None:
     model, (inputs, targets) = nn.Linear(4, 3), (torch.randn(12, 4), torch.arange(12) % 3)
 
@@ -282,6 +284,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     assert np.isnan(found["update_norm"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_the_preconditioned_eigenvalues_are_those_of_dense_matrices(

@@ -115,6 +115,7 @@ def test_a_residual_is_asked_for_instead_or_in_addition() -> None:
         assert found.products > loose.products
 
 
+@pytest.mark.slow
 def test_an_eigenvalue_that_the_start_nearly_hides_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """All residuals of the others are small before a value shows whose part of the start is 1 % of the usual one."""
     values = [28.2, 19.3, 15.1, 13.5, 12.6, -12.5, 9.7, 8.7] + [0.03 * i - 6.0 for i in range(400)]

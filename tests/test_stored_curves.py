@@ -66,6 +66,7 @@ def _stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_along_the_same_curve_without_training_again(
     ends: tuple[Path, Path], steps: Counter[str], tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_stopped_run_goes_on_along_the_same_curve_without_training_again(
     assert np.isfinite(same["loss"]).all()
 
 
+@pytest.mark.slow
 def test_another_process_measures_the_curve_that_the_first_one_trained(
     ends: tuple[Path, Path], steps: Counter[str], tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_another_process_measures_the_curve_that_the_first_one_trained(
     assert there == here
 
 
+@pytest.mark.slow
 def test_points_of_a_curve_with_other_bits_never_join_those_of_the_first(
     ends: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_second_run_does_not_trace(
     assert stored_graphs.load_recorded(*file.stem.split(".")) is None
 
 
+@pytest.mark.slow
 def test_work_beside_a_block_is_done_once_and_in_this_process_if_the_copy_fails(tmp_path: Path) -> None:
     own, done = os.getpid(), tmp_path / "done"
 

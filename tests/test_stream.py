@@ -22,6 +22,8 @@ from landscape.predictions.temporal import RingBuffer, frame_weights, prediction
 from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 FRAMES, CLASSES = 14, 5
 
 

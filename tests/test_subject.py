@@ -327,6 +327,7 @@ act = torch.relu
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "changed"),
     [

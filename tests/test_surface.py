@@ -309,6 +309,7 @@ def test_the_standard_error_of_the_rise_is_paired_over_samples() -> None:
     assert found["rise_se"][0, 3] < found["loss_se"][0, 3]
 
 
+@pytest.mark.slow
 def test_a_capped_surface_leaves_points_early_that_are_clearly_above() -> None:
     subject = attention_net(sizes=(32,) * 8)
     whole = run_probe(Surface(resolution="5", range="3"), subject)

@@ -16,6 +16,7 @@ from landscape.plots import FIGURES, appearance, surface, surface_error, surface
 from landscape.statistics.stored import half_width
 
 
+@pytest.mark.slow
 def test_contours_have_the_checkpoint_in_the_middle_and_dots_where_the_loss_overflows(study: Path) -> None:
     data = result_of(study, "surface", "resnet50-cifar100")
     ax = surface.draw(data, Figure().subplots())
@@ -63,6 +64,7 @@ def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> Non
     np.testing.assert_array_equal(plane.lines[0].get_ydata(), data["pc2"].values)
 
 
+@pytest.mark.slow
 def test_lines_are_the_stored_numbers_with_their_bands_and_barriers(study: Path) -> None:
     data = result_of(study, "line")
     left, right = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)))
@@ -156,6 +158,7 @@ def test_a_plane_through_checkpoints_marks_and_names_the_others(study: Path, nam
     assert ax.get_xlim()[1] < 2 * data["x"].values[-1]
 
 
+@pytest.mark.slow
 def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path) -> None:
     results = [result_of(study, "surface", network.label) for network in synthetic.NETWORKS]
     page = surface_heat.page(results, appearance.looks(results))

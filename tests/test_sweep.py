@@ -15,6 +15,8 @@ from landscape import models
 from landscape.plots import drawing, sweep_study
 from landscape.results import reader
 
+pytestmark = pytest.mark.slow
+
 Stored = list[tuple[str, xr.Dataset]]
 
 
@@ -85,7 +87,6 @@ def test_arguments_that_a_checkpoint_leaves_out_are_those_of_the_network() -> No
     assert set(found) - {"classes"} <= set(models.accepts("localvit_ti"))
 
 
-@pytest.mark.slow
 def test_networks_are_measured_and_drawn_by_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

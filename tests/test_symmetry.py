@@ -84,6 +84,7 @@ def found_in(name: str) -> tuple[nn.Module, Callable[[nn.Module], Any], Permutat
     return model, run, permutations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_random_permutations_of_all_groups_leave_the_function_and_are_found_again(name: str) -> None:
     model, run, permutations = found_in(name)

@@ -60,6 +60,7 @@ def test_a_large_network_whose_weights_are_frozen_is_not_small(monkeypatch: pyte
         assert torch.get_num_threads() == 4
 
 
+@pytest.mark.slow
 def test_no_threads_are_timed_for_a_finished_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timed: list[int] = []
 

@@ -52,6 +52,7 @@ SMALL_TIMM = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_TIMM)
 def test_names_of_an_older_timm_are_those_of_the_installed_one(timm: Any, tmp_path: Path, name: str) -> None:
     module, kind = name.split(":")

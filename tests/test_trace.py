@@ -68,6 +68,7 @@ def test_the_zero_matrix_has_trace_zero_without_error(estimator: Estimator) -> N
     assert (found.value, found.error) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_estimates_are_unbiased_and_their_errors_honest(estimator: Estimator) -> None:
     values, errors = many(estimator, symmetric(OUTLIERS), 16, 150)
@@ -83,6 +84,7 @@ def test_hutchinson_has_its_closed_form_variance() -> None:
     assert values.var(ddof=1) == pytest.approx(2 * off_diagonal.item() / 8, rel=0.3)
 
 
+@pytest.mark.slow
 def test_a_sketch_beats_random_vectors_alone_where_the_spectrum_has_outliers() -> None:
     matrix = symmetric(OUTLIERS)
     plain, sketched, exchanged = (
@@ -120,6 +122,7 @@ def test_a_product_that_is_not_finite_is_an_error(estimator: Estimator) -> None:
         estimate(estimator, torch.full((20, 20), torch.nan, dtype=torch.float64), 6)
 
 
+@pytest.mark.slow
 def test_curvlinops_agrees_within_the_errors() -> None:
     library = pytest.importorskip("curvlinops")
     matrix = symmetric(OUTLIERS)
@@ -250,6 +253,7 @@ def test_the_achieved_error_has_the_size_of_the_target(method: Method, tol: floa
     assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(50) + 0.2 * tol  # stopping by an estimate biases a little
 
 
+@pytest.mark.slow
 def test_more_vectors_are_added_until_the_target_is_met_and_no_more_than_twice_as_many() -> None:
     loose, tight = (run_probe(Trace(method="hutchinson", vectors=16, tol=t), three_batches()) for t in (0.3, 0.04))
     assert (loose["matvecs"] == 16).all()

@@ -85,6 +85,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
+@pytest.mark.slow
 def test_the_run_folder_and_the_epochs_of_its_snapshots(source: str, tmp_path: Path) -> None:
     """22 samples in batches of 8 are 3 steps; a warm-up of 1/3 of 4 epochs ends after 4 of them."""
     out = tmp_path / "run"
@@ -272,6 +273,7 @@ def test_bytes_are_normalised_and_the_checkpoint_stores_the_crop_in_pixels(sourc
     assert len(found.data["mean"]) == 3
 
 
+@pytest.mark.slow
 def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Path) -> None:
     given = {"model_args": RESNET, "seed": 1}
     paths = [
@@ -284,6 +286,7 @@ def test_channels_last_changes_a_run_by_rounding_alone(source: str, tmp_path: Pa
         torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_memory_format_is_that_of_the_kind_of_model_or_of_the_run_that_is_resumed_and_stored(
     source: str, tmp_path: Path
 ) -> None:
@@ -302,6 +305,7 @@ def test_the_memory_format_is_that_of_the_kind_of_model_or_of_the_run_that_is_re
         train("resnet_demo", source, recipe=short(2, memory_format="channels_last"), out=out, **given)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_the_larger_batch(source: str, tmp_path: Path) -> None:
     """22 samples: an update of 16 and one of 6, which makes at most three parts of two. No batch norm, no dropout."""
     given = {"model_args": SMALL, "seed": 2}
@@ -364,6 +368,7 @@ def test_values_beyond_half_precision_keep_their_precision() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_snapshot_and_a_run_that_can_resume(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

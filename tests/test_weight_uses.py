@@ -21,6 +21,8 @@ from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS, Filters, random_direction
 from landscape.weight_space.weight_uses import WeightUses, not_moved, weight_uses
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"vocab_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "num_labels": 3}
 VISION = {"num_labels": 3, "image_size": 16, "patch_size": 4}
 

@@ -297,6 +297,7 @@ def test_a_name_with_wildcards_finds_its_journals(tmp_path: Path) -> None:
     assert group_of(path, small(digest="a" * 10))["done"].sum() == 5
 
 
+@pytest.mark.slow
 def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
     key = small()
     stopped(path, key, 5)

@@ -183,6 +183,7 @@ def test_every_network_has_its_row() -> None:
     assert ZOO.keys() == EXPECTED.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_the_layers_are_those_of_the_architecture(name: str, subjects: dict[str, Subject]) -> None:
     subject = _subject(name, subjects)
@@ -193,6 +194,7 @@ def test_the_layers_are_those_of_the_architecture(name: str, subjects: dict[str,
         assert {layer.layout for layer in layers} == {"channels last"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_the_layer_probes_measure_them(name: str, subjects: dict[str, Subject]) -> None:
     subject = _subject(name, subjects)
