@@ -28,6 +28,8 @@ from landscape.plots.report.compact import compact
 from landscape.results import reader
 from landscape.statistics.intervals import interval
 
+pytestmark = pytest.mark.slow
+
 VIT, RESNET = (network.label for network in synthetic.NETWORKS[:2])
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -174,7 +176,6 @@ def test_a_label_is_text(label: str, tmp_path: Path, pictures: list[Path]) -> No
     assert "<" not in found.raw["script"][0]
 
 
-@pytest.mark.slow
 def test_the_table_holds_the_stored_numbers_with_their_intervals(study: Path) -> None:
     columns = {column.number.title: column for column in table.comparison(stored_in(study)).columns}
     ((_, hessian),) = reader.find(study, "hessian", VIT)
@@ -189,7 +190,6 @@ def test_the_table_holds_the_stored_numbers_with_their_intervals(study: Path) ->
     assert columns["largest drop"].cells[VIT].at == "at stages.0.0.stem"
 
 
-@pytest.mark.slow
 def test_numbers_of_different_protocols_are_in_different_columns(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         group = next(group for name, group in file["fourier"].items() if name.startswith(VIT))
@@ -228,7 +228,6 @@ def answer(path: Path, question: str) -> findings.Finding:
     return next(finding for finding in found if question in finding.question)
 
 
-@pytest.mark.slow
 def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_path: Path) -> None:
     def heights(file: h5py.File, values: dict[str, float], error: float) -> None:
         for probe in {*FLAT} & {*file}:
@@ -248,7 +247,6 @@ def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_
     assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
 
 
-@pytest.mark.slow
 def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         for probe in {*FLAT} & {*file}:
@@ -264,7 +262,6 @@ def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Pat
     assert said[2].endswith("told apart from 1 of 2.")
 
 
-@pytest.mark.slow
 def test_results_of_different_protocols_are_not_compared(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         for probe in {*FLAT, "surface"} & {*file}:
@@ -275,7 +272,6 @@ def test_results_of_different_protocols_are_not_compared(few: Path, tmp_path: Pa
     assert answer(path, "flatter").certainty == "not measured"
 
 
-@pytest.mark.slow
 def test_the_layer_that_filters_and_the_unit_that_matters_are_named_with_their_errors(few: Path) -> None:
     ((_, lesion),) = reader.find(few, "lesion", VIT)
     drop = lesion["accuracy_drop"].values
@@ -289,7 +285,6 @@ def test_the_layer_that_filters_and_the_unit_that_matters_are_named_with_their_e
     assert steps[layer - 1] == pytest.approx(steps.min())
 
 
-@pytest.mark.slow
 def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> None:
     spec = json.dumps({"checkpoint": "runs/a b/final.pt", "samples": "64", "split": "train", "batch_size": 128})
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("surface",), share=0.5)
@@ -306,7 +301,6 @@ def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> N
     assert json.loads(found.raw["script"][0])["surface"][0]["missing"] > 0
 
 
-@pytest.mark.slow
 def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         for probe in file:
@@ -387,7 +381,6 @@ def test_a_script_made_compact_keeps_texts_templates_and_signs() -> None:
     )
 
 
-@pytest.mark.slow
 def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
     folder = Path(page.__file__).parent
     scripts = {file.name: compact(file.read_text()) for file in folder.glob("*.js")}
@@ -401,7 +394,6 @@ def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
     assert data + fine + script <= LARGEST_DATA
 
 
-@pytest.mark.slow
 def test_the_page_lists_what_the_doctor_found_with_what_to_do(few: Path, tmp_path: Path) -> None:
     wrong = Finding("one", "wrong", ("surface/a", "surface/b"), "a <b>", "run: landscape surface a.pt --range 1")
     note = Finding("two", "note", ("hessian/a",), "text", "look at it")
@@ -415,7 +407,6 @@ def test_the_page_lists_what_the_doctor_found_with_what_to_do(few: Path, tmp_pat
     assert "Checks of these numbers" not in Page(report(few, tmp_path / "r.html", []).read_text()).words
 
 
-@pytest.mark.slow
 def test_a_stored_comparison_is_a_table_with_verdicts(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("hessian", "lesion"))
     assert "Differences, tested" not in Page(written(path, tmp_path)).words
@@ -429,7 +420,6 @@ def test_a_stored_comparison_is_a_table_with_verdicts(tmp_path: Path) -> None:
     assert f"{made.contrasts[0].first} − {made.contrasts[0].second}" in said
 
 
-@pytest.mark.slow
 def test_a_group_of_an_unknown_probe_is_skipped_with_a_line(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         file.copy(next(iter(file["variance"].values())), file, "aura/net-0123456789")
@@ -446,7 +436,6 @@ def surface_file(path: Path, change: Any) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_cells_that_are_not_finite_are_counted_and_an_empty_surface_is_left_out(tmp_path: Path) -> None:
     def infinite(group: h5py.Group) -> None:
         group["loss"][0, :3] = np.inf
@@ -465,7 +454,6 @@ def test_cells_that_are_not_finite_are_counted_and_an_empty_surface_is_left_out(
     assert "is not drawn: no finite value in loss (all units are finished)" in found.words
 
 
-@pytest.mark.slow
 def test_a_large_surface_is_thinned_and_unused_arrays_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,7 +484,6 @@ def test_a_large_surface_is_thinned_and_unused_arrays_are_not_read(
     assert not any(name.endswith("/l2") for name in read)
 
 
-@pytest.mark.slow
 def test_streamed_results_are_those_in_memory(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dict(stored_in(study))
     monkeypatch.setattr(reader, "LARGE", 16)
@@ -506,7 +493,6 @@ def test_streamed_results_are_those_in_memory(study: Path, monkeypatch: pytest.M
             assert data.attrs["label"] != VIT or data.identical(whole[name]), name
 
 
-@pytest.mark.slow
 def test_many_layers_and_many_checkpoints_are_shown(tmp_path: Path) -> None:
     networks = [synthetic.transformer(f"net {'n' * 60} {i}", depth=100) for i in range(12)]
     path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance",))
@@ -533,7 +519,6 @@ def test_a_report_into_a_folder_is_rejected(few: Path, tmp_path: Path) -> None:
         report(few, tmp_path, [])
 
 
-@pytest.mark.slow
 def test_a_page_stays_when_the_new_one_cannot_be_written(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,7 +535,6 @@ def test_a_page_stays_when_the_new_one_cannot_be_written(
     assert list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.slow
 def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_path: Path) -> None:
     probes = ("surface", "corruption", "variance")
     networks = [synthetic.transformer(label, depth=3) for label in ("vit", "other")]

@@ -22,7 +22,8 @@ from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 from landscape.subject.threads import intra_op_threads, suitable_threads
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+# The warning is of torch's forward mode.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")]
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,8 @@ from landscape.curvature.traced_hessian import TracedHessian, trace
 from landscape.curvature.vectors import random_unit
 from landscape.subject.subject import Subject
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
+# The warning is of torch's forward mode.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")]
 SMALL: dict[str, dict[str, object]] = {  # one block of each sort: recording takes a second per residual branch
     "vit_demo": {"dim": 16, "depth": 1, "heads": 2},
     "resnet_demo": {"width": 4, "blocks": (1, 1)},
@@ -59,7 +60,6 @@ def _graph(subject: Subject, kind: str) -> fx.GraphModule:
     return graph
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), list(zip(SMALL, ["traced", "traced-channels-last"] * 2, strict=True)))
 def test_a_second_mini_batch_of_the_shape_has_the_products_of_its_own_graph(name: str, kind: Hvp) -> None:
     subject = _demo(name)
@@ -98,7 +98,6 @@ def test_tied_weights_count_once_and_unused_ones_have_no_curvature() -> None:
     _assert_as_kept(subject, "traced")
 
 
-@pytest.mark.slow
 def test_tracing_and_products_leave_the_model_as_found() -> None:
     subject = convolution_net()
     model = subject.model
@@ -133,7 +132,6 @@ def test_a_model_that_branches_on_values_is_rejected() -> None:
         _traced(Subject(Branching().double(), batches_of((4,), (6,), 3)))
 
 
-@pytest.mark.slow
 def test_the_costly_part_of_an_activation_is_computed_once() -> None:
     """Every product only multiplies by it; the numbers are those of double backward."""
     torch.manual_seed(0)
@@ -166,7 +164,6 @@ def test_a_wrong_trace_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         curvature(subject, subject.parameters, "traced")
 
 
-@pytest.mark.slow
 def test_convolutions_of_every_geometry_have_the_products_of_double_backward() -> None:
     torch.manual_seed(0)
     convolutions = [
