@@ -39,7 +39,6 @@ def part(path: Path, made: RunKey, units: slice, **changed: Any) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_results_are_united_and_units_of_the_same_question_joined(tmp_path: Path) -> None:
     a, b, out = tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "all.h5"
     other = key(digest="a" * 10, label="other")
@@ -73,7 +72,6 @@ def test_the_output_may_be_one_of_the_files_and_is_added_to(tmp_path: Path) -> N
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.h5", "b.h5", "whole.h5"]
 
 
-@pytest.mark.slow
 def test_different_values_are_a_conflict_that_names_them_and_writes_nothing(tmp_path: Path) -> None:
     a, b, c, out = (tmp_path / f"{name}.h5" for name in ("a", "b", "c", "all"))
     part(a, key(), slice(0, 5))

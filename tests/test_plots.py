@@ -187,7 +187,6 @@ def test_a_probe_without_made_up_numbers_is_measured_and_drawn(tmp_path: Path, m
     assert "variance" in [figure.stem for figure in drawing.draw(path, tmp_path)]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unsaved")
 def test_a_result_with_nothing_finished_is_left_out_and_named(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "empty.h5", synthetic.NETWORKS[:1], probes=("hessian", "lesion"), share=0.0)

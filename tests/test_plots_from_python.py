@@ -90,7 +90,6 @@ def test_every_figure_has_a_line_in_the_documentation() -> None:
     assert [name for name in STUDIES if f"`{name}`" not in page] == []
 
 
-@pytest.mark.slow
 def test_a_figure_shows_the_results_of_its_own_probe(study: Path) -> None:
     with reader.streaming(study) as stored:
         results = reader.by_checkpoint(stored)

@@ -50,7 +50,6 @@ def test_axes_are_coordinates_and_attributes_are_plain_python(study: Path) -> No
     assert data["loss"].attrs == {"long_name": "loss", "units": "1", "bounds": "positive"}
 
 
-@pytest.mark.slow
 def test_groups_come_by_probe_then_by_time(study: Path) -> None:
     keys = [(name.partition("/")[0], data.attrs["created"]) for name, data in reader.groups(study)]
     assert keys == sorted(keys)

@@ -121,7 +121,6 @@ def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
     assert_same(stored_result(path, outcome), stored_result(tmp_path / "whole.h5", whole))
 
 
-@pytest.mark.slow
 def test_a_report_counts_from_what_is_stored(snapshots: Path, tmp_path: Path) -> None:
     probe, path, seen = small("surface"), tmp_path / "results.h5", []
     with pytest.raises(KeyboardInterrupt):
@@ -157,7 +156,6 @@ def test_what_is_refused_at_its_first_unit_leaves_no_result(snapshots: Path, tmp
     assert not list(tmp_path.glob("*journal*"))
 
 
-@pytest.mark.slow
 def test_a_half_finished_result_resumes_with_its_own_batch_size(snapshots: Path, tmp_path: Path) -> None:
     probe, path = small("variance"), tmp_path / "results.h5"
     whole = stored_result(tmp_path / "whole.h5", run(probe, loaded(snapshots), tmp_path / "whole.h5"))
