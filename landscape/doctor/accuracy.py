@@ -123,7 +123,7 @@ def loss_not_finite(result: Result) -> Iterator[Finding]:
 def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
     """Accuracies of several checkpoints that differ, but not by more than their errors, on few errors each.
 
-    Two shares are told apart where the 95 % interval of their difference leaves out zero. Where they are not, the
+    Two accuracies differ where the 95 % interval of their difference excludes zero. Where they do not, the
     samples are too few for any statement if a network made fewer than `LEAST_ERRORS` errors (or was right as rarely):
     then even its own error rate is not told apart from zero. Otherwise the networks may be equal, and nothing is said.
     Of every network the accuracy on the most samples counts: a probe on few was not asked for it. The number of

@@ -45,8 +45,8 @@ def subsets_of(orders: np.ndarray, sizes: Sequence[int]) -> list[list[frozenset[
 class RunningSums:
     """Sums over the members seen so far of one mini-batch's probabilities; members come in the order of their number.
 
-    Samples may have several rows each, labels or pixels, over which what is told of a sample is the mean. Memory:
-    (subsets + 3) x rows x classes, in double precision.
+    A sample may have several rows, one per label or pixel; its scores are means over them. Memory: (subsets + 3) x rows
+    x classes, in double precision.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class Align(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "restarts": 1, "repair": 1}
 
     against: Annotated[str, "the other checkpoint, B.pt, which is permuted; default: the first of the run's own"] = ""
-    resolution: Annotated[int, "points of the line, ends included; 2 more are beside each end"] = 11
+    resolution: Annotated[int, "points of the line, ends included; two more are added near each end"] = 11
     restarts: Annotated[int, "searches for the permutation; the one with the most similar weights is taken"] = 3
     repair: Annotated[int, "mini-batches from which batch norm's statistics are recomputed at every point; 0: none"] = (
         10

@@ -41,7 +41,7 @@ class Barriers(Probe):
     members: Annotated[str, "further checkpoints: B.pt,C.pt; further checkpoints of the command are such too"] = ""
     snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint"] = ""
     align: Annotated[bool, "also with the second checkpoint of every pair permuted to match the first"] = False
-    resolution: Annotated[int, "points of every line, ends included; 2 more are beside each end"] = 11
+    resolution: Annotated[int, "points of every line, ends included; two more are added near each end"] = 11
     restarts: Annotated[int, "searches for each permutation; the one with the most similar weights is taken"] = 3
     repair: Annotated[int, "mini-batches from which batch norm's statistics are recomputed at every point; 0: none"] = (
         10

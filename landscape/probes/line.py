@@ -60,7 +60,8 @@ class Line(Probe):
         str, "random, eigen (extreme Hessian eigenvectors), B.pt (another checkpoint), RUN_DIR or DIRECTIONS.h5"
     ] = "random"
     resolution: Annotated[
-        int, "points per line; a checkpoint between two of them is added, and 2 points beside each of two checkpoints"
+        int,
+        "points per line; checkpoints between them are added, and between checkpoints two points near each end",
     ] = 51
     range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or set by the curvature or the run"] = ""
     directions: Annotated[int, "number of random directions, or of principal components of a run"] = 1

@@ -83,8 +83,8 @@ def radius(r: np.ndarray, worse: np.ndarray, error: np.ndarray, margin: float) -
     """Where a worsening first exceeds the margin on the way out, linear between points, with its 95 % interval.
 
     `r` ascends from above 0; at 0 nothing is worse. The ends of the interval are points that were measured: the last
-    before the worsening plus 1.96 of its standard errors exceeds the margin, and the first at which it does minus as
-    many. Where the score never leaves, the value is the last distance and the upper end infinite. A worsening of
+    before the upper end of the worsening's own interval exceeds the margin, and the first at which its lower end does.
+    Where the score never leaves, the value is the last distance and the upper end infinite. A worsening of
     infinity leaves after the point before. NaN where an unfinished point (NaN) comes first.
     """
     if not len(r) or math.isnan(margin):

@@ -14,14 +14,14 @@ import numpy as np
 LEVEL = 0.95
 FEWEST = 4  # independent values that have an interval
 UPPER = 0.5 + LEVEL / 2  # the quantile at which a two-sided interval ends
-NORMAL = NormalDist().inv_cdf(UPPER)  # 1.96 standard errors: of many values, or on a scale on which errors are normal
+NORMAL = NormalDist().inv_cdf(UPPER)  # standard errors, of many values or on a scale on which errors are normal
 Ends = tuple[np.ndarray, np.ndarray]  # lower and upper ends of intervals
 
 
 def quantile(n: Any) -> np.ndarray:
     """Half the width of an interval over n independent values, in standard errors: Student's t, n - 1 degrees.
 
-    NaN below `FEWEST`, and where n is not known; 1.96 for an infinite number.
+    NaN below `FEWEST`, and where n is not known; `NORMAL` for an infinite number.
     """
     from scipy.special import stdtrit
 
