@@ -160,11 +160,13 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail("terminated; everything finished is kept, run the same command to resume", TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; everything finished is kept, run the same command to resume", INTERRUPTED)
-    except SystemExit as error:  # of a model's or a loss's own code, in the middle of a measurement
-        return _fail(f"a user's code called sys.exit({error.code!r}); everything finished is kept, remove that call", 1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe is gone
-        return 0
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error.__context__ or error, BrokenPipeError):  # which Typer turns into an exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe is gone
+            return 0
+        # Of a model's or a loss's own code, in the middle of a measurement.
+        code = getattr(error, "code", 1)
+        return _fail(f"a user's code called sys.exit({code!r}); everything finished is kept, remove that call", 1)
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()

@@ -152,7 +152,7 @@ class Everything(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolution, self.norm, self.activation = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU()
-        self.head, self.cancelling = nn.Linear(4, 3), Cancelling(nn.functional.relu)
+        self.head, self.cancelling = nn.Sequential(nn.Dropout(0.4), nn.Linear(4, 3)), Cancelling(nn.functional.relu)
         self.norm.running_mean, self.norm.running_var = 0.3 * torch.randn(4), 0.5 + torch.rand(4)
 
     def forward(self, x: Tensor) -> Tensor:

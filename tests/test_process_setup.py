@@ -152,6 +152,15 @@ def test_a_command_in_the_background_of_a_shell_ignores_ctrl_c_as_the_shell_want
     assert set_to == [signal.SIGTERM]
 
 
+def test_a_reader_of_a_pipe_that_leaves_ends_a_command_without_an_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = f"import os; os.dup2({writing}, 1); from landscape.cli.main import main; main(['models'])"
+    child = forked.Popen([sys.executable, "-c", code], pass_fds=[writing])
+    os.close(writing)
+    assert (child.communicate(300), child.returncode) == (("", ""), 0)
+
+
 def test_workers_of_its_own_exclude_those_of_a_scheduler() -> None:
     with pytest.raises(OptionError, match="--workers 2 starts workers of its own"), executor_of(2, "tcp://[::1]:1"):
         pass

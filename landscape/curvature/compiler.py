@@ -20,6 +20,10 @@ from torch import Tensor, fx
 from landscape.curvature import matrix_products
 
 
+# Otherwise torch (2.13) returns slices of a concatenation (`stack`) whose memory it has freed.
+OWN_MEMORY = {"inplace_buffers": False}
+
+
 def compile_to(folder: Path, name: str, graph: fx.GraphModule, example: Sequence[Tensor], threads: int) -> None:
     """Write `name`.so, and to `name`.json how it calls operators that are no part of torch.
 
@@ -34,7 +38,12 @@ def compile_to(folder: Path, name: str, graph: fx.GraphModule, example: Sequence
     for node in plain.graph.nodes:  # of the recording, which the compilation would mix with its own
         node.meta = {}
     with tempfile.TemporaryDirectory(dir=folder) as sources:
-        options = {"aot_inductor.output_path": f"{sources}/{name}.so", "cpp.threads": threads, **_cheaper()}
+        options = {
+            "aot_inductor.output_path": f"{sources}/{name}.so",
+            "cpp.threads": threads,
+            **OWN_MEMORY,
+            **_cheaper(),
+        }
         with torch.no_grad(), warnings.catch_warnings(), _without_input_checks(), _onednn_called_directly():
             warnings.simplefilter("ignore")  # torch's about its own functions
             inductor.aot_compile(plain, tuple(example), options=options)

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from landscape.curvature import matrix_products
 from landscape.curvature.compiled_library import callable_graph
-from landscape.curvature.compiler import beside, compile_to
+from landscape.curvature.compiler import OWN_MEMORY, beside, compile_to
 from landscape.curvature.interpreted_graph import InterpretedGraph
 from landscape.data import user_cache
 
@@ -187,9 +187,9 @@ def _compiled_for_process(
     from torch import _inductor as inductor  # takes more than a second
 
     with torch.no_grad():
-        first = inductor.compile(graphs[0], [*given])
+        first = inductor.compile(graphs[0], [*given], options=OWN_MEMORY)
         _, *outputs = first(*given)
-        return first, inductor.compile(graphs[1], [*outputs, *further])
+        return first, inductor.compile(graphs[1], [*outputs, *further], options=OWN_MEMORY)
 
 
 def _move(made: Path, entry: Path) -> None:
