@@ -19,7 +19,6 @@ from torch import Tensor, fx
 
 from landscape.curvature import matrix_products
 
-
 # Otherwise torch (2.13) returns slices of a concatenation (`stack`) whose memory it has freed.
 OWN_MEMORY = {"inplace_buffers": False}
 
