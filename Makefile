@@ -21,7 +21,7 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not campaign"
 
-# What looks for unknown faults: fuzzing, kills, large files, every stage of the GPU script.
+# What looks for unknown faults, and takes long: fuzzing, kills, large files, documentation, runs on a simulated GPU.
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m campaign
 

@@ -89,6 +89,7 @@ def published(folder: Path) -> None:
             (folder / "ImageNet-C" / name / str(severity)).symlink_to(folder / "photos/val")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("command", OF_PROBES, ids=lambda command: command.partition(" weights")[0])
 def test_published_files_of_corrupted_images_are_found(
     command: str, study: Path, capsys: pytest.CaptureFixture[str]

@@ -204,6 +204,7 @@ def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
 CHECKED = ("rhythm", "alternet", "temporal")
 
 
+@pytest.mark.campaign
 def test_claims_are_reproduced_from_training_to_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

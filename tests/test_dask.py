@@ -89,6 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.campaign
 def test_killed_workers_cost_nothing(cluster: Cluster, folder: Path, tmp_path: Path) -> None:
     probe, options = small("surface", resolution="7"), {"samples": 64}
     whole = stored_result(tmp_path / "one.h5", run(probe, loaded(folder, **options), tmp_path / "one.h5"))
@@ -136,6 +137,7 @@ def test_a_unit_that_ends_the_program_ends_the_run_with_an_error(cluster: Cluste
     assert group is None or groups.read_group(path, group)["done"].ravel()[-1] == 0
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 def test_with_tls_only_those_who_have_the_key_are_served_by_workers_that_join_late_and_leave(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +206,7 @@ def test_a_result_that_died_with_its_worker_is_waited_for() -> None:
         list(executor._results(task, chunk, "slot", schedule))
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(importlib.util.find_spec("dask_jobqueue") is None, reason="needs dask-jobqueue")
 def test_the_recipe_for_slurm_runs_with_jobs_of_this_machine(folder: Path, tmp_path: Path) -> None:
     (recipe,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "workers.md").read_text(), re.DOTALL)

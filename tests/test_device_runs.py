@@ -21,7 +21,7 @@ from landscape.layers.fourier import signs
 from landscape.subject.precision import exact_arithmetic
 from landscape.training.train import train
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", KINDS)]
+pytestmark = [pytest.mark.campaign, pytest.mark.parametrize("kind", KINDS)]
 OPTIONS: dict[str, dict[str, Any]] = {  # the backend of products is given: which one is fastest depends on the load
     "line": {"resolution": 3},
     "surface": {"resolution": "3"},

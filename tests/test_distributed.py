@@ -152,6 +152,7 @@ def test_two_processes_give_the_weights_of_one(
     assert train_losses(folder / model) == pytest.approx(train_losses(tmp_path), rel=1e-4)
 
 
+@pytest.mark.campaign
 def test_a_killed_group_resumes_and_each_process_refuses_another_run_in_one_line(tmp_path: Path) -> None:
     file, overrides = tmp_path / "source.py", {**OVERRIDES, "epochs": 16}
     file.write_text(SOURCE)

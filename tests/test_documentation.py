@@ -38,7 +38,7 @@ def shown(page: Path) -> list[str]:
     return [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ landscape ")]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("page", [README, ROOT / "docs" / "python.md"], ids=lambda page: page.stem)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of libraries inside the commands
 def test_the_python_examples_run_one_after_the_other(
@@ -54,7 +54,7 @@ def test_the_python_examples_run_one_after_the_other(
     assert "NEP" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("page", [README, ROOT / "docs" / "own-models.md"], ids=lambda page: page.stem)
 def test_your_own_models_are_measured(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, object] = {}

@@ -98,6 +98,7 @@ def killing(executor: Processes, *at: int) -> Callable[[int, int], None]:
     return report
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["surface", "hessian"])
 def test_killed_workers_cost_nothing(
     name: str, folder: Path, tmp_path: Path, workers: SimpleNamespace, caplog: pytest.LogCaptureFixture
@@ -305,12 +306,14 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.campaign
 def test_a_killed_command_leaves_no_worker(held: tuple[forked.Popen, set[int]]) -> None:
     process, workers = held
     process.kill()
     forked.wait_until(lambda: not any(map(alive, workers)))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_command_at_once_and_keeps_what_is_finished(
     held: tuple[forked.Popen, set[int]], folder: Path, number: signal.Signals, code: int

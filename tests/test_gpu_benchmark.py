@@ -160,6 +160,7 @@ def test_a_row_keeps_what_the_package_said(benchmarks: None) -> None:
     assert not logging.getLogger("landscape.subject").handlers
 
 
+@pytest.mark.campaign
 def test_a_stage_ends_within_its_time_and_continues(benchmarks: None, tmp_path: Path) -> None:
     """No step is begun that would take as long as the longest before it and end too late; the next call does it."""
     from gpu_stages.steps import RowsFile, Settings, Step, run

@@ -84,6 +84,7 @@ for name in hostile.ABSURD:
 """
 
 
+@pytest.mark.campaign
 def test_absurd_files_are_refused_within_bounds(study: Path) -> None:
     """In a process that may take 2 GiB and two minutes of processor time for all of them."""
     folder = study / "corpus"

@@ -127,7 +127,7 @@ print(json.dumps([cut, outcomes]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_damaged_results_file_is_read_or_refused(tmp_path: Path) -> None:
     path = stored(tmp_path / "r.h5")
     ended = subprocess.run([sys.executable, "-c", DAMAGED, str(path)], capture_output=True, text=True, check=False)

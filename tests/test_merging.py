@@ -220,7 +220,7 @@ merging.merge_files([Path(p) for p in SOURCES], Path(OUT), reduce_of=counting.re
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("into_itself", [False, True])
 def test_a_merge_killed_before_any_of_its_writes_leaves_every_file_intact(tmp_path: Path, into_itself: bool) -> None:
     a, b, whole = tmp_path / "a.h5", tmp_path / "b.h5", tmp_path / "whole.h5"
@@ -296,7 +296,7 @@ def test_the_array_script_measures_what_one_command_does(folder: Path) -> None:
     whole_again(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_recipe_for_submitit_measures_what_one_command_does(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

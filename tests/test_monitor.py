@@ -388,6 +388,7 @@ def run(folder: Path, start: int, end: int, *, kill: bool = False) -> None:
     monitor.close()
 
 
+@pytest.mark.campaign
 def test_a_killed_run_continues_its_series_from_its_checkpoint(tmp_path: Path) -> None:
     path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
     code = f"{path}; from test_monitor import *; run(Path('.'), 0, 33, kill=True)"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SHOWN = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
 PLAIN, LIGHTNING, TRANSFORMERS = SHOWN.findall((ROOT / "docs" / "monitoring.md").read_text())
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.campaign,
     pytest.mark.filterwarnings("ignore"),  # of the libraries
 ]
 

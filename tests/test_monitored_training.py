@@ -26,6 +26,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.campaign
 def test_the_weights_are_the_same_and_a_killed_run_continues_its_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

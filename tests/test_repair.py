@@ -125,6 +125,7 @@ def test_bytes_of_other_files_are_not_copied(study: Path, tmp_path: Path) -> Non
     assert b"ssss" not in (tmp_path / "new.h5").read_bytes()
 
 
+@pytest.mark.campaign
 def test_false_starts_of_results_take_seconds_and_what_is_there_is_found(study: Path, tmp_path: Path) -> None:
     start = b"\x01\x00\x01\x00\x01\x00\x00\x00\x18\x00\x00\x00\0\0\0\0\x11\x00\x10\x00\0\0\0\0" + b"\1" * 16
     content = bytearray(study.read_bytes())

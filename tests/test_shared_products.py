@@ -142,6 +142,7 @@ def test_more_processes_than_samples_are_refused(folder: Path) -> None:
     assert "1 samples are fewer than the 2 processes" in main[1] + other[1]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("ends", ["raise", "kill"])
 def test_a_process_that_ends_ends_the_other_and_finished_units_are_kept(
     monkeypatch: pytest.MonkeyPatch, folder: Path, ends: str

@@ -316,7 +316,7 @@ def test_a_journal_that_is_being_adopted_is_waited_for(path: Path) -> None:
     assert_complete(path, key)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_concurrent_reader_never_sees_a_broken_file(path: Path) -> None:
     key = counting.run_key()
     measured(path, small(digest="a" * 10))
