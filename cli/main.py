@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -133,6 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+@cache
+def _tree() -> Any:
+    """The commands with their options, which Typer would read from the signatures again at every call of `app`."""
+    return typer.main.get_command(app)
+
+
 def exit_code(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
@@ -145,7 +152,7 @@ def exit_code(arguments: Sequence[str]) -> int:
         if quiet and verbose:
             raise OptionError("--quiet prints errors only and --verbose prints more; give one of them")
         with print_log(quiet=quiet, verbose=verbose):
-            code = app(list(arguments), standalone_mode=False)
+            code = _tree()(list(arguments), standalone_mode=False)
         if code == INTERRUPTED:  # Typer silently turns Ctrl-C into this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0

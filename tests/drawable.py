@@ -50,18 +50,16 @@ def result_of(study: Path, probe: str, label: str = VIT) -> xr.Dataset:
 
 def spoilt(data: xr.Dataset, *, errors: bool) -> xr.Dataset:
     """A result with -inf, inf and NaN as the first, the second and the last value of its errors, or of its numbers."""
-    changed = data.copy(deep=True)
-    for name, values in changed.data_vars.items():
+    changed = {}
+    for name, values in data.data_vars.items():
         is_error = str(name).endswith(ERRORS)
         if values.dtype.kind == "f" and name not in KEPT and is_error == errors:
             whole = np.array(values.values)
             for place, value in ((0, -np.inf), (1, np.inf), (-1, np.nan)):
                 if abs(place) < whole.size:
                     whole.flat[place] = value
-            if whole.size == 1:
-                whole = np.full(whole.shape, np.inf)
-            changed[name] = values.copy(data=whole)
-    return changed
+            changed[name] = values.copy(data=np.full(whole.shape, np.inf) if whole.size == 1 else whole)
+    return data.assign(changed)
 
 
 def axes_for(name: str) -> Any:
