@@ -217,7 +217,7 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
         return None
     try:
         probe = probe_class(name)(**parameters)
-    except TypeError:
+    except (TypeError, OptionError):
         _log.warning("note: summaries of a %s of another version are not computed again: it has other options", name)
         return None
     return probe.reduce if isinstance(probe, Reduces) else None

@@ -237,7 +237,7 @@ def test_what_is_no_classifier_is_refused() -> None:
         Calibration().plan(subject_of(logits, torch.zeros(20, 5, dtype=torch.long)))
     with pytest.raises(ValueError, match="logits that are not finite"):
         run_probe(Calibration(), subject_of(logits * torch.nan, targets))
-    with pytest.raises(OptionError, match="--draws must be at least 2, got 1"):
+    with pytest.raises(OptionError, match="--draws must be 2 to 100,000, got 1"):
         Calibration(draws=1)
 
 

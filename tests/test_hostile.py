@@ -243,6 +243,53 @@ def test_a_network_of_millions_of_layers_is_not_begun(tmp_path: Path) -> None:
         huggingface.build(str(tmp_path), {}, classes=None, image_size=None, weights=False)
 
 
+def described(folder: Path, config: dict[str, object]) -> Path:
+    """A folder as Hugging Face libraries write it, of a few weights."""
+    hostile.hugging_face(folder, hostile.weights())
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "vit"}, "declares a ViTForImageClassification of 343,200,776 bytes in a file of [0-9,]+ bytes"),
+        ({"model_type": "vit", "hidden_size": 120_000}, "declares a ViTForImageClassification of 2,800,707,507,464"),
+        ({"model_type": "vit", "hidden_size": 12, "num_hidden_layers": 9000}, "of more than 50,000 modules; refused"),
+        ({"model_type": "clip", "vision_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers 1,000,000,000"),
+        ({"model_type": "resnet", "depths": [9000] * 1000}, "has depths 9,000,000, expected at most 10,000"),
+    ],
+)
+def test_a_folder_describes_no_larger_network_than_its_weights_allow(
+    config: dict[str, object], said: str, weights: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    folder = described(tmp_path / "net", config)
+    with pytest.raises(ValueError, match=said) as refusal:
+        huggingface.build(str(folder), {}, classes=None, image_size=None, weights=weights)
+    assert str(refusal.value).startswith(str(folder))
+
+
+def test_a_configuration_alone_describes_no_larger_network_than_there_is_memory(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "hidden_size": 120000}')
+    with pytest.raises(ValueError, match=r"which needs 2\.8 TB of memory, and .* is free"):
+        huggingface.build(str(tmp_path), {}, classes=None, image_size=None, weights=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_"), [("vit_giant_patch14_reg4_dinov2", "4,545,935,360"), ("vit_h_14", "2,533,881,760")]
+)
+def test_a_file_names_no_larger_network_of_a_library_than_its_weights_allow(
+    name: str, bytes_: str, study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchvision" if name == "vit_h_14" else "timm")
+    torch.save({"arch": name, "state_dict": hostile.weights()}, study / "a.pt")
+    error = refused(["trace", str(study / "a.pt"), "--data", "../mine.py:data", "--out", "r.h5", "--quiet"], capsys)
+    assert re.search(rf"a\.pt declares a (timm|torchvision):{name} of {bytes_} bytes in a file of [0-9,]+ bytes", error)
+
+
 # --- data ---
 
 
@@ -421,6 +468,16 @@ def test_adapters_are_checked_before_they_are_built(
     with pytest.raises(ValueError, match=said) as caught:
         with_adapter(model, given, weights, tmp_path / "tuned", merged=True)
     assert str(tmp_path / "tuned") in str(caught.value)
+
+
+def test_an_adapter_of_long_columns_is_no_larger_than_its_file_allows(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    weights = {"base_model.model.0.lora_A.weight": torch.ones(10**6, 1)}
+    with pytest.raises(ValueError, match=r"tuned declares an adapter of 1,216,000,000 bytes in a file of 4,000,000"):
+        with_adapter(
+            torch.nn.Sequential(torch.nn.Linear(4, 300)), {"peft_type": "LORA", "r": 10**6, "target_modules": ["0"]},
+            weights, tmp_path / "tuned", merged=True,
+        )  # fmt: skip
 
 
 def test_a_picture_of_parquet_that_unpacks_to_far_more_than_the_file_is_refused(tmp_path: Path) -> None:

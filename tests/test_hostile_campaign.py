@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 import torch
 
+from landscape.results.journal import MAGIC, Journal, Record
+
 COUNT, SECONDS, MEMORY = int(os.environ.get("RELATIVES", "200")), 20, 500 * 2**20
 Draw = random.Random
 
@@ -99,12 +101,39 @@ def results(path: Path, draw: Draw) -> list[str]:
 
 
 def journal(path: Path, draw: Draw) -> list[str]:
+    """A journal of no journal's form, or a whole one that declares axes, types, arrays or attributes without end."""
     name = path.with_name(f"{path.name}.journal-0123456789")
-    axes = {"x": list(range(draw.choice([10, 30_000]))), "y": list(range(30_000))}
-    record = json.dumps({"plan": axes, "n": number(draw)}).encode()
-    framed = struct.pack("<II", len(record), zlib.crc32(record)) + record
-    name.write_bytes(draw.choice([framed, framed * 3, b"LJ" * 900_000, os.urandom(1000) * 1000]))
+    if draw.random() < 0.3:
+        name.write_bytes(draw.choice([b"LJ" * 900_000, MAGIC + b"[" * 10**6, os.urandom(1000) * 1000]))
+        return ["merge", str(path), "--out", str(path.with_suffix(".out.h5"))]
+    number_ = {"long_name": "n", "units": "", "dims": [], "dtype": draw.choice(["float64", "uint8", "S2000000000"])}
+    wide = {**number_, "dims": draw.choice([[], ["b"], ["b", "c"]])}
+    key = {
+        "probe": "variance", "label": "x" * draw.choice([1, 10**6]), "digest": "0123456789", "over": ["a"],
+        "axes": ["b", "c"], "about": {}, "labels": {}, "quantities": {"loss": draw.choice([number_, wide])},
+        "summaries": {f"s{i}": wide for i in range(draw.choice([0, 1, 5000]))},
+        "facts": {f"f{i}": draw.choice([1, "x" * 1000]) for i in range(draw.choice([0, 600]))},
+        "grows": draw.choice([False, True]),
+    }  # fmt: skip
+    size = draw.choice([10, 4000, 30_000])
+    with Journal(name) as made:
+        axes = {f"axis:{axis}": np.zeros(size, np.uint8) for axis in "bc"}
+        axes["axis:a"] = np.zeros(draw.choice([0, 3]), np.int64)
+        made.append(Record({"key": key, "attributes": {}}, axes))
+        made.append(Record(draw.choice([{"index": [0]}, {"at": 1}, {"after": 0}]), {"loss": np.float64(1)}))
     return ["merge", str(path), "--out", str(path.with_suffix(".out.h5"))]
+
+
+def provider(path: Path, draw: Draw) -> list[str]:
+    """A folder of a few weights whose configuration describes a large network, or a file that names one."""
+    pytest.importorskip("transformers")
+    kind = draw.choice(["vit", "resnet", "convnext", "swin", "gpt2", "mixtral", "clip"])
+    sizes = ("hidden_size", "num_hidden_layers", "num_labels", "image_size", "vocab_size", "num_local_experts")
+    given: dict[str, object] = {name: draw.choice([12, 9000, number(draw)]) for name in draw.sample(sizes, 2)}
+    config = {"model_type": kind, **draw.choice([{}, given, {"vision_config": given}])}
+    hostile.hugging_face(path, hostile.weights())
+    (path / "config.json").write_text(json.dumps(config))
+    return draw.choice([["trace", str(path), *BESIDE[2:]], ["trace", "--model", f"hf:{path}", *BESIDE[2:]]])
 
 
 def picture(path: Path, draw: Draw) -> list[str]:
@@ -138,7 +167,7 @@ def grid(path: Path, draw: Draw) -> list[str]:
 
 KINDS: dict[str, Callable[[Path, Draw], list[str]]] = {
     ".npz": archive, ".safetensors": header, "-tuned": adapter, ".json": nested, ".h5": results,
-    ".journal.h5": journal, "-pictures": picture, ".parquet": table, ".csv": grid,
+    ".journal.h5": journal, "-provider": provider, "-pictures": picture, ".parquet": table, ".csv": grid,
 }  # fmt: skip
 BESIDE = ["--model", "../mine.py:model", "--data", "../mine.py:data"]
 MEASURED = """

@@ -41,9 +41,9 @@ def run_key(label: str = "net", digest: str = "0123456789", size: int = 3) -> Ru
     return RunKey("variance", label, digest, plan, {"parameters": "{}"})
 
 
-def stored(path: Path) -> Path:
+def stored(path: Path, digest: str = "0123456789") -> Path:
     """A results file with one result."""
-    key = run_key()
+    key = run_key(digest=digest)
     with Writer(path, key) as writer:
         for unit in writer.pending():
             writer.write(unit, {"loss": 1.0})
@@ -200,6 +200,45 @@ def test_a_journal_of_huge_axes_or_odd_keys_takes_neither_memory_nor_a_traceback
     assert (tmp_path / "r.h5.unreadable-feedfeed00").exists()
 
 
+NUMBER = {"long_name": "n", "units": "", "dims": [], "dtype": "float64"}
+SOUND: dict[str, Any] = {**WIDE, "over": ["a"]}
+SERIES = {**SOUND, "axes": ["b", "c"], "grows": True, "quantities": {"loss": {**NUMBER, "dims": ["b", "c"]}}}
+BYTES = "declares [0-9,]+ bytes"
+DECLARED: dict[str, tuple[dict[str, Any], str]] = {  # keys of journals, and what is said of each
+    "axes": ({**SOUND, "axes": ["b", "c"], "summaries": {"s": {**NUMBER, "dims": ["b", "c"]}}}, BYTES),
+    "rows of a series": (SERIES, BYTES),
+    "arrays": ({**SOUND, "summaries": {f"s{i}": NUMBER for i in range(2000)}}, "declares 2,002 arrays"),
+    "text": ({**SOUND, "summaries": {"s": {**NUMBER, "dtype": "S2000000000"}}}, "of the type S2000000000"),
+    "attributes": ({**SOUND, "facts": {f"f{i}": i for i in range(600)}}, "600 attributes, more than a result has"),
+    "lists": ({**SOUND, "facts": {"f": [1] * 10**5}}, "the attribute f is neither text nor a number"),
+    "names": ({**SOUND, "summaries": {"x/y": NUMBER}}, "declares the name 'x/y'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stored_already", [False, True])
+@pytest.mark.parametrize("what", DECLARED)
+def test_a_journal_declares_no_more_than_a_result_has(
+    what: str, stored_already: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its units stay in it, beside the file, and the results of the file are what they were."""
+    data, said = DECLARED[what]
+    digest = "feedfeed00" if stored_already else "0123456789"
+    path = stored(tmp_path / "r.h5", digest)
+    before = reader.groups(path)[0][1]
+    with Journal(tmp_path / "r.h5.journal-feedfeed00") as journal:
+        axes = {"axis:a": np.arange(3), "axis:b": np.zeros(8000, np.uint8), "axis:c": np.zeros(8000, np.uint8)}
+        journal.append(Record({"key": data, "attributes": {}}, axes))
+        journal.append(Record({"after": 0} if data.get("grows") else {"index": [0]}, {"loss": np.float64(1)}))
+    assert [standing.group for standing in standings(path)] == [f"variance/net-{digest}"]
+    merge_orphans(path, reduce_of=lambda probe, parameters: None)
+    ((_, after),) = reader.groups(path)
+    assert after.equals(before)
+    if what == "axes" and stored_already:  # the arrays of the file count, not those that the journal declares
+        return
+    assert re.search(rf"none of its units can be merged \(ValueError: .*{said}", caplog.text)
+    assert (tmp_path / "r.h5.unreadable-feedfeed00").exists()
+
+
 @pytest.mark.slow
 def test_false_starts_in_a_journal_are_given_up_in_seconds(tmp_path: Path) -> None:
     path = tmp_path / "r.h5.journal-0123456789"
@@ -316,9 +355,30 @@ def large_chunk(group: h5py.Group) -> None:
     group.create_dataset("far", (1,), "f8", maxshape=(None,), chunks=(2**27,), compression="gzip")
 
 
+def scales(count: int, axes: int = 1) -> Callable[[h5py.Group], object]:
+    """A list of the scales of so many axes, each of so many references."""
+
+    def change(group: h5py.Group) -> None:
+        made = group.create_dataset("far", data=np.zeros(3))
+        kind, axis = h5py.vlen_dtype(h5py.ref_dtype), np.array([group["unit"].ref] * count, h5py.ref_dtype)
+        listed = np.empty(axes, object)
+        listed[:] = [axis] * axes
+        space = h5py.h5s.create_simple((axes,))
+        h5py.h5a.create(made.id, b"DIMENSION_LIST", h5py.h5t.py_create(kind, logical=True), space).write(listed)
+
+    return change
+
+
+def looped(group: h5py.Group) -> None:
+    group["loop"] = group.parent
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (scales(20_000), "has 20,000 scales of an axis of /variance/net-0123456789/far, expected at most 8; refused"),
+        (scales(1, axes=3000), "has scales of more axes than /variance/net-0123456789/far has; refused"),
+        (looped, "holds the group /variance under several names; refused"),
         (bomb, "a compressed chunk that is larger than it says; refused"),
         (texts_of_a_megabyte, "declares arrays of [0-9,]+ bytes in a file of [0-9,]+ bytes; refused"),
         (large_chunk, "chunks of 1,073,741,824 bytes; refused"),

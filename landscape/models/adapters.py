@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import guarded
+from landscape.models.described import SLACK, counting
 from landscape.models.libraries import library
 from landscape.options import OptionError, matching, reading
+from landscape.results.declared_size import EXPANSION, refuse_oversized
 
 # Entries of an adapter's configuration that decide its function.
 FIELDS = (
@@ -51,6 +54,10 @@ def _check(path: Path, adapter: Mapping[str, Any], weights: Mapping[str, Tensor]
                 raise ValueError(f"{path} has the pattern {text}, which takes too long to match; refused") from None
 
 
+def _refuse(path: Path, held: int, declared: int) -> None:
+    refuse_oversized(str(path), "an adapter", declared, held, expansion=EXPANSION, slack=SLACK)
+
+
 def with_adapter(
     model: nn.Module, adapter: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path, *, merged: bool
 ) -> nn.Module:
@@ -79,7 +86,8 @@ def with_adapter(
     given = {name: adapter[name] for name in FIELDS if adapter.get(name) is not None}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # its initial values are drawn, then replaced
         warnings.simplefilter("ignore")  # of the library's own use of transformers
-        wrapped = guarded(str(path), lambda: peft.get_peft_model(model, peft.LoraConfig(**given)))
+        with counting(path, partial(_refuse, path, sum(tensor.nbytes for tensor in weights.values()))):
+            wrapped = guarded(str(path), lambda: peft.get_peft_model(model, peft.LoraConfig(**given)))
     wanted = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     lacking, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
     if lacking or unknown:

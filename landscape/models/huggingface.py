@@ -14,6 +14,7 @@ from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.checkpoints.raw_files import holds_model, json_of
 from landscape.checkpoints.user_code import guarded
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
+from landscape.models.described import refuse_larger
 from landscape.models.libraries import library
 from landscape.options import reading
 
@@ -49,8 +50,13 @@ def build(
     with _silent(transformers):
         config = guarded(f"hf:{name}", lambda: _config(transformers, folder, given))
         kind = _kind(transformers, config, folder)
-        if not weights:
+
+        def make() -> nn.Module:
             return guarded(f"hf:{name}", lambda: kind(config))  # type: ignore[no-any-return]
+
+        refuse_larger(folder, f"a {kind.__name__}", make, config=not holds_model(folder))
+        if not weights:
+            return make()
         options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
         model, report = guarded(f"hf:{name}", lambda: kind.from_pretrained(folder, config=config, **options))
     lacking = [*report["missing_keys"], *(str(entry) for entry in report["mismatched_keys"])]
@@ -67,10 +73,12 @@ def _check_depth(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a network that would be made layer by layer, or label by label, without end."""
     for name, value in config.items():
         most = MOST_LABELS if name == "num_labels" else MOST_LAYERS
-        if any(word in name for word in ("layer", "depth", "block", "num_labels")):
-            for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, int | float) and number > most:
-                    raise ValueError(f"{folder}/config.json has {name} {number:,}, expected at most {most:,}")
+        if isinstance(value, Mapping):
+            _check_depth(folder, value)
+        elif any(word in name for word in ("layer", "depth", "block", "num_labels")):
+            number = sum(n for n in (value if isinstance(value, list) else [value]) if isinstance(n, int | float))
+            if number > most:
+                raise ValueError(f"{folder}/config.json has {name} {number:,}, expected at most {most:,}")
 
 
 def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:

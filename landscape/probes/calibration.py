@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from landscape.options import at_least
+from landscape.options import require
 from landscape.predictions.classifier import class_targets, logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.scores import PART, labelled, sample_scores
 from landscape.predictions.temperature import Temperature, TemperatureFit, in_fit
@@ -44,7 +44,7 @@ class Calibration(Probe):
     seed: Annotated[int, "seed of the half that the temperature is fitted on, and of the bootstrap"] = 0
 
     def __post_init__(self) -> None:
-        at_least("draws", self.draws, 2)
+        require(2 <= self.draws <= statistics.MOST_DRAWS, "draws", self.draws, f"2 to {statistics.MOST_DRAWS:,}")
 
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_classifier(subject, "calibration")

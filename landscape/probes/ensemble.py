@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
-from landscape.options import OptionError, at_least
+from landscape.options import OptionError, at_least, require
 from landscape.predictions import timing
 from landscape.predictions.classifier import class_targets, logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
@@ -66,7 +66,7 @@ class Ensemble(Probe):
     seed: Annotated[int, "seed of the orders and of the bootstrap"] = 0
 
     def __post_init__(self) -> None:
-        at_least("draws", self.draws, 2)
+        require(2 <= self.draws <= statistics.MOST_DRAWS, "draws", self.draws, f"2 to {statistics.MOST_DRAWS:,}")
         at_least("orders", self.orders, 1)
         at_least("swa", self.swa, 0)
         at_least("timed", self.timed, 0)

@@ -32,6 +32,7 @@ SHARES = ("accuracy", "top5", "frequency_90")  # of all samples
 _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i in range(3))  # columns of `sums`
 COLUMNS = 5 + 3 * BINS  # of `sums`
 BINNED = COLUMNS - 4
+MOST_DRAWS = 100_000  # of resamples, which a stored result may ask for too
 _AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
 
 

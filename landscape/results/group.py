@@ -20,13 +20,23 @@ import numpy as np
 
 from landscape.probe import MICRO_BATCHES, Plan, Quantity, Values
 from landscape.results import counts
-from landscape.results.hdf5_file import CHECK, CONVENTION, Handle, array_of, attributes_of, check, hard_links, reading
+from landscape.results.hdf5_file import (
+    CHECK,
+    CONVENTION,
+    Handle,
+    array_of,
+    attributes_of,
+    check,
+    hard_links,
+    reading,
+    scales_of,
+)
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, Reduce, ReduceOf, RunKey, fixed_width, safe_label
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
 OVER, N = "over", "n"  # attributes of a standard error: what its independent values are, and how many
-SCALE, LIST = {"CLASS", "NAME"}, b"DIMENSION_LIST"  # attributes: that an array is a scale, and its scales
+SCALE = {"CLASS", "NAME"}  # attributes: that an array is a scale
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
 _log = logging.getLogger(__name__)
@@ -197,7 +207,7 @@ def dims(dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str]) -> tu
     """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
     if h5py.h5ds.is_scale(dataset):
         return (own,)
-    found = _scales(dataset, places)
+    found = scales_of(dataset, places)
     return tuple(names[0] if names else f"{own}_{i}" for i, names in enumerate(found))
 
 
@@ -219,25 +229,10 @@ def copy(source: h5py.Group, file: h5py.File, name: str) -> h5py.Group:
             if h5py.h5a.exists(item, attribute.encode()):
                 h5py.h5a.delete(item, attribute.encode())
     for key, item in datasets(source).items():
-        for axis, names in enumerate(_scales(item, where)):
+        for axis, names in enumerate(scales_of(item, where)):
             for scale in names:
                 h5py.h5ds.attach_scale(made[key], made[scale], axis)
     return group
-
-
-def _scales(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[list[str]]:
-    """Names of the scales of every axis that lie in the dataset's own group; empty for a scale."""
-    if h5py.h5ds.is_scale(dataset):
-        return []
-    if not h5py.h5a.exists(dataset, LIST):
-        return [[] for _ in dataset.shape]
-    attached = h5py.h5a.open(dataset, LIST)
-    axes = np.empty(attached.shape, object)
-    attached.read(axes)
-    found = [
-        [places.get(h5py.h5o.get_info(h5py.h5r.dereference(scale, dataset)).addr) for scale in axis] for axis in axes
-    ]
-    return [[name for name in names if name] for names in found]
 
 
 def stored_group(path: Path, probe: str, digest: str, *, autotuned: bool = False) -> str | None:

@@ -38,6 +38,10 @@ _IN_MEMORY = {np.dtype(name): h5py.h5t.py_create(np.dtype(name)) for name in ("f
 DEPTH = 3  # probe, result, quantity
 MOST_LINKS = 200_000
 MOST_ATTRIBUTES = 500  # of one group or dataset; a result has 30
+LIST = b"DIMENSION_LIST"  # attribute: the scales of each axis of a dataset
+MOST_SCALES = 8  # of one axis, which has one
+_ENTRY, _AXES = 16, 32  # bytes of an axis in that attribute, and the most axes that HDF5 allows
+_FEW = 2**13  # bytes of a heap: as many scales as fit into it are found in milliseconds
 
 
 class Handle(NamedTuple):
@@ -119,6 +123,8 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
             item, count = h5py.h5o.open(group, encoded), count + 1
             if isinstance(item, ObjectID):
                 limits.add(item, f"{where}/{name}")
+            if isinstance(item, h5py.h5g.GroupID) and h5py.h5o.get_info(item).rc > 1:
+                raise ValueError(f"{path} holds the group {where}/{name} under several names; refused")
             if isinstance(item, h5py.h5g.GroupID) and depth < DEPTH:
                 inner.append((f"{where}/{name}", item, depth + 1))
             elif isinstance(item, h5py.h5d.DatasetID):
@@ -157,6 +163,22 @@ def _python_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def scales_of(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[list[str]]:
+    """Names of the scales of every axis that lie in the dataset's own group; empty for a scale."""
+    if h5py.h5ds.is_scale(dataset):
+        return []
+    if not h5py.h5a.exists(dataset, LIST):
+        return [[] for _ in dataset.shape]
+    attached = h5py.h5a.open(dataset, LIST)
+    axes = np.empty(attached.shape, object)
+    attached.read(axes)
+    found = [
+        [places.get(h5py.h5o.get_info(h5py.h5r.dereference(scale, dataset)).addr) for scale in axis[:MOST_SCALES]]
+        for axis in axes
+    ]
+    return [[name for name in names if name] for names in found]
+
+
 class Limits:
     """How much of a file, called `name`, may be read: `add` counts each object before it is read.
 
@@ -186,10 +208,25 @@ class Limits:
         if isinstance(item, h5py.h5d.DatasetID):
             if reason := _unreadable(item):
                 raise ValueError(f"{self._name} keeps the numbers of {where} in {reason}; refused")
+            self._check_scales(item, where)
             count = 0 if item.shape is None else math.prod(item.shape)
             self._more(item.dtype.itemsize * count)
             if count and item.dtype.hasobject:
                 self._add_texts(h5py.Dataset(item))
+
+    def _check_scales(self, item: h5py.h5d.DatasetID, where: str) -> None:
+        """Refuse lists of scales without end, all of which may be one in the file."""
+        if not h5py.h5a.exists(item, LIST):
+            return
+        listed = h5py.h5a.open(item, LIST)
+        if listed.get_storage_size() > _ENTRY * _AXES or listed.shape != (len(item.shape or ()),):
+            raise ValueError(f"{self._name} has scales of more axes than {where} has; refused")
+        if self._longest > _FEW and (
+            many := [n for axis in range(len(item.shape)) if (n := h5py.h5ds.get_num_scales(item, axis)) > MOST_SCALES]
+        ):
+            raise ValueError(
+                f"{self._name} has {many[0]:,} scales of an axis of {where}, expected at most {MOST_SCALES}; refused"
+            )
 
     def _more(self, count: int) -> None:
         self._total += count

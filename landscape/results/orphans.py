@@ -11,19 +11,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import h5py
+import numpy as np
 
 from landscape.probe import Plan
 from landscape.results import group as groups
 from landscape.results import series
-from landscape.results.hdf5_file import check
+from landscape.results.hdf5_file import MOST_ATTRIBUTES, check
 from landscape.results.journal import Busy, Journal, NotAJournal, Record
+from landscape.results.malformed import NUMBERS, check_attributes
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import ReduceOf, RunKey, from_header
 from landscape.results.updating import locked, update
 
-LARGEST = 2**27  # bytes of a result that is created from its journal alone
+LARGEST = 2**26  # bytes of a result that is created from its journal alone
+MOST_ARRAYS = 1000  # of a result, which has 60 at most
+RESERVED = 50  # attributes that are added to those of a journal
 DIGEST = re.compile(r"[0-9a-f]{10}")
 UNREADABLE = (
+    OSError,
     LookupError,
     TypeError,
     AttributeError,
@@ -72,8 +77,7 @@ def adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> str:
         key = key_of(records, journal.path)
         require_fitting(records, key.plan)
         probe, stored = key.probe, set(file.get(key.probe, ()))
-        if groups.name_with_digest(file, key.probe, key.digest) is None:
-            check_size(key.plan)
+        check_plan(key, stored=groups.name_with_digest(file, key.probe, key.digest) is not None)
         if key.plan.grows:
             series.adopt(file, key, records)
         else:
@@ -143,14 +147,27 @@ def _has_place(record: Record, plan: Plan) -> bool:
     return len(index) == len(plan.shape) and all(0 <= i < n for i, n in zip(index, plan.shape, strict=True))
 
 
-def check_size(plan: Plan) -> None:
-    """Reject a plan of a journal whose arrays no file holds yet if they are larger than any that a file begins with.
+def check_plan(key: RunKey, *, stored: bool) -> None:
+    """Reject a key of a journal with which no result begins: what it declares would take memory, or spoil the file.
+
+    Its arrays are counted unless they are `stored` in the file; those of a series grow by a part at a time.
 
     Raises:
-        ValueError: they are.
+        ValueError: it declares something else than numbers, texts and names, or more than a result has.
     """
+    plan, about = key.plan, {**key.attributes, **key.plan.facts}
+    check_attributes({**about, "probe": key.probe, "label": key.label}, key.probe)
+    declared = {**plan.quantities, **plan.summaries}
+    names = [*plan.over, *plan.axes, *plan.labels, *declared]
+    if len(names) > MOST_ARRAYS or len(about) > MOST_ATTRIBUTES - RESERVED:
+        raise ValueError(f"it declares {len(names):,} arrays and {len(about):,} attributes, more than a result has")
+    if wrong := [name for name in (*names, *about) if "/" in name or not name.isprintable()]:
+        raise ValueError(f"it declares the name {wrong[0]!r}")
+    if wrong := [name for name, quantity in declared.items() if np.dtype(quantity.dtype).kind not in NUMBERS]:
+        raise ValueError(f"it declares {wrong[0]} of the type {declared[wrong[0]].dtype}")
     dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
     dims += [quantity.dims for quantity in plan.summaries.values()]
-    size = 8 * sum(math.prod(len(plan.axis(name)) for name in names) for names in [*dims, tuple(plan.over)])
-    if size > LARGEST:
+    rows = {name: max(len(values), groups.GROWTH) if plan.grows else len(values) for name, values in plan.over.items()}
+    size = 8 * sum(math.prod(rows.get(n) or len(plan.axis(n)) for n in names) for names in [*dims, tuple(plan.over)])
+    if size > LARGEST and (plan.grows or not stored):
         raise ValueError(f"it declares {size:,} bytes, and no file holds that result; expected at most {LARGEST:,}")

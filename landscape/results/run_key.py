@@ -105,4 +105,4 @@ def from_header(header: Record) -> RunKey:
         facts=data["facts"],
         grows=data.get("grows", False),
     )
-    return RunKey(data["probe"], data["label"], data["digest"], plan, header.data["attributes"])
+    return RunKey(data["probe"], readable_label(data["label"]), data["digest"], plan, header.data["attributes"])

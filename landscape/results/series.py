@@ -118,6 +118,8 @@ def adopt(file: h5py.File, key: RunKey, records: Iterable[Record]) -> None:
     """Merge the journal of a series whose process was killed."""
     name = groups.name_with_digest(file, key.probe, key.digest)
     stored = groups.arrays(file[name]) if name is not None else {}
+    if name is not None and not {*key.plan.over, *key.plan.quantities} <= stored.keys():
+        raise ValueError(f"the result {name} is not the series that it declares")
     _stored(file, key, rows_of(_rows_in(stored, key), records))
 
 

@@ -14,7 +14,7 @@ from landscape.results.group import results_in
 from landscape.results.hdf5_file import DAMAGE, array_of, attributes_of, check, damaged, reading
 from landscape.results.journal import NotAJournal, Record, records_of
 from landscape.results.malformed import check_attributes, readable
-from landscape.results.orphans import UNREADABLE, check_size, journals, key_of, require_fitting
+from landscape.results.orphans import UNREADABLE, check_plan, journals, key_of, require_fitting
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import safe_label
 
@@ -66,8 +66,7 @@ def standings(path: Path) -> list[Standing]:
             records = records_of(journal)
             key = key_of(records, journal)
             require_fitting(records, key.plan)
-            if (key.probe, key.digest) not in found:
-                check_size(key.plan)
+            check_plan(key, stored=(key.probe, key.digest) in found)
         except (NotAJournal, *UNREADABLE):
             continue  # merged and removed in the meantime, or for the next merge to set aside
         at = key.probe, key.digest

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,11 +18,10 @@ from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
 from landscape.models import providers
+from landscape.models.described import refuse_larger
 from landscape.models.providers import ModelRequest
-from landscape.results.declared_size import EXPANSION, refuse_oversized
 from landscape.subject.spec import Spec
 
-SLACK = 10**6  # numbers by which a described model may exceed `EXPANSION` times its weights
 SOURCES = ("timm", "torchvision")  # prefixes of names that are looked up in a table, not imported
 log = logging.getLogger(__name__)
 
@@ -68,12 +69,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
         if images is not None:
             arguments = {"classes": images.classes, "image_size": images.size, **arguments}
         arguments = {"classes": 10, "image_size": 32, **arguments}
-        if not spec.model and stored is not None:
-            with torch.device("meta"):  # before memory is reserved for a far larger model than the file's weights
-                described = sum(tensor.numel() for tensor in models.build(name, **arguments).state_dict().values())
-            held, what = sum(tensor.numel() for tensor in stored.state_dict.values()), f"a {name}"
-            refuse_oversized(str(stored.path), what, described, held, expansion=EXPANSION, slack=SLACK, unit="numbers")
-        return models.build(name, **arguments)
+        return _described(spec, stored, name, partial(models.build, name, **arguments))
     refuse_file_alone("model", f"{name}.py" if Path(f"{name}.py").is_file() else name)
     if ":" not in name:
         if source := providers.spec_of(name):
@@ -89,9 +85,16 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
         spec.image_size,
         weights=stored is None or bool(stored.adapter),
     )
-    module = providers.build(wanted)
+    module = _described(spec, stored, name, partial(providers.build, wanted))
     classes = _classes_in(stored, module) if stored and wanted.source and not stored.adapter else None
     return providers.build(replace(wanted, classes=classes)) if classes else module
+
+
+def _described(spec: Spec, stored: Checkpoint | None, name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    """A network of the user's choice, or the one that a file names, which may be no larger than its weights allow."""
+    if stored is not None and (not spec.model or (stored.arch and name.endswith(f":{stored.arch}"))):
+        refuse_larger(stored.path, f"a {name}", make)
+    return make()
 
 
 def _native_name(stored: Checkpoint | None) -> str:
