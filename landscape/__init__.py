@@ -5,8 +5,8 @@
     tree = landscape.open("results.h5")
     landscape.plots.hessian(tree)
 
-`landscape.probes()` lists what `measure` can measure; with `out=None` it writes no file. `landscape.plots` holds one
-function per figure.
+`landscape.probes()` lists what `measure` can measure, beside a `Probe` of your own; with `out=None` it writes no file.
+`landscape.plots` holds one function per figure.
 
 Importing this package is cheap: torch is imported by `load` and `measure`, not by `open`, `compare`, `plots` and
 `probes`.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from landscape.monitoring.monitor import Monitor
     from landscape.monitoring.transformers_callback import TransformersMonitor
     from landscape.plots.comparison import compare
+    from landscape.probe import Plan, Probe, Quantity, Unit
     from landscape.results.reader import open
     from landscape.subject.loading import load
     from landscape.subject.subject import Subject
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "LightningMonitor", "Monitor", "Subject", "TransformersMonitor", "__version__", "compare", "evaluate", "features",
-    "load", "measure", "open", "probes",
+    "LightningMonitor", "Monitor", "Plan", "Probe", "Quantity", "Subject", "TransformersMonitor", "Unit", "__version__",
+    "compare", "evaluate", "features", "load", "measure", "open", "probes",
 ]  # fmt: skip
 
 _HOME = {
     "LightningMonitor": "monitoring.lightning_callback", "Monitor": "monitoring.monitor",
     "TransformersMonitor": "monitoring.transformers_callback",
     "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
+    "Plan": "probe", "Probe": "probe", "Quantity": "probe", "Unit": "probe",
     "compare": "plots.comparison", "evaluate": "api", "features": "api", "measure": "api",
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def measure(
-    probe: str,
+    probe: str | Probe | type[Probe],
     subject: Source = None,
     *,
     out: Path | str | None = "results.h5",
@@ -55,7 +55,8 @@ def measure(
     `batch_size` come with the subject; the protocol is printed once for each probe of a subject.
 
     Args:
-        probe: name of the probe, such as "hessian"; `landscape.probes()` lists them.
+        probe: name of the probe, such as "hessian"; `landscape.probes()` lists them. Or a probe of your own, as a class
+            or with its parameters; it is measured as the others are.
         subject: a loaded subject; or a checkpoint, or a module with `data`, loaded with the probe's own defaults and
             the options of `load`; or None: the newest checkpoint.
         out: results file; a finished result is not measured again. None: no file, the result is only returned.
@@ -74,14 +75,15 @@ def measure(
         OptionError: an option is unknown or out of its range.
         ValueError, OSError: see the message.
     """
-    naming, part = named(options), Shard(*parse_shard("shard", shard))
-    made, loading = configure(probe, {**_seed_of(subject, probe), **preset_of(probe, preset), **naming.options})
-    loaded = _loaded(subject, probe, loading, label, given=set(options) - set(parameter_defaults(probe)))
+    name, own = _named(probe)
+    naming, part = named({**own, **options}), Shard(*parse_shard("shard", shard))
+    made, loading = configure(name, {**_seed_of(subject, name), **preset_of(name, preset), **naming.options})
+    loaded = _loaded(subject, name, loading, label, given=set(options) - set(parameter_defaults(name)))
     path = Path(out) if out is not None else None
-    _say_protocol(probe, loaded, quiet=quiet)
+    _say_protocol(name, loaded, quiet=quiet)
     loaded = replace(loaded, others=naming.networks) if naming.networks else loaded
     bar = Progress(
-        f"{probe} {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
+        f"{name} {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
         advice=Advice.of([made], loaded),
     )  # fmt: skip
     with measuring(loaded), bar as shown:
@@ -142,6 +144,15 @@ def evaluate(subject: Source = None, *, passes: int = 1, label: str = "", **opti
     loaded = subject if isinstance(subject, Subject) else load(subject, label=label, **options)
     with measuring(loaded):
         return metrics_of(loaded, passes=passes)
+
+
+def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:
+    """The name of a probe, and the parameters of one that is given as an object."""
+    if isinstance(probe, str):
+        return probe, {}
+    kind = probe if isinstance(probe, type) else type(probe)
+    name: str = probe_class(kind).name
+    return name, {} if isinstance(probe, type) else vars(probe).copy()
 
 
 def _result(path: Path | None, outcome: Outcome) -> xr.Dataset:

@@ -90,7 +90,7 @@ def plain_number(name: str, value: Any, like: object) -> Any:
         return value if isinstance(value, int) else int(value)
     if isinstance(like, float):
         require(isinstance(value, Real), name, repr(value), "a number")
-        return value if isinstance(value, int | float) else float(value)
+        return float(value)
     return value
 
 

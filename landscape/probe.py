@@ -130,6 +130,7 @@ class Probe(Protocol):
     """
 
     name: ClassVar[str]  # of the command and of the groups in the results file
+    api: ClassVar[int] = 1  # version of this interface, `plugins.API`; a probe of another package says its own
     # Fields of the subject's `Spec` that can change the numbers beyond weights and data: part of the run key's digest.
     uses: ClassVar[tuple[str, ...]] = ()
     split: ClassVar[str] = "test"  # of the data, unless the user asks for another
@@ -227,7 +228,9 @@ def checked(kind: type[Any]) -> type[Any]:
     if not isinstance(getattr(kind, "name", None), str):
         raise TypeError(f"{kind.__name__} has no name; expected a class variable `name`")
     contract = {name: method for part in (Probe, *CAPABILITIES) for name, method in _methods(part).items()}
-    own = _methods(kind)
+    own = {
+        name: f for base in reversed(kind.__mro__) if Probe in base.__mro__[1:] for name, f in _methods(base).items()
+    }
     for name, method in own.items():
         if name not in contract:
             near = difflib.get_close_matches(name, contract, 1)

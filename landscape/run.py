@@ -31,7 +31,7 @@ from landscape.probe import (
     Values,
     report_units,
 )
-from landscape.probes import PROBES, probe_class
+from landscape.probes import is_known, probe_class
 from landscape.results import group as groups
 from landscape.results.in_memory import MemoryWriter
 from landscape.results.orphans import merge_orphans
@@ -77,6 +77,7 @@ def run(
         Busy: another process is writing the same result into the same file.
         ValueError, OSError: the file cannot be used; see the message.
     """
+    probe_class(type(probe))
     weights = weights_sha256(subject)  # hashed once, for every digest of this run
     probe, subject, choices = _resolved(probe, subject, path, weights, overwrite=overwrite)
     if not overwrite:
@@ -213,7 +214,7 @@ def run_key(
 
 def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     """The `reduce` of a stored group's probe; None where it has none or the probe is unknown."""
-    if name not in PROBES:
+    if not is_known(name):
         return None
     try:
         probe = probe_class(name)(**parameters)

@@ -4,20 +4,24 @@ The data of such a call are a results file, results of `landscape.measure`, or w
 your own axes, a figure or a subfigure; see `from_python.figure` for the other arguments. Without `ax` the whole figure
 is returned, with legend and caption.
 
-To add a figure: a module here with its name, a row in this table, and a test.
+To add a figure: a module here with its name, a row in this table, and a test. Other packages add theirs by entry
+points, see `landscape.plugins`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from landscape.plots.figure import FigureEntry
+from landscape.plugins import beside
 
-FIGURES: Mapping[str, FigureEntry] = {
+FIGURES: dict[str, FigureEntry] = {
     figure.name: figure
     for figure in (
         FigureEntry("surface", "surface", needs=("loss", "done", "x", "y")),
@@ -163,6 +167,23 @@ FIGURES: Mapping[str, FigureEntry] = {
     )
 }
 
+
+def _of_other_packages() -> Iterator[FigureEntry]:
+    """Their rows; one that cannot be used is left out with a note on stderr, for the others are drawn without it."""
+    for name, added in beside("figures", FIGURES).items():
+        try:
+            entry = added.load()
+            if not isinstance(entry, FigureEntry) or entry.name != name:
+                raise added.broken("it is no FigureEntry of that name")
+            added.require_api(entry.api)
+        except ValueError as error:
+            print(f"note: {error}", file=sys.stderr)
+        else:
+            yield replace(entry, module_name=added.place.partition(":")[0])
+
+
+FIGURES |= {figure.name: figure for figure in _of_other_packages()}
+
 # Figures of several probes together: module by name of the file. Each offers `studies`, `page` of a study and MEANING.
 STUDIES: Mapping[str, str] = {
     "smoothing": "smoothing_study",
@@ -197,6 +218,10 @@ class _Figures(ModuleType):
             raise AttributeError(
                 f"module {self.__name__} has no attribute {name}; its figures are {', '.join(FIGURES)}"
             )
+        if FIGURES[name].module_name:
+            from landscape.plots.from_python import figure
+
+            return partial(figure, name)
         return import_module(f"{self.__name__}.{name}")
 
     def __dir__(self) -> list[str]:

@@ -109,11 +109,13 @@ class FigureEntry:
     panels: tuple[str | None, ...] = (None,)  # projections of the axes that `draw` takes
     instead: str = ""  # a quantity that is drawn, and may have the finite value, where the first has none
     finite: int = 1  # how many of `needs`, from the first, must have a finite value
+    api: int | None = None  # of another package's figure: the version of the interface, `plugins.API`
+    module_name: str = ""  # likewise: the module of its entry point
 
     @property
     def module(self) -> FigureModule:
         """The module, imported and checked."""
-        return checked(import_module(f"landscape.plots.{self.name}"))
+        return checked(import_module(self.module_name or f"landscape.plots.{self.name}"))
 
     def axes_in(self, figure: Any) -> Any:
         """New axes for `draw` in a figure or subfigure, at most three side by side; several as a tuple."""

@@ -17,7 +17,7 @@ FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "land
 # The parts of the project (a package, or a file at the top level) by floor: a part may import those on floors before
 # its own, never one on its own floor. `plots` stands apart: it draws what is stored and nothing below reaches it.
 ORDER = (
-    ("probe", "options"),
+    ("probe", "options", "plugins"),
     ("statistics",),
     ("results",),
     ("exchange", "doctor"),
@@ -39,9 +39,10 @@ ORDER = (
 FLOOR = {part: floor for floor, parts in enumerate(ORDER) for part in parts}
 ONLY = {
     "options": set(),
+    "plugins": set(),
     "probe": {"options"},
     "statistics": set(),
-    "plots": {"probe", "options", "statistics", "results"},
+    "plots": {"probe", "options", "plugins", "statistics", "results"},
 }  # stricter than their floor
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines
 WITHOUT_TORCH = ("probe", "options", "statistics", "results", "exchange", "doctor", "plots")

@@ -18,6 +18,7 @@ from torch import Tensor
 from landscape.checkpoints import file_formats
 from landscape.checkpoints.checkpoint import check_tensors, state_dict_sha256
 from landscape.options import alternatives, naming, printable
+from landscape.plugins import beside, plugins
 
 Key = int | str  # of a parameter in a state: its position, or its name in a sharded one
 # Names of entries, in the order of search; Lightning has a list, torch and most scripts one state dict.
@@ -122,7 +123,7 @@ def _defaults() -> Mapping[str, set[Any]]:
     """What each hyper-parameter is by default in the optimisers of torch.optim."""
     found: dict[str, set[Any]] = {}
     for name in class_names():
-        for key, parameter in inspect.signature(getattr(torch.optim, name)).parameters.items():
+        for key, parameter in inspect.signature(optimizer_class(name)).parameters.items():
             if key != "params":
                 found.setdefault(key, set()).add(
                     None if parameter.default is inspect.Parameter.empty else parameter.default
@@ -143,14 +144,21 @@ def _is_like(value: Any, default: Any) -> bool:
 
 
 def class_names() -> list[str]:
-    """The optimisers of torch.optim."""
+    """The optimisers of torch.optim, and of other packages."""
     kinds = {name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
-    return [n for n, k in kinds.items() if issubclass(k, torch.optim.Optimizer) and k is not torch.optim.Optimizer]
+    own = [n for n, k in kinds.items() if issubclass(k, torch.optim.Optimizer) and k is not torch.optim.Optimizer]
+    return [*own, *beside("optimizers", own)]
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """The class of an optimiser of `class_names`."""
+    found: type[torch.optim.Optimizer] = getattr(torch.optim, name, None) or plugins("optimizers")[name].load()
+    return found
 
 
 def arguments_of(name: str) -> set[str]:
-    """Names of the hyper-parameters of an optimiser of torch.optim."""
-    return set(inspect.signature(getattr(torch.optim, name)).parameters) - FLAGS - {"params"}
+    """Names of the hyper-parameters of an optimiser."""
+    return set(inspect.signature(optimizer_class(name)).parameters) - FLAGS - {"params"}
 
 
 @naming

@@ -30,6 +30,7 @@ from landscape.data.preprocessing import Resize, resize_images
 from landscape.data.sample_reading import Request
 from landscape.data.sampling import Samples, Split, subset
 from landscape.options import at_least, one_of, parse_count, reading
+from landscape.plugins import place_of
 
 __all__ = ["NAMES", "Augmentation", "BatchLayout", "BatchList", "Batches", "Images", "Split", "load", "load_batches"]
 
@@ -91,6 +92,7 @@ def load_batches(
     one_of("split", split, get_args(Split))
     parse_count("samples", samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
+    name = place_of("data", name)
     if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
         return tokens.load(name, samples=samples, block_size=block_size)
     with reading(name, says=True):

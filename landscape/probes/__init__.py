@@ -1,4 +1,7 @@
-"""The table of probes, by name. To add one: a file here, a file in plots, a row in each of the two tables, a test."""
+"""The table of probes, by name. To add one: a file here, a file in plots, a row in each of the two tables, a test.
+
+Other packages add theirs by entry points, see `landscape.plugins`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from landscape.options import did_you_mean
+from landscape.plugins import beside, plugins
 from landscape.probe import checked
 
 
 class ProbeEntry(NamedTuple):
     """A row of the table."""
 
-    module: str  # that holds the probe; imported on use, so that the table costs nothing
+    module: str  # that holds the probe; imported on use, so that the table costs nothing; "" of another package
     dataclass: str  # the probe
     help: str  # one line, of the command
     shared_pass: bool = False  # whether `landscape features` measures it, from one forward pass with others
@@ -104,22 +108,56 @@ PROBES: dict[str, ProbeEntry] = {
     ),
 }
 
+OWN = tuple(PROBES)
+PROBES |= {n: ProbeEntry("", "", f"Of the package {one.package}.") for n, one in beside("probes", OWN).items()}
+_given: dict[str, type[Any]] = {}  # classes that a caller gave, by name
+
 FEATURES = tuple(name for name, entry in PROBES.items() if entry.shared_pass)
 FEATURES_HELP = "Fourier, variance, similarity, attention and geometry from one forward pass per mini-batch."
 
 
-@cache
-def probe_class(name: str) -> type[Any]:
+def probe_class(probe: str | type[Any]) -> type[Any]:
     """The dataclass of a probe, checked against the contract of `landscape.probe`.
 
+    A class of the caller's own is known by its name from then on, in this process.
+
     Raises:
-        ValueError: there is no probe of that name; lists them.
+        ValueError: there is no probe of that name (lists them), it cannot be imported, or its class is named as one of
+            this project is.
         TypeError: it breaks the contract; see `checked`.
     """
+    if isinstance(probe, str):
+        return _given[probe] if probe in _given else _class_of(probe)
+    kind = checked(probe)
+    if kind.name in PROBES and kind is not _class_of(kind.name):
+        raise ValueError(f"{kind.__name__} is named {kind.name}, as a probe of landscape is; give it another name")
+    if kind.name not in PROBES:
+        _given[kind.name] = kind
+    return kind
+
+
+@cache
+def _class_of(name: str) -> type[Any]:
     if name not in PROBES:
         raise ValueError(f"there is no probe {name}; expected one of {', '.join(PROBES)}{did_you_mean(name, PROBES)}")
     entry = PROBES[name]
-    return checked(getattr(import_module(f"landscape.probes.{entry.module}"), entry.dataclass))
+    if entry.module:
+        return checked(getattr(import_module(f"landscape.probes.{entry.module}"), entry.dataclass))
+    plugin = plugins("probes")[name]
+    kind: type[Any] = plugin.load()
+    plugin.require_api(vars(kind).get("api"))
+    try:
+        checked(kind)
+    except TypeError as error:
+        raise plugin.broken(str(error)) from error
+    if kind.name != name:
+        raise plugin.broken(f"its class is named {kind.name}")
+    return kind
+
+
+def is_known(name: str) -> bool:
+    """Whether there is a probe of that name, or the caller has given its class."""
+    return name in PROBES or name in _given
 
 
 class ProbeList(dict[str, str]):

@@ -14,6 +14,7 @@ from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
+from landscape.plugins import plugins
 from landscape.probe import Identifies, Probe
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.losses import MEANINGS, NAMES, cross_entropy
@@ -75,8 +76,16 @@ def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
     """SHA-256, shortened, of all that can change the numbers; `weights` is the digest of the weights if known."""
     about = identity(subject, probe.uses, weights)  # first: hashing discards values cached for other weights
     parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
-    content = {"probe": probe.name, "parameters": parameters, **about}
+    content = {"probe": probe.name, "parameters": parameters, **about, **_code_of(probe)}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def _code_of(probe: Probe) -> dict[str, list[str]]:
+    """The package of a probe that is not of this project, with its version, and the digest of its class."""
+    if type(probe).__module__.startswith("landscape.probes."):
+        return {}
+    added = plugins("probes").get(probe.name)
+    return {"code": [added.package if added else "", object_sha256(type(probe))]}
 
 
 def attributes(subject: Subject) -> dict[str, str | int | float]:

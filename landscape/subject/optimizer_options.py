@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from landscape.checkpoints.optimizer_state import arguments_of, class_names
+from landscape.checkpoints.optimizer_state import arguments_of, class_names, optimizer_class
 from landscape.options import OptionError, did_you_mean, invalid, parse_arguments
 
 OPTIMIZER_HELP = "optimiser of torch.optim, such as sgd or AdamW; default: the one whose state the checkpoint holds"
@@ -77,7 +77,7 @@ def checked_arguments(kind: str, arguments: Mapping[str, Any]) -> None:
         OptionError: it does not take them.
     """
     try:
-        getattr(torch.optim, kind)([nn.Parameter(torch.zeros(2, 2))], **arguments)
+        optimizer_class(kind)([nn.Parameter(torch.zeros(2, 2))], **arguments)
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         given = " ".join(f"{name}={value}" for name, value in arguments.items())
         raise invalid("optimizer_arg", given, f"arguments that {kind} takes ({error})") from None

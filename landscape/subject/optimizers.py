@@ -16,6 +16,7 @@ from landscape.checkpoints.optimizer_state import (
     NoOptimizerState,
     OptimizerState,
     arguments_of,
+    optimizer_class,
     read_optimizer_state,
 )
 from landscape.checkpoints.parameter_groups import parameters_of_groups
@@ -219,7 +220,7 @@ def _built(
     kind: str, groups: Iterable[dict[str, Any]], arguments: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
     try:
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(list(groups), **(arguments or {}))
+        optimizer: torch.optim.Optimizer = optimizer_class(kind)(list(groups), **(arguments or {}))
     except ValueError as error:  # such as Muon, which takes matrices alone
         raise ValueError(f"{kind} does not take this model's parameters ({error}); name another --optimizer") from None
     return optimizer

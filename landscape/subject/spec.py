@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from landscape.options import OptionError, at_least, one_of, parse_count, plain_number
+from landscape.plugins import place_of
 from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
 
 Split = Literal["train", "test"]
@@ -90,6 +91,7 @@ class Spec:
                 f"model={type(self.model).__name__} is no name; a module made in Python is the first argument: "
                 "landscape.load(module, data=...)"
             )
+        object.__setattr__(self, "model", place_of("models", self.model))
         for name in ("batch_size", "seed", "weight_decay", "mc_dropout"):
             plain = plain_number(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
             object.__setattr__(self, name, plain)
