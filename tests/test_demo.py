@@ -1,7 +1,6 @@
-"""The command `demo`, from the networks to the last line, with one epoch and few samples; and as it is delivered."""
+"""The command `demo`: its tables, and as it is delivered, from the networks to the last line."""
 
 import re
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from landscape.plots.report import findings_of
 from landscape.probes import FEATURES, PROBES, probe_class
 from landscape.results import reader
 
-FEW = {
-    "surface": {"resolution": "5"},
-    "align": {"resolution": 3, "restarts": 1, "repair": 1},
-    "features": {},
-    "lesion": {},
-}
-SHORT = [step._replace(parameters={**step.parameters, **FEW[step.probe]}) for step in demo.CORE if step.probe in FEW]
 NUMBER_WITH_INTERVAL = r"\d \[-?\d\S*, -?\d\S*\]|\d ± \d"
 
 
@@ -39,25 +31,11 @@ def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() ->
     assert {step.probe for step in demo.CORE} - {"features"} <= probes
 
 
-class Here:
-    """In place of the pool of processes: this one."""
-
-    imap = staticmethod(map)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.campaign)])
+@pytest.mark.campaign
 def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
-    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, of two untrained networks and a few probes; or as it is delivered."""
-    steps = demo.CORE if whole else SHORT
-    options = {} if whole else {"epochs": 0, "samples": 48}
-    if not whole:
-        monkeypatch.setattr(demo, "processes", lambda: nullcontext(Here))
-        monkeypatch.setattr(demo, "MODELS", {"vit_demo": {}, demo.AGAIN: {}})
-    monkeypatch.setattr(demo, "CORE", steps)
-    demo.demo(out=tmp_path, **options)
+    demo.demo(out=tmp_path)
     said = capfd.readouterr()
     assert "already measured" not in said.err
     table, found, commands = re.split(r"\n\n", said.out.strip())
@@ -66,19 +44,16 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     assert all(re.search(NUMBER_WITH_INTERVAL, sentence) for sentence in sentences)
     assert [f"- {finding.number}" for finding in findings_of(tmp_path / "results.h5")][:3] == sentences
     assert [line.startswith("$ landscape ") for line in commands.splitlines()[1:]] == [True] * 3
-    samples = r"\d+" if whole else "48"
-    assert all(re.search(rf"  {samples} (test|train)  ", row) for row in table.splitlines()[1:])
+    assert all(re.search(r"  \d+ (test|train)  ", row) for row in table.splitlines()[1:])
     drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {name for name in demo.FIGURES if FIGURES[name].probe in {s.probe for s in steps} | set(FEATURES)}
+    assert drawn == set(demo.FIGURES)
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
     before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
-    if not whole:
-        monkeypatch.setattr(demo, "draw", lambda *_: [])  # the figures are there
-    demo.demo(out=tmp_path, **options)
+    demo.demo(out=tmp_path)
     again = capfd.readouterr().err
     assert again.count("already trained") == len(demo.MODELS) + 1
-    assert again.count("already measured") == len(steps)
+    assert again.count("already measured") == len(demo.CORE)
     assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
-    if whole:  # the doctor has nothing to say
-        assert [f"{one.rule}: {one.text}" for one in examine([tmp_path / "results.h5"]) if one.severity != "note"] == []
+    serious = [f"{one.rule}: {one.text}" for one in examine([tmp_path / "results.h5"]) if one.severity != "note"]
+    assert serious == []  # the doctor has nothing to say

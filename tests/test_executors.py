@@ -404,7 +404,9 @@ def hungry(tmp_path: Path) -> Any:
     return landscape.load(model=f"{tmp_path}/net.py:net", data="digits", **given)
 
 
-@pytest.mark.parametrize("name", EXHAUSTING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.campaign] * (n not in ("surface", "trace"))) for n in EXHAUSTING]
+)
 def test_exhausted_memory_divides_mini_batches_which_is_stored_and_changes_no_number(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
