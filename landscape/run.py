@@ -219,7 +219,7 @@ def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
     try:
         probe = probe_class(name)(**parameters)
     except (TypeError, OptionError):
-        _log.warning("note: summaries of a %s of another version are not computed again: it has other options", name)
+        _log.warning("note: summaries of a %s are not computed again: its parameters are not those of the probe", name)
         return None
     return probe.reduce if isinstance(probe, Reduces) else None
 

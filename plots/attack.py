@@ -139,9 +139,7 @@ def quantity_of(data: xr.Dataset) -> str:
 
 def headline(data: xr.Dataset) -> Numbers:
     """Accuracy as it is and under every attack of the largest eps that is finished."""
-    quantity = quantity_of(data) if "accuracy" in data else "accuracy"
-    if quantity not in data:
-        return {}
+    quantity = quantity_of(data)
     found: Numbers = {f"intact {quantity}": float(data.attrs.get(f"intact_{quantity}", np.nan))}
     for row, name in zip(data[quantity].values, data["method_name"].values, strict=True):
         finite = np.flatnonzero(np.isfinite(row))

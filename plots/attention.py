@@ -54,7 +54,6 @@ def headline(data: xr.Dataset) -> Numbers:
     """Attention distance and normalised mutual information, averaged over heads, of the first and the last layer."""
     found: Numbers = {}
     for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
-        rows = data[name].values if name in data else np.empty((0, 0))
-        means = np.array([row[np.isfinite(row)].mean() for row in rows if np.isfinite(row).any()])
+        means = np.array([row[np.isfinite(row)].mean() for row in data[name].values if np.isfinite(row).any()])
         found |= {f"{word} {key}": value for key, value in first_and_last(means).items()}
     return found

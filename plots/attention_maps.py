@@ -71,7 +71,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def headline(data: xr.Dataset) -> Numbers:
     """The largest attention weight of a query, mean over images, at the first and the last layer."""
-    values = data["attention"].values if "attention" in data else np.empty(0)
+    values = data["attention"].values
     if not np.isfinite(values).any():
         return {}
     largest = data["attention"].max(("row", "column")).mean(("image", "query"))

@@ -52,7 +52,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def headline(data: xr.Dataset) -> Numbers:
     """The ratio at the checkpoint, and its median and maximum over the plane."""
-    values = data["ratio"].transpose("x", "y").values if "ratio" in data else np.empty((0, 0))
+    values = data["ratio"].transpose("x", "y").values
     if not np.isfinite(values).any():
         return {}
     found: Numbers = {}

@@ -19,7 +19,6 @@ import xarray as xr
 
 from landscape.options import OptionError, require
 from landscape.plots import FIGURES, IMPORTED, STUDIES
-from landscape.plots.figure import lacking
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import SCREEN, Theme, applied
 from landscape.plots.tidy import tidied
@@ -84,11 +83,7 @@ def draw(
             if name == "hessian" and eigenvalues is not None:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             with readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
-                try:
-                    written += _save(name, page, folder, formats)
-                except KeyError:
-                    if (some := _of_complete(name, page)) is not None:
-                        written += _save(name, some, folder, formats)
+                written += _save(name, page, folder, formats)
         if probes is None:
             studies = [name for name in STUDIES if name in figures or not figures]
             written += _save_studies(selection.of(stored), folder, formats, studies)
@@ -140,7 +135,7 @@ def draw_studies(
 
     They are named like the study, several of one kind with their labels: `smoothing.png`, `smoothing-LABEL.png`.
     """
-    with reader.streaming(path) as stored, applied(SCREEN):
+    with reader.streaming(path) as stored, applied(SCREEN), readable(path):
         return _save_studies(stored, Path(out), formats, names)
 
 
@@ -173,35 +168,8 @@ def _save_studies(stored: Stored, folder: Path, formats: Sequence[str], names: S
         for study in found:
             label = re.sub(r"[^\w.+-]", "_", study.label)
             file = f"{name}-{label}" if len(found) > 1 else name
-            try:
-                written += _save(file, partial(module.page, study), folder, formats)
-            except KeyError as error:
-                lacks = lacking(error, xr.Dataset())
-                _log.warning("note: %s is not drawn: a result lacks %s; --overwrite measures it again", file, lacks)
+            written += _save(file, partial(module.page, study), folder, formats)
     return written
-
-
-def _of_complete(name: str, page: partial[Figure]) -> partial[Figure] | None:
-    """The drawing of the results that hold all that a figure draws; of others, of another version, a note.
-
-    None if there is none.
-
-    Raises:
-        KeyError: all of them do.
-    """
-    results, looks = page.args
-    kept = []
-    for data, look in zip(results, looks, strict=True):
-        try:
-            page.func([data], [look], **page.keywords)
-        except KeyError as error:
-            lacks, label = lacking(error, data), data.attrs.get("label", "")
-            _log.warning("note: %s leaves out %s, which lacks %s; --overwrite measures it again", name, label, lacks)
-        else:
-            kept.append((data, look))
-    if len(kept) == len(results):
-        raise KeyError(f"{name} cannot draw its results together")
-    return partial(page.func, *map(list, zip(*kept, strict=True)), **page.keywords) if kept else None
 
 
 def draw_comparison(comparison: Comparison, out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:

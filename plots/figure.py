@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -60,16 +59,6 @@ class Comparing(Protocol):
 
     def against(self, data: xr.Dataset, others: Sequence[xr.Dataset], /) -> Numbers:
         """Differences of one result from the first of the others on the same samples; empty where there is none."""
-
-
-def lacking(error: KeyError, data: xr.Dataset) -> str:
-    """The quantity that a result lacks, as those of another version may; raises the error if it lacks none."""
-    said = str(error.args[0]) if error.args else ""
-    found = re.search(r"No variable named '(.*?)'", said)
-    name = found[1] if found else said
-    if name in data.variables:
-        raise error
-    return name
 
 
 REQUIRED = ("MEANING", "draw", "page")

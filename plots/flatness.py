@@ -49,8 +49,7 @@ class Row(NamedTuple):
 def rows_of(data: xr.Dataset) -> Iterator[Row]:
     """The measures of a result, in the order of its table."""
     texts = [data[name].values.astype(str) for name in ("measure_name", "measure_units", "flatter")]
-    unknown = np.full(data["value"].shape, np.nan)  # results of before have no n
-    numbers = [data[name].values if name in data else unknown for name in ("value", "se", "n")]
+    numbers = [data[name].values for name in ("value", "se", "n")]
     for name, units, flatter, value, error, n in zip(*texts, *numbers, strict=True):
         low, high = interval(value, error, n)
         yield Row(str(name), float(value), float(error), str(units), str(flatter), float(n), float(low), float(high))

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES
-from landscape.plots.figure import Comparing, Headlined, lacking
+from landscape.plots.figure import Comparing, Headlined
 from landscape.probe import MICRO_BATCHES
 from landscape.results import reader
 from landscape.results.malformed import readable
@@ -23,11 +23,8 @@ Numbers = dict[str, float | str]
 
 
 def numbers(data: xr.Dataset) -> Numbers:
-    """The few numbers that sum up a result, without those that are not finite; of another version's, what it lacks."""
-    try:
-        found = headline_function(str(data.attrs.get("probe", "")))(data)
-    except KeyError as error:
-        return {"lacks": f"{lacking(error, data)}, which another version did not store"}
+    """The few numbers that sum up a result, without those that are not finite."""
+    found = headline_function(str(data.attrs.get("probe", "")))(data)
     return {name: value for name, value in found.items() if isinstance(value, str) or np.isfinite(value)}
 
 
@@ -59,7 +56,7 @@ def with_intervals(data: xr.Dataset) -> Numbers:
     from landscape.plots.measured import measured  # which has the numbers from here
 
     found = numbers(data)
-    known = {one.name: one for one in measured(data) if one.known} if found and "lacks" not in found else {}
+    known = {one.name: one for one in measured(data) if one.known} if found else {}
     return {
         name: known[name].in_words() if name in known and not isinstance(value, str) else value
         for name, value in found.items()
@@ -139,10 +136,7 @@ def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
     if group not in alike[1:] or (module := _comparing(probe)) is None:
         return {}
     results = dict(stored)
-    try:
-        return module.against(results[group], [results[name] for name in alike[: alike.index(group)]])
-    except KeyError as error:
-        return {"not compared": f"a result lacks {lacking(error, results[group])}"}
+    return module.against(results[group], [results[name] for name in alike[: alike.index(group)]])
 
 
 def _comparing(probe: str) -> Comparing | None:

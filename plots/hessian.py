@@ -150,7 +150,7 @@ def _numbers(data: xr.Dataset) -> str:
         stability = plus_minus(float(data["stability"]), float(half_width(data, "stability")))
         parts = [f"{stability} of the stability threshold {threshold(data):.3g}"]
     found = np.isfinite(data["eigenvalue"].values)
-    unsure = int((found & (data["converged"].values == 0)).sum()) if "converged" in data else 0
+    unsure = int((found & (data["converged"].values == 0)).sum())
     return ", ".join(parts + ([f"{unsure} of {found.sum()} not converged"] if unsure else []))
 
 
@@ -168,19 +168,17 @@ def headline(data: xr.Dataset) -> Numbers:
             found[name] = data[name].item()
     if "threshold" in data:
         found["threshold"] = threshold(data)
-    values = data["eigenvalue"] if "eigenvalue" in data else xr.DataArray(np.empty((0, 0)), dims=("batch", "rank"))
+    values = data["eigenvalue"]
     if "group" in values.dims and np.isfinite(values).any():
         largest = values.max(("batch", "rank"))
         found |= {"largest": largest.max().item(), "in": str(data["name"].values[int(np.nanargmax(largest.values))])}
-    finished = data["done"] == 1 if "done" in data else xr.zeros_like(values.isel(rank=0), dtype=bool)
-    lost = finished & (values.count("rank") == 0)
+    lost = (data["done"] == 1) & (values.count("rank") == 0)
     if lost.any():
         found["not finite"] = _mini_batches(lost)
-    if "converged" in data:
-        unsure = (data["converged"] == 0).where(np.isfinite(values), other=False)
-        if unsure.any():
-            count = f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values"
-            found["not converged"] = f"{count}, {_mini_batches(unsure)}"
+    unsure = (data["converged"] == 0).where(np.isfinite(values), other=False)
+    if unsure.any():
+        count = f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values"
+        found["not converged"] = f"{count}, {_mini_batches(unsure)}"
     if "missed" in data and (data["missed"] > 0).any():
         found["found by a second search"] = int(data["missed"].sum())
     elif parameters_of(data).get("verify") is False and data.sizes.get("rank", 1) > 1:

@@ -127,6 +127,4 @@ def headline(data: xr.Dataset) -> Numbers:
 
 def words_of(data: xr.Dataset) -> list[str]:
     """The names of the headline numbers: of every direction the rise at the largest coordinate."""
-    if "line_rise" not in data:
-        return []
     return [f"{NAMES.get(str(name), name)} rise at {data['t'].values[-1]:g}" for name in data["direction_name"].values]

@@ -162,10 +162,8 @@ def _ensemble(data: xr.Dataset) -> Iterator[Measured]:
 def _attention(data: xr.Dataset) -> Iterator[Measured]:
     """Means over the heads of the first and the last layer; the mean of their errors is an upper bound."""
     for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
-        rows = data[name].values if name in data else np.empty((0, 0))
+        rows, errors, unit = data[name].values, data[f"{name}_se"].values, str(data[name].attrs["units"])
         places = np.flatnonzero(np.isfinite(rows).any(axis=1))
-        errors = data[f"{name}_se"].values if f"{name}_se" in data else np.full(rows.shape, np.nan)
-        unit = str(data[name].attrs.get("units", "1")) if name in data else "1"
         for key, place in (("shallowest", 0), ("deepest", -1)) if places.size else ():
             known = np.isfinite(rows[places[place]])
             value, error = (float(part[places[place]][known].mean()) for part in (rows, errors))
@@ -178,9 +176,9 @@ def _attack(data: xr.Dataset) -> Iterator[Measured]:
     """The accuracy (or loss) under every attack at the largest eps that is finished, by the names of the headline."""
     from landscape.plots import attack
 
-    quantity = attack.quantity_of(data) if "accuracy" in data else "accuracy"
+    quantity = attack.quantity_of(data)
     reading: Reading = HIGHER if quantity == "accuracy" else LOWER
-    for i, method in enumerate(attack.names_of(data) if quantity in data else ()):
+    for i, method in enumerate(attack.names_of(data)):
         done = np.flatnonzero(np.isfinite(data[quantity].values[i]))
         if done.size:
             eps = 255 * float(data["eps"].values[done[-1]])
@@ -191,7 +189,7 @@ def _attack(data: xr.Dataset) -> Iterator[Measured]:
 def _probe_linear(data: xr.Dataset) -> Iterator[Measured]:
     """Accuracy of the linear probes of the first and the last layer, and the best."""
     yield from _ends((("", "accuracy"),), data)
-    values = data["accuracy"].values if "accuracy" in data else np.empty(0)
+    values = data["accuracy"].values
     if np.isfinite(values).any():
         yield from number(data, "best", "accuracy", HIGHER, {"layer": int(np.nanargmax(values))})
 

@@ -46,7 +46,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def headline(data: xr.Dataset) -> Numbers:
     """Accuracy of the linear probe at the first and the last layer, and at the best with its name."""
-    values = data["accuracy"].values if "accuracy" in data else np.array([])
+    values = data["accuracy"].values
     if not np.isfinite(values).any():
         return {}
     best = int(np.nanargmax(values))

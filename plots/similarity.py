@@ -75,8 +75,6 @@ def _letters(data: xr.Dataset, prefix: str) -> dict[int, str]:
 
 def headline(data: xr.Dataset) -> Numbers:
     """Alignment of neighbouring layers on average, and of the first layer with the last."""
-    if "cka" not in data:
-        return {}
     values = data["cka"].values
     found: Numbers = {"first with last": values[0, -1].item()}
     if not data.attrs.get("against") and len(values) > 1:

@@ -84,6 +84,6 @@ def headline(data: xr.Dataset) -> Numbers:
         done = np.flatnonzero(np.isfinite(values))
         at = str(data["name"].values[done[-1]]) if len(done) else ""
         return {"common displacement": values[done[-1]].item(), "at": at} if len(done) else {}
-    values = data["divergence"].values if "divergence" in data else np.empty(0)
+    values = data["divergence"].values
     done = np.flatnonzero(np.isfinite(values))
     return {"divergence": values[done[-1]].item(), "at": str(data["name"].values[done[-1]])} if len(done) else {}

@@ -54,7 +54,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def headline(data: xr.Dataset) -> Numbers:
     """Mean ratio of each uncertainty after and before the smoothing blocks; without any, that of both ends."""
     found: Numbers = {}
-    at = np.flatnonzero(data["kind"].values == "smoothing") if "kind" in data else np.array([], dtype=int)
+    at = np.flatnonzero(data["kind"].values == "smoothing")
     for name in ("model", "data"):
         quantity = f"{name}_uncertainty"
         if quantity not in data:

@@ -349,7 +349,7 @@ NO_CHECKPOINTS: dict[str, tuple[object, str]] = {  # bytes as they are, objects 
     "no weights": ({"lr": 0.1, "b": 2}, r"holds no weights: .* got the keys lr, b"),
     "nothing": ({}, r"holds no weights"),
     "a key that is no text": ({"a\x1b[2J": 1}, r"got the keys a\ufffd\[2J"),
-    "newer": ({"format": 2, "model": "vit_demo", "weights": {}}, r"format 2, this version reads up to 1; update lands"),
+    "newer": ({"format": 2, "model": "vit_demo", "weights": {}}, r"format 2, this version reads format 1; update lan"),
     "incomplete": (
         {"format": 1, "model": "vit_demo", **PART},
         r"lacks the entry 'model_args' of a format-1 check",

@@ -141,7 +141,7 @@ def hessian(label: str, values: np.ndarray, **about: Any) -> tuple[str, xr.Datas
     positive, known = values[values > 0], np.nan_to_num(values, nan=-np.inf)
     arrays = {"eigenvalue": (("batch", "rank"), values), "largest": ("batch", known.max(axis=1)),
               "nep": float((values < 0).mean()), "ape": float(positive.mean()),
-              "done": ("batch", np.ones(len(values)))}  # fmt: skip
+              "converged": (("batch", "rank"), 1 + 0 * values), "done": ("batch", np.ones(len(values)))}  # fmt: skip
     return result("hessian", label, arrays, **{"data_sha256": "0", "batch_size": 16, **about})
 
 

@@ -70,6 +70,7 @@ def test_nep_ape_and_the_largest_eigenvalue_have_errors_over_mini_batches() -> N
     assert (stored["nep"], stored["nep_low"]) == (0.0, 0.0)
     assert 0.5 < stored["nep_high"] < 1.0  # no negative value in four mini-batches is no proof
     data = xr.Dataset({**stored, "eigenvalue": (("batch", "rank"), values[:, None]), "done": ("batch", np.ones(4))})
+    data["converged"] = xr.ones_like(data["eigenvalue"])
     data.attrs["probe"] = "hessian"
     for name in ("nep", "ape", "mean_largest"):
         data[f"{name}_se"].attrs["n"] = 4

@@ -130,12 +130,13 @@ def test_journals_of_killed_shards_are_merged_and_one_in_use_is_said(
 
 
 @pytest.mark.slow
-def test_results_of_unknown_probes_and_other_versions_are_copied_as_they_are(tmp_path: Path) -> None:
-    a, out = tmp_path / "a.h5", tmp_path / "all.h5"
+def test_results_of_unknown_probes_are_copied_and_joined_as_they_are(tmp_path: Path) -> None:
+    a, b, out = (tmp_path / f"{name}.h5" for name in ("a", "b", "all"))
     plan = Plan(over={"i": np.arange(3)}, quantities={"v": Quantity("v")}, summaries={"sum": Quantity("sum of v")})
-    for probe, parameters in (("future", "{}"), ("variance", '{"unheard_of": 1}')):
-        with Writer(a, RunKey(probe, "toy", "f" * 10, plan, {"parameters": parameters, "more": [1, 2]})) as writer:
-            writer.write(plan.unit((1,)), {"v": 2.0})
+    key = RunKey("future", "toy", "f" * 10, plan, {"parameters": '{"unheard_of": 1}', "more": [1, 2]})
+    for path, i in ((a, 1), (b, 2)):
+        with Writer(path, key) as writer:
+            writer.write(plan.unit((i,)), {"v": 1.0 + i})
     with h5py.File(a, "r+") as file:
         file["future/toy-ffffffffff"]["unheard of"] = np.arange(4)
     wanted = counting.everything(a)
@@ -143,10 +144,8 @@ def test_results_of_unknown_probes_and_other_versions_are_copied_as_they_are(tmp
     assert {name: list(arrays) for name, (_, arrays) in counting.everything(out).items()} == {
         name: list(arrays) for name, (_, arrays) in wanted.items()
     }
-    with Writer(tmp_path / "b.h5", RunKey("variance", "toy", "f" * 10, plan, {"parameters": parameters})) as writer:
-        writer.write(plan.unit((2,)), {"v": 3.0})
-    merge_files([tmp_path / "b.h5"], out, reduce_of=reduce_of)
-    np.testing.assert_array_equal(counting.everything(out)["variance/toy-ffffffffff"][1]["v"], [np.nan, 2.0, 3.0])
+    merge_files([b], out, reduce_of=reduce_of)
+    np.testing.assert_array_equal(counting.everything(out)["future/toy-ffffffffff"][1]["v"], [np.nan, 2.0, 3.0])
 
 
 @pytest.mark.slow

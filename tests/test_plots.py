@@ -11,7 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-import h5py
 import matplotlib
 import numpy as np
 import pytest
@@ -289,51 +288,6 @@ def test_unknown_formats_and_probes_are_usage_errors(study: Path, tmp_path: Path
         drawing.draw(study, tmp_path, probes=("nobody",))
     with pytest.raises(ValueError, match="expected a folder"):
         drawing.draw(study, study)
-
-
-OLD = {  # probe: a quantity that versions before did not store, and the figures that then leave the result out
-    "attack": ("accuracy_se", set[str]()),
-    "calibration": ("held_ece", {"calibration"}),
-    "ensemble": ("predictive_entropy", {"ensemble"}),
-    "stream": ("nll_change_high", {"stream"}),
-    "line": ("barrier_se", set[str]()),
-    "shape-bias": ("by_shape", set[str]()),
-    "attention": ("head_feature_cosine", set[str]()),
-    "trajectory": ("off_plane", {"trajectory"}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unsaved")
-@pytest.mark.parametrize("probe", OLD)
-def test_a_result_of_another_version_is_drawn_with_what_it_has_or_left_out_in_one_line(
-    probe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lacks, left_out = OLD[probe]
-    path = synthetic.write(tmp_path / "old.h5", synthetic.NETWORKS[:2], probes=[probe])
-    with h5py.File(path, "r+") as file:
-        first, *others = sorted(file[probe])
-        del file[probe][first][lacks]
-        label = file[probe][first].attrs["label"]
-    written = drawing.draw(path, tmp_path, probes=[probe])
-    assert left_out <= {figure.stem for figure in written} or not others
-    said = [line for line in caplog.messages if line.startswith("note:")]
-    assert said == [
-        f"note: {name} leaves out {label}, which lacks {lacks}; --overwrite measures it again" for name in left_out
-    ]
-    rows = [row for row in headlines.summary(path) if row["probe"] == probe]
-    assert len(rows) == 1 + len(others)
-    assert all(row["headline"] for row in rows)
-
-
-@pytest.mark.slow
-def test_the_headline_of_an_ensemble_of_another_version_has_what_it_holds(study: Path) -> None:
-    data = result_of(study, "ensemble")
-    found, whole = headlines.numbers(data.drop_vars("temperature")), headlines.numbers(data)
-    assert found == {name: value for name, value in whole.items() if name != "temperature"}
-    assert headlines.numbers(data.drop_vars("mean_disagreement")) == {
-        "lacks": "mean_disagreement, which another version did not store"
-    }
 
 
 FULL = """

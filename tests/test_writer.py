@@ -93,71 +93,20 @@ def test_xarray_opens_a_group_and_the_whole_file(path: Path) -> None:
         assert tree.attrs["format"] == 1
 
 
-# --- results of other versions ---
-
-
-def _without(path: Path, *names: str) -> None:
-    """The result as a version would have stored it that did not know some quantities."""
+@pytest.mark.parametrize("lacking", ["vector", "name", "bin", "total"])
+@pytest.mark.parametrize("units", [1, 12])
+def test_a_stored_result_that_lacks_an_array_is_refused_in_one_line(path: Path, lacking: str, units: int) -> None:
+    stopped(path, small(), units)
     with h5py.File(path, "r+") as file:
-        for name in names:
-            del file["counting/toy-0123456789"][name]
-
-
-@pytest.mark.parametrize("lacking", ["vector", "name", "bin"])
-def test_a_half_finished_result_without_a_quantity_of_this_version_is_refused_in_one_line(
-    path: Path, lacking: str
-) -> None:
-    with Writer(path, small()) as writer:
-        writer.write(writer.pending()[0], counting.values(writer.pending()[0]))
-    _without(path, lacking)
+        del file["counting/toy-0123456789"][lacking]
     before = path.read_bytes()
-    said = f"begun by another version, which does not store {lacking}; give --overwrite to measure it again, or another"
+    said = rf"not as landscape writes it \(it lacks {lacking}\); give --overwrite to measure it"
     with pytest.raises(ValueError, match=said), Writer(path, small()) as writer:
         writer.pending()
     assert path.read_bytes() == before
-    assert leftovers(path) == []
     discard(path, small())
     measured(path, small())
     assert_complete(path, small())
-
-
-def test_a_finished_result_without_a_quantity_of_this_version_is_kept_and_says_so(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    measured(path, small())
-    _without(path, "vector")
-    before = path.read_bytes()
-    with Writer(path, small(), reduce_of=counting.reduce_of) as writer:
-        assert writer.pending() == []
-    assert path.read_bytes() == before
-    assert caplog.messages == ["note: counting/toy-0123456789 was measured by another version and lacks vector"]
-
-
-def test_a_summary_that_another_version_did_not_compute_is_computed_from_the_stored_units(path: Path) -> None:
-    measured(path, small())
-    _without(path, "total")
-    with Writer(path, small(), reduce_of=counting.reduce_of) as writer:
-        assert writer.pending() == []
-    assert_complete(path, small())
-
-
-def test_summaries_of_a_result_that_lacks_their_units_stay_as_they_are(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with h5py.File(path, "w") as file:
-        group = groups.open_or_create(file, small())
-        del group["value"]
-        groups.summarise(group, counting.reduce_of)
-        assert np.isnan(group["total"][()])
-    assert caplog.messages == [
-        "note: summaries of counting/toy-0123456789 are not computed again: it lacks value, of this version"
-    ]
-
-    def wrong(stored: groups.Arrays) -> groups.Values:
-        return {"total": {}["done"]}
-
-    with h5py.File(path, "r+") as file, pytest.raises(KeyError):
-        groups.summarise(file["counting/toy-0123456789"], lambda probe, parameters: wrong)
 
 
 # --- resuming ---
@@ -370,7 +319,7 @@ REFUSED = {
     "empty": (lambda path: path.write_bytes(b""), r"not an HDF5 file"),
     "no format": (hdf5, r"not a results file of landscape \(no attribute format\)"),
     "format in words": (lambda path: hdf5(path, format="1"), r"no attribute format"),
-    "newer format": (lambda path: hdf5(path, format=2), r"format 2, this version reads up to 1; update landscape"),
+    "newer format": (lambda path: hdf5(path, format=2), r"format 2, this version reads format 1; update landscape"),
     "truncated": (truncated, r"is damaged .*truncated.*; save what is intact with: landscape repair "),
 }
 

@@ -142,7 +142,7 @@ def read_checkpoint(path: Path | str, *, weights: Weights = "raw", trust_pickle:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a checkpoint, is damaged, has a newer format, or holds code.
+        ValueError: it is not a checkpoint, is damaged, has another format, or holds code.
     """
     path = Path(path)
     if not path.exists():

@@ -69,15 +69,15 @@ def is_native(content: Any) -> bool:
     """Whether the content is in this project's own format.
 
     Raises:
-        ValueError: it is, in a newer version.
+        ValueError: it is, in another version.
     """
     if not isinstance(content, Mapping):
         return False
     version = content.get("format")
     if not isinstance(version, int) or not isinstance(content.get("model"), str):
         return False
-    if version > FORMAT:
-        raise ValueError(f"has format {version}, this version reads up to {FORMAT}; update landscape")
+    if version != FORMAT:
+        raise ValueError(f"has format {version}, this version reads format {FORMAT}; update landscape")
     return True
 
 

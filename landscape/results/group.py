@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +32,7 @@ from landscape.results.hdf5_file import (
     scales_of,
 )
 from landscape.results.journal import Record
-from landscape.results.run_key import Arrays, Reduce, ReduceOf, RunKey, fixed_width, safe_label
+from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
 OVER, N = "over", "n"  # attributes of a standard error: what its independent values are, and how many
@@ -48,11 +48,21 @@ def name_with_digest(file: h5py.File, probe: str, digest: str) -> str | None:
 
 
 def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
-    """The group of a result, created if absent."""
+    """The group of a result, created if absent.
+
+    Raises:
+        ValueError: it lacks an array.
+    """
     existing = name_with_digest(file, key.probe, key.digest)
     if existing is None:
         return _created(file, key)
-    group = file[existing]
+    group, plan = file[existing], key.plan
+    held = (*plan.over, *plan.axes, *plan.labels, *plan.quantities, *plan.summaries, "done")
+    if lacking := ", ".join(name for name in held if name not in group):
+        raise ValueError(
+            f"{existing} is not as landscape writes it (it lacks {lacking}); give --overwrite to measure it again, or "
+            "another --out"
+        )
     if key.relabel and group.attrs.get("label") != key.label:
         _log.info("%s has the label %s now, it was %s", existing, key.label, group.attrs.get("label"))
         group.attrs["label"] = key.label
@@ -104,7 +114,7 @@ def note_micro_batches(group: h5py.Group, count: int) -> int:
 def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
     """Compute the summaries from everything finished, and note when the last unit was."""
     reduce = reduce_of(group.attrs["probe"], json.loads(group.attrs.get("parameters", "{}")))
-    values = {} if reduce is None else reduced(reduce, arrays(group), group.name.strip("/"))
+    values = {} if reduce is None else reduce(arrays(group))
     for name, value in values.items():
         if name in group:  # an imported surface has fewer summaries than a measured one
             group[name][...] = value
@@ -148,31 +158,6 @@ def mark_finished(group: h5py.Group) -> None:
     """Note that a result is finished, and when."""
     group.attrs["finished"] = _now()
     seal(group)
-
-
-def reduced(reduce: Reduce, stored: Arrays, name: str) -> Values:
-    """The summaries of a result; none, with a note, where it lacks what they are computed from: of another version."""
-    try:
-        return reduce(stored)
-    except KeyError as error:
-        if error.args[0] in stored:
-            raise
-        _log.warning("note: summaries of %s are not computed again: it lacks %s, of this version", name, error.args[0])
-        return {}
-
-
-def lacking(stored: Container[str], plan: Plan) -> list[str]:
-    """What a result of another version does not hold of what is measured now, or known before."""
-    return [name for name in (*plan.over, *plan.axes, *plan.labels, *plan.quantities) if name not in stored]
-
-
-def add_summaries(group: h5py.Group, plan: Plan, reduce_of: ReduceOf) -> None:
-    """Compute what this version summarises from the units and another one did not."""
-    missing = [name for name in plan.summaries if name not in group]
-    if missing and not lacking(group, plan):
-        for name in missing:
-            _dataset(group, name, plan.summaries[name], plan.summaries[name].dims, plan)
-        summarise(group, reduce_of)
 
 
 def arrays(group: h5py.Group) -> Arrays:

@@ -1,4 +1,4 @@
-"""Open and check results files: reject what is damaged, of a newer format, or stored outside the file itself."""
+"""Open and check results files: reject what is damaged, of another format, or stored outside the file itself."""
 
 from __future__ import annotations
 
@@ -311,8 +311,8 @@ def check(path: Path, *, writable: bool = False, content: bool = True) -> None:
     if not isinstance(version, int | np.integer):
         what = "give another --out" if writable else f"if it is a surface of another tool: landscape import {path}"
         raise ValueError(f"{path} is not a results file of landscape (no attribute format); {what}")
-    if version > FORMAT:
-        raise ValueError(f"{path} has format {version}, this version reads up to {FORMAT}; update landscape")
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {version}, this version reads format {FORMAT}; update landscape")
     _require_permission(path, writable)
     if writable and content:
         accept(path)

@@ -190,7 +190,7 @@ class _Union:
         for name, values in arrays.items():
             joint[name] = known.arrays[name].copy()
             joint[name][fresh] = values[fresh]
-        return set(groups.reduced(reduce, joint, known.name))
+        return set(reduce(joint))
 
     def _described(
         self, known: _Result, arrays: Arrays, differ: Mapping[str, np.ndarray], where: np.ndarray, number: int

@@ -49,7 +49,7 @@ class Protocol:
     """What two results of one probe must share, to be compared: facts in words, and the digest of the samples."""
 
     facts: Mapping[str, str]
-    samples_sha256: str  # "" where an earlier version did not store it
+    samples_sha256: str  # "" of an imported result
     words: str  # as it stands beside the numbers
 
     def same(self, other: Protocol) -> bool:

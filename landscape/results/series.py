@@ -141,27 +141,17 @@ def rows_of(rows: Rows, records: Iterable[Record]) -> Rows:
 
 
 def _rows_in(stored: Arrays, key: RunKey) -> Rows:
-    """The rows of stored arrays; what another version did not store is NaN."""
+    """The rows of stored arrays."""
     (axis,) = key.plan.over
-    if axis not in stored:
-        return {}
-    shapes = {
-        name: (tuple(len(key.plan.axis(dim)) for dim in quantity.dims), quantity.dtype)
-        for name, quantity in key.plan.quantities.items()
-    }
-    empty = {name: np.full(shape, np.nan, dtype) for name, (shape, dtype) in shapes.items()}
-    rows: Rows = {}
-    for i, at in enumerate(stored[axis]):
-        here = {name: stored[name][i] for name in shapes if name in stored}
-        rows[int(at)] = {**empty, **{n: v for n, v in here.items() if np.shape(v) == shapes[n][0]}}
-    return rows
+    rows = enumerate(stored.get(axis, ()))
+    return {int(at): {name: stored[name][i] for name in key.plan.quantities} for i, at in rows}
 
 
 def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
     """The group of a series with exactly these rows."""
     (axis,) = key.plan.over
     name = groups.name_with_digest(file, key.probe, key.digest)
-    if name is not None and not _extensible(file[name], key):  # a copy by another command, or of another version
+    if name is not None and not _extensible(file[name], key):  # a copy by another command
         before = dict(file[name].attrs)
         del file[name]
         group = _opened(file, key)

@@ -39,7 +39,7 @@ class Writer:
 
     Raises:
         Busy: another process is measuring the same result.
-        ValueError: the file is not a results file, or is of a newer format.
+        ValueError: the file is not a results file, or is of another format.
         PermissionError: it is read-only.
     """
 
@@ -71,22 +71,14 @@ class Writer:
         """Units not yet done, in order.
 
         Raises:
-            ValueError: the result in the file has other units, or is half-finished and lacks what is measured now.
+            ValueError: the result in the file has other units.
         """
-        stored, shape = self.arrays(), self.key.plan.shape
-        done = stored["done"]
+        done, shape = self.arrays()["done"], self.key.plan.shape
         if done.shape != shape:
             raise ValueError(
                 f"{self.group} in {self.path} has {done.shape} units, expected {shape}; "
                 "give --overwrite, or another --out"
             )
-        if lacking := ", ".join(groups.lacking(stored, self.key.plan)):
-            if not done.all():
-                raise ValueError(
-                    f"{self.group} in {self.path} was begun by another version, which does not store {lacking}; give "
-                    "--overwrite to measure it again, or another --out"
-                )
-            _log.warning("note: %s was measured by another version and lacks %s", self.group, lacking)
         return [unit for unit in self.key.plan.units() if not done[unit.index]]
 
     def arrays(self) -> Arrays:
@@ -153,7 +145,6 @@ class Writer:
     def _merge_into(self, file: h5py.File) -> int:
         """Merge what is finished into a copy of the file; returns how many units of earlier merges it had lost."""
         group = groups.open_or_create(file, self.key)
-        groups.add_summaries(group, self.key.plan, self._reduce_of)
         self.group = group.name.strip("/")
         again = groups.merge(group, self._journal.records(), self._reduce_of, known=self._known)
         self._micro_batches = groups.note_micro_batches(group, self._micro_batches)
