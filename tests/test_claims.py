@@ -208,6 +208,7 @@ CHECKED = ("rhythm", "alternet", "temporal")
 def test_claims_are_reproduced_from_training_to_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("landscape.plots.drawing.draw_run", lambda *_: [])  # of every training, each time
     monkeypatch.setitem(NETWORKS, "alternet", NETWORKS["preresnet"])  # type: ignore[index]  # the cheapest twin
     for name in ("lesion", "stream"):
         few = Measurement(name, {**MEASUREMENTS[name].options, "samples": 32})
