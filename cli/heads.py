@@ -31,11 +31,18 @@ def heads(
     at_least("batches", batches, 1)
     values = loading_values(options)
     paths: list[Path | None] = [*(checkpoint or [])]
+    measured = 0
     for path in paths or [None]:
         for words, loading in _kinds(path, values, masks, quiet=quiet):
             for probe, parameters in (("surface", {"resolution": resolution}), ("hessian", {"batches": batches})):
                 say(f"{probe} {words}", quiet=quiet)
                 measure_all(probe, [path], parameters, loading, out=out, quiet=True)
+                measured += 1
+    if not measured:
+        raise ValueError(
+            "nothing to measure: the networks draw random numbers in evaluation, and not by dropout that masks could "
+            "freeze; give a network with dropout, or a deterministic one"
+        )
     drawn = drawing.draw_studies(out, figures, names=("heads",))
     for file in drawn:
         typer.echo(file)

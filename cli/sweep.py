@@ -33,16 +33,17 @@ def sweep(checkpoint: list[Path], batches: int, out: Path, figures: Path, quiet:
     for probe, parameters, split in parts:
         say(f"{probe}{' on the ' if split else ''}{split.get('split', '')}{' split' * bool(split)}", quiet=quiet)
         measure_all(probe, checkpoint, parameters, {**values, **split}, out=out, quiet=True)
-    found = sweep_study.studies(reader.groups(out))
+    stored = reader.groups(out)
+    found = sweep_study.studies(stored)
     for study in found:
         typer.echo(text_table(sweep_study.table(study)))
     for path in drawing.draw_studies(out, figures, names=("sweep",)):
         typer.echo(path)
     if not found:
-        say(
-            f"no sweep in {out}: it needs networks of this trainer with {sweep_study.FEWEST} values of one argument, "
-            "and all others equal",
-            quiet=quiet,
+        labels = ", ".join(dict.fromkeys(str(data.attrs["label"]) for _, data in stored))
+        raise ValueError(
+            f"no sweep in {out}: it holds {labels}, expected networks that landscape train wrote, with "
+            f"{sweep_study.FEWEST} values of one argument and all others equal; run it with those that are missing"
         )
 
 

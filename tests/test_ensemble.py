@@ -333,6 +333,31 @@ def test_members_trained_on_other_data_are_refused(run: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_members_trained_on_other_inputs_are_refused_and_those_trained_alike_are_not(tmp_path: Path, name: str) -> None:
+    made = {"name": "digits", "mean": [0.4] * 3, "std": [0.2] * 3}
+    for label, data in (("first", made), ("alike", made), ("other", {**made, name: [0.1] * 3})):
+        save(tmp_path / f"{label}.pt", seed=len(label), epoch=1.0, data=data)
+    subject = landscape.load(tmp_path / "first.pt", **FEW)
+    assert np.isfinite(measured(subject, members=str(tmp_path / "alike.pt"))["nll"]).all()
+    said = rf"other was trained with the {name} \[0\.1.* and first with \[0\.[24].*; leave one of them out"
+    with pytest.raises(ValueError, match=said):
+        measured(subject, members=str(tmp_path / "other.pt"))
+
+
+@pytest.mark.slow
+def test_a_member_with_the_weights_of_another_is_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    twin = run / "twin.pt"
+    twin.write_bytes((run / "final.pt").read_bytes())
+    members = ",".join(str(run / name) for name in ("epoch_001.pt", "twin.pt"))
+    label = landscape.load(run / "final.pt", **FEW).label
+    data = measured(landscape.load(run / "final.pt", **FEW), members=members)
+    assert [text for text in caplog.messages if "same weights" in text] == [
+        f"note: {data['name'].values[2]} has the same weights as {label} and adds nothing to the ensemble"
+    ]
+
+
+@pytest.mark.slow
 def test_the_prediction_time_of_all_members_is_stored_and_drawn_if_asked_for() -> None:
     subject = subject_of(networks(3))
     found = measured(subject, members="1,2", timed=4)

@@ -11,6 +11,7 @@ from command_line import Command
 from torch import nn
 
 import landscape
+from landscape.cli.main import exit_code
 from landscape.plots import drawing, heads_study
 from landscape.results import reader
 
@@ -52,6 +53,19 @@ def test_results_of_one_network_share_a_column_and_have_their_rows(tmp_path: Pat
 def test_a_network_alone_or_without_masks_is_no_study(tmp_path: Path) -> None:
     assert heads_study.studies(reader.groups(measured(tmp_path / "one.h5", (0, 2), networks=1))) == []
     assert heads_study.studies(reader.groups(measured(tmp_path / "det.h5", (0,)))) == []
+
+
+def test_networks_of_which_nothing_can_be_measured_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "import torch\nclass Noisy(torch.nn.Linear):\n"
+        "    def forward(self, x): return super().forward(x + torch.randn_like(x))\n"
+        "def model(): return Noisy(4, 3)\ndef data(): return torch.randn(8, 4), torch.arange(8) % 3\n"
+    )
+    own = ["--model", f"{tmp_path}/noisy.py:model", "--data", f"{tmp_path}/noisy.py:data"]
+    assert exit_code(["heads", *own, "--out", str(tmp_path / "r.h5"), "--quiet"]) == 1
+    assert "landscape: nothing to measure: the networks draw random numbers" in capsys.readouterr().err
 
 
 def test_networks_are_measured_and_drawn_by_one_command(

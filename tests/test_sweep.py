@@ -12,6 +12,7 @@ import xarray as xr
 from command_line import Command
 
 from landscape import models
+from landscape.cli.main import exit_code
 from landscape.plots import drawing, sweep_study
 from landscape.results import reader
 
@@ -66,6 +67,20 @@ def test_other_networks_and_too_few_values_are_no_sweep() -> None:
     assert sweep_study.studies([*results(4), *results(8, heads=6), *results(16, heads=12)]) == []
     plain = [(name, data.drop_attrs()) for value in (4, 8, 16) for name, data in results(value)]
     assert sweep_study.studies(plain) == []
+
+
+def test_the_command_without_a_sweep_fails_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as of networks of which one has no second token."""
+    monkeypatch.setattr("landscape.cli.sweep.measure_all", lambda *_, **options: None)
+    monkeypatch.setattr(reader, "groups", lambda path: [*results(4), *results(8)])
+    monkeypatch.setattr(drawing, "draw_studies", lambda *_, **options: [])
+    assert exit_code(["sweep", "p4.pt", "p8.pt", "--out", str(tmp_path / "r.h5"), "--quiet"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "r.h5: it holds patch 4, patch 8, expected networks that landscape train wrote, with 3 values" in said.err
+    assert said.err.count("\n") == 1
 
 
 def test_of_the_snapshots_of_a_run_the_last_one_counts() -> None:

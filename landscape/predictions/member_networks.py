@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from landscape.options import OptionError, invalid
 from landscape.subject import batchnorm, loading
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, a
     if not kind:
         name = label_of(subject.checkpoint.path) if subject.checkpoint is not None else subject.label
         first = MemberNetwork(name, state_dict_sha256(subject.model.state_dict()))
-        return [first, *(_of_file(subject, Path(name)) for name in others)]
+        return _noting_twins([first, *(_of_file(subject, Path(name)) for name in others)])
     if subject.checkpoint is None or any(name in subject.others for name in others):
         raise OptionError(f"--snapshots {snapshots} takes the run of a checkpoint file, got a network in memory")
     found: list[MemberNetwork] = []
@@ -112,6 +115,17 @@ def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, a
             found.append(MemberNetwork(name, f"average:{average}:{digest}", files, tuple(chosen), average))
         else:
             found += [MemberNetwork(label_of(one.path), one.sha256, (one.path,)) for one in chosen]
+    return _noting_twins(found)
+
+
+def _noting_twins(found: list[MemberNetwork]) -> list[MemberNetwork]:
+    """The networks, after a word on those whose weights an earlier one has: they add nothing to an ensemble."""
+    first: dict[str, str] = {}
+    for network in found:
+        if network.sha256 in first:
+            twin = first[network.sha256]
+            _log.warning("note: %s has the same weights as %s and adds nothing to the ensemble", network.name, twin)
+        first.setdefault(network.sha256, network.name)
     return found
 
 
