@@ -153,20 +153,22 @@ def _end_with_parent() -> None:
 
 
 def train(network: tuple[str, int], *, out: Path, epochs: int, device: str, quiet: bool) -> Path:
-    """Train a model with a seed; the path of its last checkpoint."""
+    """Train a model with a seed; the path of its last checkpoint.
+
+    Where the run's folder holds another run, such as that of `landscape train vit_demo --data digits`, it gets another.
+    """
+    from landscape.training.run_folder import AnotherRun
+
     model, seed = network
-    folder = out / "checkpoints" / run_name(model, "digits", f"seed{seed}" if seed else "")
-    return run_training(
-        model,
-        "digits",
-        {"epochs": epochs},
-        recipe="demo",
-        model_args=MODELS[model],
-        seed=seed,
-        out=folder,
-        device=device,
-        quiet=quiet,
-    )
+    of_seed, folder = f"seed{seed}" * bool(seed), out / "checkpoints"
+    trained = partial(
+        run_training, model, "digits", {"epochs": epochs}, recipe="demo", model_args=MODELS[model], seed=seed,
+        device=device, quiet=quiet,
+    )  # fmt: skip
+    try:
+        return trained(out=folder / run_name(model, "digits", of_seed))
+    except AnotherRun:
+        return trained(out=folder / run_name(model, "digits", f"demo{of_seed}"))
 
 
 def plan(*, every: bool, quiet: bool = True) -> Iterator[Step]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from landscape.cli import demo
+from landscape.cli.training import run_training
 from landscape.doctor.rules import examine
 from landscape.plots import FIGURES
 from landscape.plots.report import findings_of
@@ -29,6 +30,23 @@ def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() ->
     probes = {FIGURES[name].probe for name in demo.FIGURES}
     assert probes <= {step.probe for step in demo.CORE} | set(FEATURES)
     assert {step.probe for step in demo.CORE} - {"features"} <= probes
+
+
+@pytest.mark.slow
+def test_a_run_of_the_users_own_is_left_alone_and_the_demo_trains_beside_it(tmp_path: Path) -> None:
+    """As where the README's `landscape train vit_demo --data digits` comes first."""
+    how = {"out": tmp_path, "epochs": 0, "device": "cpu", "quiet": True}
+    own = run_training(
+        "vit_demo", "digits", {"epochs": 0}, recipe=None, out=tmp_path / "checkpoints" / "vit_demo-digits", quiet=True
+    )
+    before = own.read_bytes()
+    final = demo.train(("vit_demo", 0), **how)
+    assert final.parent.name == "vit_demo-digits-demo"
+    assert own.read_bytes() == before != final.read_bytes()
+    content = final.read_bytes()
+    assert demo.train(("vit_demo", 0), **how) == final
+    assert final.read_bytes() == content
+    assert demo.train(("resnet_demo", 1), **how).parent.name == "resnet_demo-digits-seed1"
 
 
 @pytest.mark.campaign

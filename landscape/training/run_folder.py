@@ -32,6 +32,10 @@ class RunIdentity:
     seed: int
 
 
+class AnotherRun(ValueError):
+    """A folder holds a run that was trained otherwise."""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in the folder; create it, and remove it if it stays empty.
@@ -81,7 +85,7 @@ def half_precision(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
-    """Raise a ValueError that names what differs, unless the folder is empty or holds this very run."""
+    """Raise an `AnotherRun` that names what differs, unless the folder is empty or holds this very run."""
     here = _flat(asdict(identity))
     for recorded in _recorded(folder):
         there = _flat(asdict(recorded))
@@ -90,7 +94,7 @@ def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
             shown = ", ".join(
                 f"{name} {there.get(name)} in the folder, {here.get(name)} requested" for name in differing[:3]
             )
-            raise ValueError(f"{folder} holds another run ({shown}); give this one another --name or --out")
+            raise AnotherRun(f"{folder} holds another run ({shown}); give this one another --name or --out")
 
 
 def recorded_memory_format(folder: Path) -> str | None:
