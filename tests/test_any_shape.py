@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,15 +13,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from measured_runs import FASTER
 from shapes import CASES, SAMPLES, drawn, losses_by_hand, subject_of
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import landscape
 from landscape.api import measure
 from landscape.cli.main import exit_code
 from landscape.curvature.vectors import flat
 from landscape.plots.headlines import summary
-from landscape.probes import probe_class
+from landscape.probes import PROBES, probe_class
 from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
 from landscape.subject.sanity_check import check_sanity
@@ -261,6 +264,56 @@ def test_maps_of_few_positions_give_numbers_or_say_that_they_give_none(probe: st
     none = (probe, side) in {("fourier", 1), ("fourier", 2), ("variance", 1)}
     assert (row["headline"] == "no number is finite: more samples or larger maps may have some") is none
     assert row["headline"]
+
+
+class Attending(nn.Module):
+    """A convolution, dropout, one self-attention and a classifier, for pictures of any side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.drop = nn.Conv2d(3, 4, 3, padding=1), nn.Dropout(0.1)
+        self.attn, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.drop(self.conv(x).relu()).flatten(2).mT
+        tokens = tokens + self.attn(tokens, tokens, tokens)[0]
+        scores: Tensor = self.head(tokens.mean(1))
+        return scores
+
+
+def attending(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return Attending().eval()
+
+
+@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize(
+    ("count", "side", "classes"),
+    [(8, 1, 3), *(pytest.param(*c, marks=pytest.mark.campaign) for c in ((3, 2, 1), (1, 4, 1)))],
+)
+def test_the_smallest_data_are_measured_or_refused_in_one_line(
+    count: int, side: int, classes: int, probe: str, tmp_path: Path
+) -> None:
+    """Pictures of one pixel and of four, one sample and three of one class: no other error than a refusal."""
+    model = attending(0)
+    options = {**probe_class(probe).smallest, **FASTER.get(probe, {})}
+    for epoch in range(3 if probe == "trajectory" else 0):
+        torch.save(attending(epoch).state_dict(), tmp_path / f"epoch_{epoch}.pt")
+    options |= {"run": str(tmp_path)} if probe == "trajectory" else {}
+    options |= {"snapshots": "", "members": [attending(1)]} if probe in ("ensemble", "barriers") else {}
+    options |= {"against": attending(1)} if probe == "align" else {}
+    pictures = torch.randint(256, (count, 3, side, side), dtype=torch.uint8)
+    data, refusal, out = None, "", tmp_path / "r.h5"
+    try:
+        subject = landscape.load(model, data=TensorDataset(pictures, torch.arange(count) % classes), batch_size=4)
+        data = measure(probe, subject, out=out, quiet=True, **options)
+    except ValueError as error:
+        refusal = str(error)
+    if data is None:
+        assert re.fullmatch(".+", refusal)  # one line
+    else:
+        assert (data.done == 1).all()
+        assert summary(out)[0]["headline"]
 
 
 def test_classes_of_positions_that_lie_second_are_told_to_lie_last() -> None:
