@@ -18,6 +18,7 @@ from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, in_notebook
 from landscape.results import reader
+from landscape.results.command_line import SAMPLES
 from landscape.results.run_key import Outcome
 from landscape.run import Report, run
 from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
@@ -264,7 +265,7 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
 def loading_defaults(probe: str) -> dict[str, Any]:
     """The default loading options of a probe's subject."""
     kind = probe_class(probe)
-    usual = {"split": kind.split, "batch_size": kind.batch_size, "samples": 1024, "logits": kind.logits}
+    usual = {"split": kind.split, "batch_size": kind.batch_size, "samples": SAMPLES, "logits": kind.logits}
     return {**usual, "ordered": True} if kind.ordered else usual
 
 

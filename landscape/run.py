@@ -31,8 +31,9 @@ from landscape.probe import (
     Values,
     report_units,
 )
-from landscape.probes import is_known, probe_class
+from landscape.probes import PROBES, is_known, probe_class
 from landscape.results import group as groups
+from landscape.results.command_line import OPTIONS, chosen
 from landscape.results.in_memory import MemoryWriter
 from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
@@ -200,6 +201,8 @@ def run_key(
         **attributes_of(subject),
         "versions": json.dumps(versions()),
     }
+    if probe.name in PROBES and (spec := subject.spec) is not None and (spec.checkpoint or spec.model):
+        attributes[OPTIONS] = json.dumps(chosen(probe, spec), default=str)
     if probe.differentiates and (found := disagreement(subject)):
         attributes["derivatives"] = found
     if pattern := getattr(probe, "params", ""):

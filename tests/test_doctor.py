@@ -25,8 +25,9 @@ def made(probe: str, arrays: Mapping[str, Any] = {}, *, label: str = "net", **at
     """A stored result of made-up numbers: name -> (dims, values), or a number."""
     parameters, spec = attributes.pop("parameters", {}), attributes.pop("spec", {})
     about = {"probe": probe, "label": label, "samples": 1000, "classes": 10, "data": "digits", "epoch": 12.0}
-    about |= {"spec": json.dumps({"checkpoint": f"{label}.pt", "split": "train", "samples": "1000", **spec})}
-    about |= {"parameters": json.dumps(parameters), "checkpoint_sha256": label, **attributes}
+    spec = {"checkpoint": f"{label}.pt", "split": "train", "samples": "1000", **spec}
+    about |= {"spec": json.dumps(spec), "parameters": json.dumps(parameters), "options": json.dumps(spec | parameters)}
+    about |= {"checkpoint_sha256": label, **attributes}
     variables = {name: value if isinstance(value, tuple) else ((), value) for name, value in arrays.items()}
     for name in [name for name in variables if name.endswith("_se")]:
         variables[name] = (*variables[name], {"over": "samples", "n": about["samples"]})

@@ -25,8 +25,11 @@ from landscape.plots import FIGURES, comparison, comparison_rows
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
 from landscape.plots.report.compact import compact
+from landscape.probes import probe_class
 from landscape.results import reader
+from landscape.results.command_line import chosen
 from landscape.statistics.intervals import interval
+from landscape.subject.spec import Spec
 
 pytestmark = pytest.mark.slow
 
@@ -286,11 +289,11 @@ def test_the_layer_that_filters_and_the_unit_that_matters_are_named_with_their_e
 
 
 def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> None:
-    spec = json.dumps({"checkpoint": "runs/a b/final.pt", "samples": "64", "split": "train", "batch_size": 128})
+    options = json.dumps({"checkpoint": "runs/a b/final.pt", "samples": "64"})
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("surface",), share=0.5)
     with h5py.File(path, "r+") as file:
         for group in file["surface"].values():
-            group.attrs["spec"] = spec
+            group.attrs["options"] = options
     step = answer(path, "run next")
     assert step.command.startswith("landscape surface 'runs/a b/final.pt'")
     assert "units are missing" in step.answer[0]
@@ -305,9 +308,8 @@ def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: 
     def change(file: h5py.File) -> None:
         for probe in file:
             for name, group in file[probe].items():
-                parameters = {"top": 3} if probe == "hessian" else {}
-                group.attrs["parameters"] = json.dumps(parameters)
-                group.attrs["spec"] = json.dumps({"checkpoint": f"{group.attrs['label']}.pt"})
+                options = {"checkpoint": f"{group.attrs['label']}.pt", **({"top": 3} if probe == "hessian" else {})}
+                group.attrs["spec"] = group.attrs["options"] = json.dumps(options)
                 if probe == "hessian" and name.startswith(RESNET):
                     del file[probe][name]
 
@@ -318,12 +320,12 @@ def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: 
 
 def test_a_command_holds_all_that_was_asked_for(few: Path) -> None:
     ((_, data),) = reader.find(few, "surface", VIT)
-    parameters = {"resolution": "15", "cap": None, "preview": True, "bn": "frozen", "plane": "random", "seed": 3}
-    spec = {"checkpoint": "a.pt", "model_arg": {"depth": 2}, "mean": [0.5, 0.25], "augment": False, "split": "train"}
-    data = data.assign_attrs(parameters=json.dumps(parameters), spec=json.dumps(spec))
+    spec = Spec(Path("a.pt"), model_arg={"depth": 2}, mean=(0.5, 0.25), std=(1, 1), split="train", samples=1024)
+    options = chosen(probe_class("surface")(resolution="15", preview=True, seed=3), spec)
+    data = data.assign_attrs(options=json.dumps({**options, "hvp": "exact"}, default=str))
     assert measured(data, Path("r.h5")) == (
-        "landscape surface a.pt --resolution 15 --bn frozen --preview --model-arg depth=2 --mean 0.5,0.25 --seed 3 "
-        "--out r.h5"
+        "landscape surface a.pt --resolution 15 --bn frozen --preview --model-arg depth=2 --mean 0.5,0.25 --std 1,1 "
+        "--seed 3 --out r.h5"
     )
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 import counting
@@ -18,9 +18,10 @@ from command_line import Command
 from landscape import api
 from landscape.cli import pending
 from landscape.probes import PROBES, probe_class
-from landscape.results.command_line import command_for
+from landscape.results.command_line import chosen
 from landscape.results.standing import standings
 from landscape.results.writer import Writer
+from landscape.subject.spec import Spec
 
 pytestmark = pytest.mark.slow
 
@@ -130,23 +131,24 @@ def test_a_followed_file_is_printed_until_it_is_finished(
 
 
 def test_the_command_of_a_result_is_written_without_torch_and_may_change_options() -> None:
-    stored = {
-        "probe": "surface",
-        "spec": json.dumps({"checkpoint": "a b.pt", "model_arg": {"width": 8}, "samples": "1024", "split": "train"}),
-        "parameters": json.dumps({"resolution": "51", "range": "1", "seed": 2, "orthogonal": True}),
-    }
+    options = {"checkpoint": "a b.pt", "resolution": "51", "orthogonal": True, "bn": False, "model_arg": {"width": 8},
+               "mean": [0.5, 1.0], "layers": ["a", "b"], "seed": 2}  # fmt: skip
     code = (
         "import json, sys; from landscape.results.command_line import command_for; stored = json.loads(sys.argv[1]); "
         "print(command_for(stored, 'r.h5', range='0.5', resolution=None)); assert 'torch' not in sys.modules"
     )
-    found = subprocess.run([sys.executable, "-c", code, json.dumps(stored)], capture_output=True, text=True, check=True)
-    command = "landscape surface 'a b.pt' --range 0.5 --orthogonal --model-arg width=8 --seed 2 --out r.h5\n"
-    assert found.stdout == command
+    stored = json.dumps({"probe": "surface", "options": json.dumps(options)})
+    found = subprocess.run([sys.executable, "-c", code, stored], capture_output=True, text=True, check=True)
+    assert found.stdout == (
+        "landscape surface 'a b.pt' --orthogonal --no-bn --model-arg width=8 --mean 0.5,1 --layers a --layers b "
+        "--seed 2 --range 0.5 --out r.h5\n"
+    )
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_options_and_defaults_read_from_the_source_are_those_of_the_probe(probe: str) -> None:
-    defaults = {field.name: field.default for field in fields(probe_class(probe))}
-    spec = {"checkpoint": "a.pt", "seed": 0, **api.loading_defaults(probe)}
-    stored = {"probe": probe, "spec": json.dumps(spec), "parameters": json.dumps(defaults)}
-    assert command_for(stored, "r.h5") == f"landscape {probe} a.pt --out r.h5"
+def test_a_command_has_no_option_with_its_default(probe: str) -> None:
+    kind, spec = probe_class(probe), Spec(Path("a.pt"), **api.loading_defaults(probe))
+    always = {"checkpoint": Path("a.pt"), **({"bn": "frozen"} if probe == "surface" else {})}  # where auto has led to
+    assert chosen(kind(), spec) == always
+    seed = {} if "seed" in api.parameter_defaults(probe) else {"seed": 3}  # of the probe before that of loading
+    assert chosen(kind(), replace(spec, seed=3, samples="all")) == {**always, "samples": "all", **seed}
