@@ -24,7 +24,6 @@ from landscape.doctor.finding import Finding
 from landscape.plots import FIGURES, comparison, comparison_rows
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
-from landscape.plots.report.compact import compact
 from landscape.probes import probe_class
 from landscape.results import reader
 from landscape.results.command_line import chosen
@@ -40,7 +39,7 @@ HOSTILE = (
     "größe-模型-🙂",
     '"><img src=x onerror=alert(1)>',
 )
-LARGEST_SCRIPT, LARGEST_DATA = 40_000, 300_000  # bytes
+LARGEST_SCRIPT, LARGEST_DATA = 52_000, 300_000  # bytes
 
 
 class Page(HTMLParser):
@@ -368,24 +367,9 @@ def test_arrays_come_back_as_they_were(bits: int) -> None:
         np.testing.assert_array_equal(found[known & (values == 0)], 0.0)
 
 
-def test_a_script_made_compact_keeps_texts_templates_and_signs() -> None:
-    script = """
-    // a comment
-    const a = `x ${b ? ` (${ c }) = ` : "} , "} = 1` + 'it\\'s , ok';
-      x = a - -b;
-    if (y) {
-      y = [ a ] ;
-    }
-    z = 1
-    """
-    assert compact(script) == (
-        "const a=`x ${b ? ` (${ c }) = ` : \"} , \"} = 1` + 'it\\'s , ok';x=a - -b;if(y){y=[a];}\nz=1"
-    )
-
-
 def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
     folder = Path(page.__file__).parent
-    scripts = {file.name: compact(file.read_text()) for file in folder.glob("*.js")}
+    scripts = {file.name: file.read_text() for file in folder.glob("*.js")}
     assert set(scripts) == set(page.SCRIPTS)
     assert sum(len(script.encode()) for script in scripts.values()) <= LARGEST_SCRIPT
     data, script = (len(part.encode()) for part in shown.raw["script"])

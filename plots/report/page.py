@@ -17,7 +17,6 @@ from landscape.plots.appearance import looks
 from landscape.plots.figure import FigureEntry
 from landscape.plots.report import layer_panels, panels, sections
 from landscape.plots.report.checks import Check, checks
-from landscape.plots.report.compact import compact
 from landscape.plots.report.compared import comparisons
 from landscape.plots.report.findings import findings
 from landscape.plots.report.markup import Html, element, join
@@ -177,7 +176,7 @@ def _live(part: str, data: dict[str, Any], probes: Sequence[str]) -> Html:
 def _document(title: str, header: Html, contents: Html, body: Sequence[Html], data: dict[str, Any]) -> str:
     folder = resources.files("landscape.plots.report")
     style = folder.joinpath("page.css").read_text()
-    script = "\n".join(compact(folder.joinpath(name).read_text()) for name in SCRIPTS)
+    script = "\n".join(folder.joinpath(name).read_text() for name in SCRIPTS)
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; "
         "form-action 'none'"
