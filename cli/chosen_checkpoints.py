@@ -24,6 +24,7 @@ class Chosen:
 
 def chosen_checkpoints(
     command: str,
+    several: str,
     given: Sequence[Path | None],
     parameters: Mapping[str, Any],
     reading: Mapping[str, Any],
@@ -33,14 +34,13 @@ def chosen_checkpoints(
 ) -> Chosen:
     """The checkpoints that the paths of a command stand for, as `folders.what_to_measure` says, and their labels.
 
-    Several files given to `trajectory` are one run. `line` takes two checkpoints of one architecture as the ends of a
-    line, unless an option asks for random lines. Those of `ensemble` are the members of one, those of `barriers` are
-    compared pair by pair, and the second of `align` is aligned with the first.
+    `several` is that of the probe: several files are one run, or two of one architecture the ends of a line, unless an
+    option asks for random lines, or the members of one result, or the second is aligned with the first.
     What is decided is printed. `reading`: options of `read_checkpoint`.
 
     Raises:
         OptionError: the number of labels is not that of the checkpoints.
-        FileNotFoundError, ValueError: a path holds no checkpoint, or a folder for `trajectory` no run.
+        FileNotFoundError, ValueError: a path holds no checkpoint, or a folder no run.
     """
     from landscape.checkpoints import folders
     from landscape.checkpoints.file_names import labels_of
@@ -49,25 +49,24 @@ def chosen_checkpoints(
     for path in named:  # all of them, before the first is measured for an hour
         if not path.exists():
             raise folders.absent(path)
-    if command == "trajectory":
+    if several == "run":
         paths, more = _runs(named, parameters, reading)
     else:
         paths, more = [file for path in named for file in folders.what_to_measure(path, **reading)], {}
-    if command == "line" and len(paths) > 1:
+    if several == "line" and len(paths) > 1:
         between, about = _line_between(paths, parameters, reading)
-        say(f"line: {about}", quiet=quiet)
+        say(f"{command}: {about}", quiet=quiet)
         if between:
             paths, more = paths[:1], {"along": str(paths[1])}
             labels = [" to ".join(labels)] if len(labels) == 2 else labels
         elif parameters.get("connect", "straight") != "straight" and "along" not in parameters:
             _refuse_curve(paths)
-    if command == "align" and len(paths) > 1:
+    if several == "pair" and len(paths) > 1:
         more, labels = _to_align(paths, parameters, labels)
         paths = paths[:1]
-    if command in ("ensemble", "barriers") and len(paths) > 1:
+    if several == "members" and len(paths) > 1:
         further = ",".join(filter(None, [*map(str, paths[1:]), str(parameters.get("members", ""))]))
-        if command == "ensemble":
-            say(f"ensemble: {len(paths)} checkpoints are its members", quiet=quiet)
+        say(f"{command}: {len(paths)} checkpoints are its members", quiet=quiet)
         labels = labels or [f"{labels_of(paths[:1])[0]} + {len(paths) - 1}"]
         paths, more = paths[:1], {"members": further}
     count = max(len(paths), 1)
@@ -77,9 +76,9 @@ def chosen_checkpoints(
     return Chosen(paths or [None], labels or defaults, {**parameters, **more})
 
 
-def expected(command: str, given: Sequence[Path | None], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+def expected(several: str, given: Sequence[Path | None], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters of a command before its checkpoints are read: of two, the second is taken for a line's end."""
-    if command == "line" and len(given) == 2 and not OF_RANDOM_LINES & parameters.keys():
+    if several == "line" and len(given) == 2 and not OF_RANDOM_LINES & parameters.keys():
         return {**parameters, "along": str(given[1])}
     return parameters
 

@@ -32,7 +32,7 @@ def evaluate(checkpoint: list[Path] | None, passes: int, json: bool, quiet: bool
     With --json one line per checkpoint.
     """
     values = loading_values(options)
-    chosen = chosen_checkpoints("evaluate", checkpoint or [None], {}, reading_values(values), (), quiet=quiet)
+    chosen = chosen_checkpoints("evaluate", "each", checkpoint or [None], {}, reading_values(values), (), quiet=quiet)
     for path, label in zip(chosen.paths, chosen.labels, strict=True):
         _print_metrics(load(path, values, label=label, quiet=quiet), passes, json=json)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from landscape.probe import Probe
 from landscape.progress import say
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ CHECKPOINT = (
 )
 
 
-def several_checkpoints(what: str = "checkpoints, or folders of them: a run's stands for its last") -> tuple[Any, None]:
+def several_checkpoints(what: str = Probe.checkpoints) -> tuple[Any, None]:
     """The argument of a command that takes any number of checkpoints; `what`: what it does with them."""
     help = f"{what}; default: the newest final.pt under ./checkpoints"
     return Annotated[list[Path] | None, typer.Argument(help=help)], None

@@ -38,14 +38,6 @@ if TYPE_CHECKING:
     from landscape.subject.process_group import ProcessGroup
     from landscape.subject.subject import Subject
 
-WHAT = {  # the checkpoints of a command, where these are not simply measured one after the other
-    "trajectory": "folder of a run's snapshots, or the snapshots in order",
-    "ensemble": "members, or a folder of them",
-    "line": "checkpoints, or folders of them; two of one architecture are the ends of a line",
-    "align": "two checkpoints of one architecture; the units of the second are permuted",
-    "barriers": "checkpoints of one architecture, or folders of them",
-}
-
 
 def command_of(name: str) -> Callable[..., None]:
     """The function behind `landscape NAME`, with options made from the dataclasses of its probes and of loading."""
@@ -53,7 +45,8 @@ def command_of(name: str) -> Callable[..., None]:
         from landscape.api import loading_defaults
         from landscape.data.memory import limited_to
 
-    own = {key: item for probe in probes_of(name) for key, item in probe_options(probe_class(probe)).items()}
+    kinds = [probe_class(probe) for probe in probes_of(name)]
+    own = {key: item for kind in kinds for key, item in probe_options(kind).items()}
 
     def command(context: typer.Context, checkpoint: list[Path] | None, **options: Any) -> None:
         typed, save = typed_options(context, options), options.pop("save", None)
@@ -66,7 +59,7 @@ def command_of(name: str) -> Callable[..., None]:
             after = saving(save, given, quiet=run["quiet"])
             measure_all(name, checkpoint or [None], parameters, given, after=after, **run)
 
-    checkpoints = several_checkpoints(WHAT[name]) if name in WHAT else several_checkpoints()
+    checkpoints = several_checkpoints(kinds[0].checkpoints)
     loading = loading_options(loading_defaults(probes_of(name)[0]))
     own |= {"save": SAVE} if name == "align" else {}
     table = {"context": CONTEXT, "checkpoint": checkpoints, **own, **loading, **RUN}
@@ -83,6 +76,12 @@ def _memory(memory: str, workers: int, scheduler: str) -> int | None:
 def probes_of(command: str) -> tuple[str, ...]:
     """The probes that a command measures."""
     return FEATURES if command == "features" else (command,)
+
+
+def _several(command: str) -> str:
+    """What several checkpoints of a command are, see `Probe.several`."""
+    found: str = probe_class(probes_of(command)[0]).several
+    return found
 
 
 def measure_all(
@@ -118,14 +117,18 @@ def measure_all(
     from landscape.subject.preprocessing import sharing_images
 
     common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
-    asked, _ = _configured(command, preset, expected(command, checkpoints, parameters), loading)  # before any is read
+    asked, _ = _configured(
+        command, preset, expected(_several(command), checkpoints, parameters), loading
+    )  # before any is read
     with contextlib.ExitStack() as stack:
         processes = stack.enter_context(sharing_processes())
         _refuse_separate_units(asked, workers, scheduler, processes)
         stack.enter_context(event_log(log if processes.rank == 0 else None, command=command, out=out))
         processes.on_main_process(lambda: hdf5_file.check(out, writable=True))
         common["executor"] = stack.enter_context(executor_of(workers, scheduler))
-        choose = partial(chosen_checkpoints, command, checkpoints, parameters, reading_values(loading), label)
+        choose = partial(
+            chosen_checkpoints, command, _several(command), checkpoints, parameters, reading_values(loading), label
+        )
         chosen = processes.in_all(partial(choose, quiet=quiet))
         runs, spec = _configured(command, preset, chosen.parameters, loading)
         refused, groups = list[NotApplicable](), list[str]()

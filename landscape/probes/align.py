@@ -33,6 +33,8 @@ class Align(Probe):
     """
 
     name: ClassVar[str] = "align"
+    several: ClassVar[str] = "pair"
+    checkpoints: ClassVar[str] = "two checkpoints of one architecture; the units of the second are permuted"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "restarts": 1, "repair": 1}
 

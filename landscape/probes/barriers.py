@@ -35,6 +35,8 @@ class Barriers(Probe):
     """
 
     name: ClassVar[str] = "barriers"
+    several: ClassVar[str] = "members"
+    checkpoints: ClassVar[str] = "checkpoints of one architecture, or folders of them"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "repair": 1, "snapshots": "last:2"}
 

@@ -52,6 +52,8 @@ class Ensemble(Probe):
     """
 
     name: ClassVar[str] = "ensemble"
+    several: ClassVar[str] = "members"
+    checkpoints: ClassVar[str] = "members, or a folder of them"
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)  # of the unbiased CKA
     smallest: ClassVar[Mapping[str, Any]] = {"draws": 20, "orders": 2, "snapshots": "last:2"}
 

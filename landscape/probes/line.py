@@ -50,6 +50,8 @@ class Line(Probe):
     """
 
     name: ClassVar[str] = "line"
+    several: ClassVar[str] = "line"
+    checkpoints: ClassVar[str] = "checkpoints, or folders of them; two of one architecture are the ends of a line"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "directions": 2}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

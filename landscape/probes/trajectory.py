@@ -41,6 +41,8 @@ class Trajectory(Probe):
     """
 
     name: ClassVar[str] = "trajectory"
+    several: ClassVar[str] = "run"
+    checkpoints: ClassVar[str] = "folder of a run's snapshots, or the snapshots in order"
     split: ClassVar[str] = "train"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
