@@ -1,6 +1,6 @@
 """Define the options of the commands: those of probes and of loading come from dataclass fields, the others are here.
 
-An option is an annotation and a default, as Typer reads them; a table maps names to options.
+An option is an annotation and a default, as Typer reads them; a table maps names to options. `ProbeCommand` shows them.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from landscape.options import parse_arguments, parse_numbers
 from landscape.subject.spec import Spec
@@ -29,13 +30,63 @@ Debug = Annotated[bool, typer.Option(help=DEBUG)]
 GENERAL_FIELDS = ("device", "seed")
 # Loading options with a fixed default. That of the others is None: it depends on probe, preset and checkpoint.
 FIXED = (*GENERAL_FIELDS, "trust_pickle", "allow_missing")
+COMMON = ("data", "samples", "batch_size", "out", "device", "seed", "help_all")  # what every --help shows
 CONTEXT: Option = (typer.Context, inspect.Parameter.empty)  # in a table: Typer passes the context of the call
 
 
 def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> Option:
-    """One option; what Rich would take for markup in its help, such as [@LOSS], is shown as it is."""
+    """One option, with its default in its help; what Rich would take for markup there, such as [@LOSS], is shown."""
+    if default is not False and default not in (None, "", (), []) and "default" not in help:
+        help += f"; default {'on' if default is True else f'{default:g}' if isinstance(default, float) else default}"
     shown = re.sub(r"\[(?=[a-z#/@])", r"\\[", help)
-    return Annotated[kind, typer.Option(*flags, help=shown, rich_help_panel=panel)], default
+    return Annotated[kind, typer.Option(*flags, help=shown, rich_help_panel=panel, show_default=False)], default
+
+
+class ProbeCommand(TyperCommand):
+    """A command whose `--help` fits one screen, its own options and the common ones; `--help-all` shows them all."""
+
+    def format_help(self, context: Any, formatter: Any, *, everything: bool = False) -> None:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.panel import Panel
+        from rich.table import Table
+
+        panels: dict[str, list[Any]] = {}
+        for param in self.params:
+            panels.setdefault(getattr(param, "rich_help_panel", None) or "Arguments", []).append(param)
+        if not everything:
+            common = [param for name in COMMON for param in self.params if param.name == name]
+            panels = {**{name: panels[name] for name in ("Arguments", OWN) if name in panels}, "Every probe": common}
+        console = Console(highlight=False)
+        console.print(f" [bold]{escape(self.get_usage(context))}[/]\n\n {self.help}\n")
+        for title, params in panels.items():
+            table = Table.grid(padding=(0, 1))
+            table.add_column(style="bold cyan", no_wrap=True)
+            table.add_column(style="bold yellow")
+            table.add_column(overflow="fold")
+            for param in params:
+                table.add_row(*_row(param, param.display_type(context).strip("<>").split("|")))
+            console.print(Panel(table, title=title, title_align="left", border_style="dim"))
+
+
+def _row(param: Any, types: Sequence[str]) -> tuple[str, str, str]:
+    """Name, type and help of a parameter: a flag that is on by default has both names, choices stand in the help."""
+    help = str(param.help)
+    if not isinstance(param, TyperOption):
+        return param.name, "", help
+    if param.is_flag:
+        return "\n".join(param.opts if param.default is False else (*param.opts, *param.secondary_opts)), "", help
+    if len(types) == 1:
+        return param.opts[0], "str" if param.multiple else types[0], help
+    named = all(word in help for word in types)
+    return param.opts[0], "str", help if named else f"{', '.join(filter(None, types))}: {help}"
+
+
+def _help_all(context: typer.Context, given: bool) -> None:
+    if given:
+        command: Any = context.command
+        command.format_help(context, context.make_formatter(), everything=True)
+        raise typer.Exit
 
 
 RUN: Mapping[str, Option] = {
@@ -57,6 +108,13 @@ RUN: Mapping[str, Option] = {
     "log": option(Path | None, "append what happens to this file, as JSON lines", None, OUTPUT),
     "debug": option(bool, DEBUG, False, OUTPUT),
 }
+HELP_ALL: Option = (
+    Annotated[bool, typer.Option(
+        "--help-all", help="all options, such as --model, --split, --loss, --workers",
+        rich_help_panel=GENERAL, is_eager=True, expose_value=False, callback=_help_all,
+    )],
+    False,
+)  # fmt: skip
 
 
 def probe_options(kind: type[Any]) -> dict[str, Option]:

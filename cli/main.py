@@ -32,6 +32,7 @@ from landscape.cli import (
     sweep,
     training,
 )
+from landscape.cli.command_options import ProbeCommand
 from landscape.cli.measuring import command_of
 from landscape.cli.process_setup import (
     INTERRUPTED,
@@ -44,11 +45,12 @@ from landscape.cli.process_setup import (
     under_torchrun,
 )
 from landscape.options import OptionError, printable
-from landscape.probes import FEATURES_HELP, PROBES, probe_class
+from landscape.probes import FEATURES_HELP, PROBES, REPRESENTATIONS, probe_class
 from landscape.progress import is_main_process, print_log
 
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
-MEASURE, TRAIN, INSPECT = "Measure", "Train", "Inspect and exchange"
+PANELS = {**{name: entry.group for name, entry in PROBES.items()}, "features": REPRESENTATIONS}
+STUDIES, TRAIN, INSPECT = "Studies of several networks", "Train", "Inspect and exchange"
 
 
 class Commands(TyperGroup):
@@ -77,7 +79,8 @@ app = typer.Typer(
 
 
 def _add_probe(to: typer.Typer, name: str, function: Any) -> None:
-    to.command(name, help=MEASURING[name], rich_help_panel=MEASURE)(function)
+    panel = f"Measure: {PANELS[name]}"
+    to.command(name, cls=ProbeCommand, help=MEASURING[name], rich_help_panel=panel)(function)
 
 
 def _placeholder() -> None:
@@ -87,9 +90,9 @@ def _placeholder() -> None:
 for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
 _command: Any
-app.command(rich_help_panel=MEASURE)(smoothing.smoothing)
-app.command(rich_help_panel=MEASURE)(heads.heads)
-app.command(rich_help_panel=MEASURE)(sweep.sweep)
+app.command(rich_help_panel=STUDIES)(smoothing.smoothing)
+app.command(rich_help_panel=STUDIES)(heads.heads)
+app.command(rich_help_panel=STUDIES)(sweep.sweep)
 app.command("build-up", rich_help_panel=TRAIN)(build_up.build_up)
 for _command in (training.train, training.models, demo.demo, reproduce.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
@@ -168,6 +171,8 @@ def exit_code(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; everything finished is kept, run the same command to resume", INTERRUPTED)
     except (BrokenPipeError, SystemExit) as error:
+        if "_LANDSCAPE_COMPLETE" in os.environ:
+            return 0  # a shell has its words
         if isinstance(error.__context__ or error, BrokenPipeError):  # which Typer turns into an exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe is gone
             return 0

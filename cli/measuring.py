@@ -16,6 +16,7 @@ from landscape.cli.aligning import SAVE, saving
 from landscape.cli.chosen_checkpoints import chosen_checkpoints, expected
 from landscape.cli.command_options import (
     CONTEXT,
+    HELP_ALL,
     RUN,
     loading_options,
     loading_values,
@@ -62,7 +63,7 @@ def command_of(name: str) -> Callable[..., None]:
     checkpoints = several_checkpoints(kinds[0].checkpoints)
     loading = loading_options(loading_defaults(probes_of(name)[0]))
     own |= {"save": SAVE} if name == "align" else {}
-    table = {"context": CONTEXT, "checkpoint": checkpoints, **own, **loading, **RUN}
+    table = {"context": CONTEXT, "checkpoint": checkpoints, **own, **loading, **RUN, "help_all": HELP_ALL}
     return with_options(command, table)
 
 

@@ -46,9 +46,8 @@ FIGURES: dict[str, FigureEntry] = {
             needs=("score_value", "score_worse_se", "score_margin", "basin_radius", "t"),
             panels=(None,) * 2,
         ),
-        FigureEntry("align", "align", needs=("loss", "loss_se", "accuracy", "done", "curve", "t"), panels=(None,) * 2),
         FigureEntry("barriers", "barriers", needs=("barrier_matrix", "barrier_matrix_se", "checkpoint_name")),
-        FigureEntry("convexity", "convexity", needs=("ratio", "converged", "x", "y")),
+        FigureEntry("align", "align", needs=("loss", "loss_se", "accuracy", "done", "curve", "t"), panels=(None,) * 2),
         FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2"), panels=("polar", None)),
         FigureEntry(
             "trajectory_loss",
@@ -61,13 +60,6 @@ FIGURES: dict[str, FigureEntry] = {
         FigureEntry("hessian_loss", "hessian", needs=("eigenvalue", "loss"), lacks=("group",)),
         FigureEntry("hessian_phases", "hessian", needs=("nep", "ape", "largest"), lacks=("group",), panels=(None,) * 3),
         FigureEntry("hessian_layers", "hessian", needs=("largest", "smallest", "name", "group")),
-        FigureEntry(
-            "step",
-            "step",
-            needs=("directional_sharpness", "gradient_sharpness", "critical_sharpness", "actual_change"),
-            panels=(None,) * 2,
-        ),
-        FigureEntry("step_prediction", "step", needs=("predicted_change", "actual_change", "other_actual_change")),
         FigureEntry("trace", "trace", needs=("trace", "trace_se", "batch_trace", "batch_trace_se")),
         FigureEntry("trace_blocks", "trace", needs=("off_block", "rows_off_block", "rows_non_gauss_newton", "name")),
         FigureEntry(
@@ -82,32 +74,20 @@ FIGURES: dict[str, FigureEntry] = {
             needs=("js_distance", "heterogeneity", "nodes", "weights", "name"),
             panels=(None,) * 2,
         ),
+        FigureEntry("convexity", "convexity", needs=("ratio", "converged", "x", "y")),
         FigureEntry("flatness", "flatness", needs=("value", "se", "measure_name", "measure_units", "flatter")),
+        FigureEntry(
+            "step",
+            "step",
+            needs=("directional_sharpness", "gradient_sharpness", "critical_sharpness", "actual_change"),
+            panels=(None,) * 2,
+        ),
+        FigureEntry("step_prediction", "step", needs=("predicted_change", "actual_change", "other_actual_change")),
         FigureEntry(
             "noise_scale",
             "noise-scale",
             needs=("gradient_noise", "simple", "simple_low", "simple_high", "simple_resolved"),
             panels=(None,) * 2,
-        ),
-        FigureEntry("fourier", "fourier", needs=("delta_log_amplitude", "frequency", "depth")),
-        FigureEntry("fourier_depth", "fourier", needs=("high_frequency", "depth", "kind", "reduces")),
-        FigureEntry("fourier_spectrum", "fourier", needs=("spectrum", "row_frequency", "column_frequency", "kind")),
-        FigureEntry("variance", "variance", needs=("variance", "depth", "kind", "reduces")),
-        FigureEntry("uncertainty", "uncertainty", needs=("data_uncertainty", "depth", "kind", "reduces")),
-        FigureEntry("uncertainty_covariance", "uncertainty", needs=("data_covariance", "gaussian_covariance", "depth")),
-        FigureEntry("similarity", "similarity", needs=("cka", "stage", "kind", "reduces", "other_stage")),
-        FigureEntry("attention", "attention", needs=("distance", "mutual_information", "depth")),
-        FigureEntry("attention_diversity", "attention", needs=("token_cosine", "head_cosine", "depth_cosine", "depth")),
-        FigureEntry("attention_spectrum", "attention", needs=("image_singular_value", "token_singular_value", "depth")),
-        FigureEntry("geometry", "geometry", needs=("effective_rank", "participation_ratio", "depth", "kind")),
-        FigureEntry("attention_maps", "attention-maps", needs=("attention", "picture", "place", "depth")),
-        FigureEntry("tokens", "tokens", needs=("position", "divergence", "depth")),
-        FigureEntry("tokens_moved", "tokens", needs=("stream_position", "common", "depth"), panels=("3d",)),
-        FigureEntry(
-            "lesion",
-            "lesion",
-            needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage"),
-            instead="loss_increase",
         ),
         FigureEntry(
             "sensitivity",
@@ -118,6 +98,27 @@ FIGURES: dict[str, FigureEntry] = {
         FigureEntry(
             "sensitivity_predictor", "sensitivity", needs=("predictor", "loss_increase", "rank_correlation"), finite=2
         ),
+        FigureEntry("fourier", "fourier", needs=("delta_log_amplitude", "frequency", "depth")),
+        FigureEntry("fourier_depth", "fourier", needs=("high_frequency", "depth", "kind", "reduces")),
+        FigureEntry("fourier_spectrum", "fourier", needs=("spectrum", "row_frequency", "column_frequency", "kind")),
+        FigureEntry("variance", "variance", needs=("variance", "depth", "kind", "reduces")),
+        FigureEntry("similarity", "similarity", needs=("cka", "stage", "kind", "reduces", "other_stage")),
+        FigureEntry("attention", "attention", needs=("distance", "mutual_information", "depth")),
+        FigureEntry("attention_diversity", "attention", needs=("token_cosine", "head_cosine", "depth_cosine", "depth")),
+        FigureEntry("attention_spectrum", "attention", needs=("image_singular_value", "token_singular_value", "depth")),
+        FigureEntry("attention_maps", "attention-maps", needs=("attention", "picture", "place", "depth")),
+        FigureEntry("tokens", "tokens", needs=("position", "divergence", "depth")),
+        FigureEntry("tokens_moved", "tokens", needs=("stream_position", "common", "depth"), panels=("3d",)),
+        FigureEntry("geometry", "geometry", needs=("effective_rank", "participation_ratio", "depth", "kind")),
+        FigureEntry(
+            "lesion",
+            "lesion",
+            needs=("accuracy_drop", "accuracy_drop_se", "name", "kind", "stage"),
+            instead="loss_increase",
+        ),
+        FigureEntry("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
+        FigureEntry("uncertainty", "uncertainty", needs=("data_uncertainty", "depth", "kind", "reduces")),
+        FigureEntry("uncertainty_covariance", "uncertainty", needs=("data_covariance", "gaussian_covariance", "depth")),
         FigureEntry(
             "calibration",
             "calibration",
@@ -133,7 +134,14 @@ FIGURES: dict[str, FigureEntry] = {
             panels=(None,) * 6,
         ),
         FigureEntry("ensemble_diversity", "ensemble", needs=("disagreement", "cka", "name"), panels=(None,) * 2),
-        FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),
+        FigureEntry(
+            "corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name"), instead="accuracy"
+        ),
+        FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity"), instead="accuracy"),
+        FigureEntry("corruption_sizes", "corruption", needs=("size_mean_nll", "size_mean_nll_se", "size")),
+        FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),
+        FigureEntry("perturbation", "perturbation", needs=("consistency", "cross_entropy", "perturbation_name")),
+        FigureEntry("perturbation_frames", "perturbation", needs=("consistency_at", "accuracy_at", "frames")),
         FigureEntry(
             "attack", "attack", needs=("accuracy", "loss", "accuracy_drop", "eps", "method_name"), instead="loss"
         ),
@@ -144,16 +152,9 @@ FIGURES: dict[str, FigureEntry] = {
             panels=(None,) * 2,
         ),
         FigureEntry("input_images", "input-surface", needs=("image_loss", "image_accuracy", "image", "x", "y")),
-        FigureEntry("perturbation", "perturbation", needs=("consistency", "cross_entropy", "perturbation_name")),
-        FigureEntry("perturbation_frames", "perturbation", needs=("consistency_at", "accuracy_at", "frames")),
-        FigureEntry("shape_bias", "shape-bias", needs=("category_bias", "shape_bias", "category_name")),
-        FigureEntry(
-            "corruption", "corruption", needs=("type_accuracy", "accuracy", "corruption_name"), instead="accuracy"
-        ),
-        FigureEntry("corruption_severity", "corruption", needs=("severity_accuracy", "severity"), instead="accuracy"),
-        FigureEntry("corruption_sizes", "corruption", needs=("size_mean_nll", "size_mean_nll_se", "size")),
-        FigureEntry("corruption_heat", "corruption", needs=("accuracy", "nll", "ece", "corruption_name", "severity")),
+        FigureEntry("noise", "noise", needs=("accuracy_drop", "accuracy_drop_se", "band"), instead="loss_increase"),
         FigureEntry("noise_pictures", "noise", needs=("noisy_image", "image", "mask", "band")),
+        FigureEntry("shape_bias", "shape-bias", needs=("category_bias", "shape_bias", "category_name")),
         FigureEntry("stream", "stream", needs=("nll", "nll_change_low", "ece", "tau", "name")),
         FigureEntry("stream_frames", "stream", needs=("frame_nll", "frame_accuracy", "nll", "tau")),
         FigureEntry("monitor", "monitor", needs=("eigenvalue", "threshold", "converged", "step")),
@@ -163,7 +164,6 @@ FIGURES: dict[str, FigureEntry] = {
             needs=("preconditioned", "preconditioned_threshold", "preconditioned_converged", "step"),
         ),
         FigureEntry("monitor_noise", "monitor", needs=("noise_scale", "gradient_variance", "gradient_squared", "step")),
-        FigureEntry("probe_linear", "probe-linear", needs=("accuracy", "accuracy_se", "depth", "kind", "reduces")),
     )
 }
 

@@ -37,10 +37,10 @@ Kinks = Literal["double", "single"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # a mini-batch stores the position of its backend in this list
 CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in enumerate(CODES))}"
 HVP_HELP = (
-    "Hessian-vector product backend (kept: double backward, together: batched); auto benchmarks and picks the fastest "
-    "(results agree to rounding)"
+    "Hessian-vector products, equal to rounding: kept (double backward), traced, traced-channels-last, compiled, "
+    "together (batched), or auto: the fastest here"
 )
-KINKS_HELP = "precision that decides the activation pattern (ReLU, max pooling); double adds a pass"
+KINKS_HELP = "precision of the activation pattern (ReLU, max pooling): double, by one more pass, or single"
 BATCHED = 8  # mini-batches per product of `together`, at least
 MORE_BATCHED = (32, 16)  # of a GPU with enough memory, the most first; which is the fastest is not measured
 WASTED = 0.125  # share of the mini-batches that may be added to fill up the last set of so many

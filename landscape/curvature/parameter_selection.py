@@ -14,7 +14,7 @@ from landscape.options import matching as names_matching
 from landscape.probe import Quantity
 
 T = TypeVar("T")
-PARAMS_HELP = "only parameters whose names match this regular expression"
+PARAMS_HELP = "only parameters whose names match this REGEX"
 
 
 def matching(parameters: Mapping[str, T], pattern: str) -> dict[str, T]:

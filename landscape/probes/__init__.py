@@ -15,10 +15,14 @@ from landscape.options import did_you_mean
 from landscape.plugins import beside, plugins
 from landscape.probe import checked
 
+CORE, REPRESENTATIONS, PREDICTIONS = GROUPS = ("core", "representations", "predictions and robustness")
+PLUGINS = "of other packages"  # the group of what entry points add
+
 
 class ProbeEntry(NamedTuple):
     """A row of the table."""
 
+    group: str  # one of GROUPS, whose rows follow each other: help, documentation and report have them in this order
     module: str  # that holds the probe; imported on use, so that the table costs nothing; "" of another package
     dataclass: str  # the probe
     help: str  # one line, of the command
@@ -27,89 +31,139 @@ class ProbeEntry(NamedTuple):
 
 
 PROBES: dict[str, ProbeEntry] = {
-    "surface": ProbeEntry("surface", "Surface", "Loss on a filter-normalised plane around the weights."),
-    "line": ProbeEntry("line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
-    "align": ProbeEntry("align", "Align", "Permute a second checkpoint to match: the barrier before and after."),
-    "barriers": ProbeEntry("barriers", "Barriers", "Barriers between every two of several checkpoints, also aligned."),
-    "convexity": ProbeEntry(
-        "convexity",
-        "Convexity",
-        "Ratio of the extreme Hessian eigenvalues at every point of a plane.",
+    "surface": ProbeEntry(CORE, "surface", "Surface", "Loss on a filter-normalised plane around the weights."),
+    "line": ProbeEntry(
+        CORE, "line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."
     ),
+    "barriers": ProbeEntry(
+        CORE, "barriers", "Barriers", "Barriers between every two of several checkpoints, also aligned."
+    ),
+    "align": ProbeEntry(CORE, "align", "Align", "Permute a second checkpoint to match: the barrier before and after."),
     "trajectory": ProbeEntry(
-        "trajectory", "Trajectory", "Training path in polar coordinates and on its principal plane."
+        CORE, "trajectory", "Trajectory", "Training path in polar coordinates and on its principal plane."
     ),
     "hessian": ProbeEntry(
-        "hessian", "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."
+        CORE, "hessian", "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."
     ),
-    "step": ProbeEntry("step", "Step", "The optimiser's next update: sharpness along it, predicted and actual change."),
-    "trace": ProbeEntry("trace", "Trace", "Trace of the Hessian, with its standard error."),
-    "density": ProbeEntry("density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
+    "trace": ProbeEntry(CORE, "trace", "Trace", "Trace of the Hessian, with its standard error."),
+    "density": ProbeEntry(CORE, "density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
+    "convexity": ProbeEntry(
+        CORE, "convexity", "Convexity", "Ratio of the extreme Hessian eigenvalues at every point of a plane."
+    ),
     "flatness": ProbeEntry(
-        "flatness", "Flatness", "How flat the loss is: sharpness, noise and curvature measures, each with its error."
+        CORE,
+        "flatness",
+        "Flatness",
+        "How flat the loss is: sharpness, noise and curvature measures, each with its error.",
+    ),
+    "step": ProbeEntry(
+        CORE, "step", "Step", "The optimiser's next update: sharpness along it, predicted and actual change."
     ),
     "noise-scale": ProbeEntry(
-        "noise_scale", "NoiseScale", "Gradient noise scale, simple and weighted by the curvature: useful batch sizes."
+        CORE,
+        "noise_scale",
+        "NoiseScale",
+        "Gradient noise scale, simple and weighted by the curvature: useful batch sizes.",
+    ),
+    "sensitivity": ProbeEntry(
+        CORE,
+        "sensitivity",
+        "Sensitivity",
+        "Accuracy and loss when weights are quantised, pruned or disturbed, unit by unit.",
     ),
     "fourier": ProbeEntry(
-        "fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
+        REPRESENTATIONS, "fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
     ),
-    "variance": ProbeEntry("variance", "Variance", "Variance of feature maps over positions, per layer.", True),
+    "variance": ProbeEntry(
+        REPRESENTATIONS, "variance", "Variance", "Variance of feature maps over positions, per layer.", True
+    ),
+    "similarity": ProbeEntry(
+        REPRESENTATIONS,
+        "similarity",
+        "Similarity",
+        "Centred kernel alignment of all pairs of layers, or of two networks.",
+        True,
+    ),
+    "attention": ProbeEntry(
+        REPRESENTATIONS,
+        "attention",
+        "Attention",
+        "Distance, mutual information and diversity of self-attentions, per head.",
+        True,
+    ),
+    "attention-maps": ProbeEntry(
+        REPRESENTATIONS,
+        "attention_maps",
+        "AttentionPictures",
+        "Where chosen positions of the first images attend, for pictures.",
+    ),
+    "tokens": ProbeEntry(REPRESENTATIONS, "tokens", "Tokens", "Tokens of the first images in the plane, by t-SNE."),
+    "geometry": ProbeEntry(
+        REPRESENTATIONS,
+        "geometry",
+        "Geometry",
+        "Dimension of features, neural collapse and class separation, per layer.",
+        True,
+    ),
+    "lesion": ProbeEntry(
+        REPRESENTATIONS, "lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."
+    ),
+    "probe-linear": ProbeEntry(
+        REPRESENTATIONS, "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
+    ),
     "uncertainty": ProbeEntry(
+        REPRESENTATIONS,
         "uncertainty",
         "Uncertainty",
         "Model and data uncertainty of feature maps, and their spatial covariance, per layer.",
     ),
-    "similarity": ProbeEntry(
-        "similarity", "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks.", True
-    ),
-    "attention": ProbeEntry(
-        "attention", "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
-    ),
-    "geometry": ProbeEntry(
-        "geometry", "Geometry", "Dimension of features, neural collapse and class separation, per layer.", True
-    ),
     "calibration": ProbeEntry(
-        "calibration", "Calibration", "Calibration of the probabilities, before and after temperature scaling."
+        PREDICTIONS,
+        "calibration",
+        "Calibration",
+        "Calibration of the probabilities, before and after temperature scaling.",
     ),
     "ensemble": ProbeEntry(
-        "ensemble", "Ensemble", "Averaged probabilities of several networks: calibration, uncertainty, diversity."
-    ),
-    "attention-maps": ProbeEntry(
-        "attention_maps", "AttentionPictures", "Where chosen positions of the first images attend, for pictures."
-    ),
-    "tokens": ProbeEntry("tokens", "Tokens", "Tokens of the first images in the plane, by t-SNE."),
-    "lesion": ProbeEntry("lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
-    "sensitivity": ProbeEntry(
-        "sensitivity", "Sensitivity", "Accuracy and loss when weights are quantised, pruned or disturbed, unit by unit."
-    ),
-    "noise": ProbeEntry("noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."),
-    "stream": ProbeEntry("stream", "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."),
-    "probe-linear": ProbeEntry(
-        "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
-    ),
-    "perturbation": ProbeEntry(
-        "perturbation", "Perturbation", "Consistency of the predictions on slowly changing images: CIFAR-P."
-    ),
-    "attack": ProbeEntry("attack", "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."),
-    "input-surface": ProbeEntry(
-        "input_surface",
-        "InputSurface",
-        "Loss around the images: along the gradient, towards adversarial images, at random.",
-    ),
-    "shape-bias": ProbeEntry(
-        "shape_bias", "ShapeBias", "Decisions for the shape against the texture of cue-conflict pictures."
+        PREDICTIONS,
+        "ensemble",
+        "Ensemble",
+        "Averaged probabilities of several networks: calibration, uncertainty, diversity.",
     ),
     "corruption": ProbeEntry(
+        PREDICTIONS,
         "corruption",
         "Corruption",
         "Accuracy, NLL and calibration under common corruptions: CIFAR-C, ImageNet-C.",
         needs="imagecorruptions",
     ),
+    "perturbation": ProbeEntry(
+        PREDICTIONS,
+        "perturbation",
+        "Perturbation",
+        "Consistency of the predictions on slowly changing images: CIFAR-P.",
+    ),
+    "attack": ProbeEntry(
+        PREDICTIONS, "attack", "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."
+    ),
+    "input-surface": ProbeEntry(
+        PREDICTIONS,
+        "input_surface",
+        "InputSurface",
+        "Loss around the images: along the gradient, towards adversarial images, at random.",
+    ),
+    "noise": ProbeEntry(
+        PREDICTIONS, "noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."
+    ),
+    "shape-bias": ProbeEntry(
+        PREDICTIONS, "shape_bias", "ShapeBias", "Decisions for the shape against the texture of cue-conflict pictures."
+    ),
+    "stream": ProbeEntry(
+        PREDICTIONS, "stream", "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."
+    ),
 }
 
 OWN = tuple(PROBES)
-PROBES |= {n: ProbeEntry("", "", f"Of the package {one.package}.") for n, one in beside("probes", OWN).items()}
+PROBES |= {n: ProbeEntry(PLUGINS, "", "", f"Of the package {one.package}.") for n, one in beside("probes", OWN).items()}
 _given: dict[str, type[Any]] = {}  # classes that a caller gave, by name
 
 FEATURES = tuple(name for name, entry in PROBES.items() if entry.shared_pass)

@@ -19,7 +19,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.coordinates import ticks
-from landscape.weight_space.directions import POSITIONS, Normalize
+from landscape.weight_space.directions import IGNORE_HELP, POSITIONS, Normalize
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import plane_of
 from landscape.weight_space.weight_uses import not_moved
@@ -48,10 +48,7 @@ class Convexity(Probe):
     resolution: Annotated[str, "grid points per axis: N or NX,NY; odd numbers include the centre"] = "11"
     range: Annotated[str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH"] = "1"
     normalize: Annotated[Normalize, "normalisation of the random directions, as in surface"] = "filter"
-    ignore: Annotated[
-        str,
-        "do not move parameters whose names match this regular expression; default: position tables, by name or use",
-    ] = POSITIONS
+    ignore: Annotated[str, IGNORE_HELP] = POSITIONS
     tol: Annotated[float, "largest estimated relative error of both eigenvalues"] = 0.01
     max_products: Annotated[int, "cap on Hessian products per grid point"] = 100
     seed: Annotated[int, "seed of the directions and of the start vector"] = 0

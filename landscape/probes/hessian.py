@@ -88,21 +88,16 @@ class Hessian(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"top": 2, "batches": 2, "max_products": 12}
     presets: ClassVar[Mapping[str, Any]] = {"park2022": PARK_2022}
 
-    top: Annotated[int, "eigenvalues per mini-batch (with both: per end)"] = 5
+    top: Annotated[int, "eigenvalues per mini-batch (per end)"] = 5
     scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one for the mean over all samples"] = "batch"
-    batches: Annotated[int, "number of mini-batches; 0 uses all that the samples give"] = 0
+    batches: Annotated[int, "number of mini-batches; default 0: all"] = 0
     which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
-    tol: Annotated[
-        float, "largest estimated relative error of an eigenvalue (pyhessian: relative change at which it stops)"
-    ] = 1e-4
-    tol_residual: Annotated[float, "stop at this relative residual instead; 0 uses tol"] = 0.0
-    ends: Annotated[
-        float, "also converge the largest and smallest eigenvalue to this relative residual; 1 disables it"
-    ] = 1.0
+    tol: Annotated[float, "largest estimated relative error of an eigenvalue (pyhessian: change of it)"] = 1e-4
+    tol_residual: Annotated[float, "relative residual to stop at; default 0: tol"] = 0.0
+    ends: Annotated[float, "relative residual of the largest and smallest eigenvalue, too; default 1: any"] = 1.0
     operator: Annotated[
         Matrix,
-        "hessian, ggn Gauss-Newton, fisher empirical (mean of g g' over samples), or preconditioned: the Hessian as "
-        "the checkpoint's optimiser sees it, with its stability threshold",
+        "hessian, ggn (Gauss-Newton), fisher (empirical: mean of g g'), or preconditioned (by the optimiser)",
     ] = "hessian"
     optimizer: Annotated[str, OPTIMIZER_HELP] = ""
     optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()
@@ -110,7 +105,7 @@ class Hessian(Probe):
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
-    per_layer: Annotated[bool, "one spectrum per layer, for its own parameters alone"] = False
+    per_layer: Annotated[bool, "one spectrum per layer, of its own parameters"] = False
     max_products: Annotated[int, "cap on products per mini-batch (pyhessian: per eigenvalue), at least top + 1"] = 200
     engine: Annotated[Engine, "lanczos, or as a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
     eigenvectors: Annotated[bool, "also store the eigenvectors: 8 bytes per parameter, rank and mini-batch"] = False

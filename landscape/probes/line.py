@@ -23,7 +23,7 @@ from landscape.weight_space import barriers
 from landscape.weight_space.barriers import Samples
 from landscape.weight_space.bezier import CurveTraining, curved
 from landscape.weight_space.coordinates import beside_ends, ticks
-from landscape.weight_space.directions import POSITIONS, Normalize
+from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
 from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, without_scores
 from landscape.weight_space.weight_uses import not_moved
@@ -67,13 +67,8 @@ class Line(Probe):
     ] = 51
     range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or set by the curvature or the run"] = ""
     directions: Annotated[int, "number of random directions, or of principal components of a run"] = 1
-    normalize: Annotated[
-        Normalize, "normalisation of random directions; filter: per output unit; park2022: as published"
-    ] = "filter"
-    ignore: Annotated[
-        str,
-        "do not move parameters whose names match this regular expression; default: position tables, by name or use",
-    ] = POSITIONS
+    normalize: Annotated[Normalize, NORMALIZE_HELP] = "filter"
+    ignore: Annotated[str, IGNORE_HELP] = POSITIONS
     bn: Annotated[
         str, "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints"
     ] = "auto"

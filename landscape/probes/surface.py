@@ -23,7 +23,7 @@ from landscape.weight_space import cost_model, forward_mode
 from landscape.weight_space.adaptive_sampling import DESIGN, Preview
 from landscape.weight_space.coordinates import Span, ticks
 from landscape.weight_space.cost_model import Workload
-from landscape.weight_space.directions import POSITIONS, Normalize
+from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
 from landscape.weight_space.planes import Plane, plane_of
@@ -61,21 +61,16 @@ class Surface(Probe):
     range: Annotated[
         str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH; default 1, or set by the curvature, the run or the checkpoints"
     ] = ""
-    normalize: Annotated[
-        Normalize, "normalisation of random directions; filter: per output unit; park2022: as published"
-    ] = "filter"
+    normalize: Annotated[Normalize, NORMALIZE_HELP] = "filter"
     plane: Annotated[
         str, "random, eigen, A.pt,B.pt (through three checkpoints), RUN_DIR (its principal plane) or DIRECTIONS.h5"
     ] = "random"
-    ignore: Annotated[
-        str,
-        "do not move parameters whose names match this regular expression; default: position tables, by name or use",
-    ] = POSITIONS
+    ignore: Annotated[str, IGNORE_HELP] = POSITIONS
     bn: Annotated[
         str,
-        "batch-norm statistics: frozen, interpolate, recalibrate:K mini-batches; auto interpolates between checkpoints",
+        "batch norm: frozen, interpolate, recalibrate:K mini-batches; auto interpolates between checkpoints",
     ] = "auto"
-    directions: Annotated[int, "number of pairs of random directions, each with the next seed"] = 1
+    directions: Annotated[int, "pairs of random directions, a seed each"] = 1
     l2_definition: Annotated[L2Definition, "l2 as (1/2) sum ||w||^2, or as the sum of the tensors' norms"] = "squared"
     orthogonal: Annotated[bool, "make the second random direction orthogonal to the first, after normalisation"] = False
     preview: Annotated[bool, "evaluate about 340 points, interpolate the others, and measure the error"] = False

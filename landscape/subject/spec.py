@@ -41,8 +41,7 @@ class Spec:
     model_arg: Annotated[Mapping[str, Any], "KEY=VALUE argument of the model; repeatable"] = field(default_factory=dict)
     data: Annotated[
         str,
-        "NAME, FOLDER, FILE.npz, FILE.parquet, X.npy,Y.npy, tokens.npy or file.py:callable; default: what the "
-        "checkpoint was trained on",
+        "NAME, FOLDER, FILE.npz, FILE.parquet, X.npy,Y.npy, tokens.npy or file.py:callable; default: the checkpoint's",
     ] = ""
     data_root: Annotated[Path | None, "folder that holds cifar-100-python/ and the like"] = None
     split: Annotated[Split, "split of the data"] = "test"

@@ -15,6 +15,8 @@ from landscape.options import matching
 from landscape.probe import derived_seed
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
+NORMALIZE_HELP = "of random directions: filter (per output unit), layer, none, or park2022 (as published)"
+IGNORE_HELP = "do not move parameters whose names match this REGEX; default: position tables, by name or use"
 
 FILTERS = 64  # normalised at once
 # Position embeddings are looked up, not multiplied: their rows have no scale invariance.
