@@ -62,7 +62,7 @@ class Padded(nn.Module):
         self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        padding = torch.zeros(inputs.shape[:2], dtype=torch.bool)
+        padding = inputs[..., 0].isnan()  # a mask that depends on the inputs
         padding[:, -2:] = True
         return self.head(self.encoder(inputs, src_key_padding_mask=padding).mean(1))
 
@@ -75,3 +75,5 @@ def test_a_padded_encoder_is_one_function_with_and_without_gradients() -> None:
         differentiated = subject.loss(0).item()
     assert evaluated == pytest.approx(differentiated, rel=1e-6)
     assert torch.backends.mha.get_fastpath_enabled()  # the caller's setting
+    found = landscape.measure("attention", subject, out=None, quiet=True)
+    assert found["name"].values.tolist() == ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]

@@ -24,6 +24,8 @@ def attention_of(flow: Flow, inside: Sequence[int], grid: Grid, prefix: int) -> 
             continue
         axis = 0 if operation.name == "multi_head_attention_forward" else -2  # of tokens
         shapes = [flow.shapes[node] for node in operation.reads[:2]]
+        if axis == 0:  # (token, image, channel), unlike a mask, which comes second where queries are keys and values
+            shapes = [shape for shape in shapes if shape[1:2] == shapes[0][1:2]]
         if operation.name == "softmax":
             if around is not None and shapes[0][-2:] == (math.prod(grid), math.prod(around.kernel)):
                 key = (operation.name, operation.number)
