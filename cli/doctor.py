@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from landscape.cli.command_options import Debug
-from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli.damaged_files import in_child
 from landscape.options import printable
 
 QUICK = 2**24  # bytes of a file that is examined for a suggestion
@@ -29,14 +29,17 @@ def doctor(
     The exit code is 0 if nothing or only notes were found, 3 if something is suspicious or wrong.
     """
     from landscape.cli.process_setup import importing
+    from landscape.doctor.finding import Finding
     from landscape.doctor.rules import examine
 
     files = files or [Path("results.h5")]
-    for file in files:
-        check_not_damaged(file)
-    with importing():
-        from landscape.run import reduce_of
-    findings = examine(files, reduce_of)
+
+    def examined() -> list[Finding]:
+        with importing():
+            from landscape.run import reduce_of
+        return examine(files, reduce_of)
+
+    findings = in_child(examined, files)
     if json:
         typer.echo(encoding.dumps([asdict(finding) for finding in findings]))
     for finding in () if json else findings:

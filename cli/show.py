@@ -115,10 +115,12 @@ def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
 
 def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:
     """A line for each result of which more is finished than the file holds, by a run that goes on or was killed."""
+    from landscape.results.orphans import journals
+    from landscape.results.replacing import behind_link
     from landscape.results.standing import standings
 
     held = {(row["probe"], row["digest"]): row["done"] if row["units"] else math.inf for row in rows}
-    for result in standings(file):
+    for result in standings(file) if journals(behind_link(file)) else ():
         probe, _, name = result.group.partition("/")
         more = result.finished - held.get((probe, name.rpartition("-")[2]), 0)
         if more > 0:

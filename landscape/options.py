@@ -266,7 +266,10 @@ def parse_count(name: str, value: int | str | None, available: int) -> int:
 
 def printable(value: Any) -> str:
     """A value as text that cannot steer a terminal: names in files are anybody's."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def parse_bytes(name: str, text: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -65,6 +66,7 @@ REQUIRED = ("MEANING", "draw", "page")
 OPTIONAL = ("select", "headline", "against")
 
 
+@cache
 def checked(module: ModuleType) -> FigureModule:
     """A figure module that has all it must have and misspells nothing.
 

@@ -16,7 +16,7 @@ import xarray as xr
 from landscape.plots import FIGURES
 from landscape.plots.figure import Comparing, Headlined
 from landscape.probe import MICRO_BATCHES
-from landscape.results import reader
+from landscape.results import on_demand, reader
 from landscape.results.malformed import readable
 
 Numbers = dict[str, float | str]
@@ -56,7 +56,7 @@ def with_intervals(data: xr.Dataset) -> Numbers:
     from landscape.plots.measured import measured  # which has the numbers from here
 
     found = numbers(data)
-    known = {one.name: one for one in measured(data) if one.known} if found else {}
+    known = {one.name: one for one in measured(data, found) if one.known} if found else {}
     return {
         name: known[name].in_words() if name in known and not isinstance(value, str) else value
         for name, value in found.items()
@@ -75,7 +75,7 @@ def text(found: Numbers) -> str:
 
 def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {}) -> list[dict[str, Any]]:
     """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline, and more."""
-    with reader.streaming(path) as stored:
+    with on_demand.results(path) as stored:
         return rows(path, stored, also)
 
 
@@ -106,7 +106,7 @@ def rows(
 
 def _or_why(data: xr.Dataset) -> Numbers:
     """The headline numbers; of a finished result without any, that there are none."""
-    finished = "done" in data and bool((data["done"] == 1).all())
+    finished = "done" in data and bool((data["done"].values == 1).all())
     return with_intervals(data) or (
         {"no number": "is finite: more samples or larger maps may have some"} if finished else {}
     )

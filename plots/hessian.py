@@ -168,27 +168,27 @@ def headline(data: xr.Dataset) -> Numbers:
             found[name] = data[name].item()
     if "threshold" in data:
         found["threshold"] = threshold(data)
-    values = data["eigenvalue"]
-    if "group" in values.dims and np.isfinite(values).any():
-        largest = values.max(("batch", "rank"))
-        found |= {"largest": largest.max().item(), "in": str(data["name"].values[int(np.nanargmax(largest.values))])}
-    lost = (data["done"] == 1) & (values.count("rank") == 0)
-    if lost.any():
+    axes = [axis for axis in ("group", "batch", "rank") if axis in data["eigenvalue"].dims]
+    values = data["eigenvalue"].transpose(*axes).values
+    finite = np.isfinite(values)
+    if "group" in axes and finite.any():
+        largest = np.where(finite, values, -np.inf).max((1, 2))
+        found |= {"largest": largest.max().item(), "in": str(data["name"].values[largest.argmax()])}
+    done = data["done"].transpose(*axes[:-1]).values == 1
+    if (lost := done & ~finite.any(-1)).any():
         found["not finite"] = _mini_batches(lost)
-    unsure = (data["converged"] == 0).where(np.isfinite(values), other=False)
+    unsure = (data["converged"].transpose(*axes).values == 0) & finite
     if unsure.any():
-        count = f"{int(unsure.sum())} of {int(np.isfinite(values).sum())} values"
-        found["not converged"] = f"{count}, {_mini_batches(unsure)}"
-    if "missed" in data and (data["missed"] > 0).any():
-        found["found by a second search"] = int(data["missed"].sum())
-    elif parameters_of(data).get("verify") is False and data.sizes.get("rank", 1) > 1:
+        found["not converged"] = f"{unsure.sum()} of {finite.sum()} values, {_mini_batches(unsure.any(-1))}"
+    if "missed" in data and (missed := data["missed"].values).max(initial=0) > 0:
+        found["found by a second search"] = int(missed.sum())
+    elif parameters_of(data).get("verify") is False and values.shape[-1] > 1:
         found["copies of equal values"] = "not excluded"
     return found
 
 
-def _mini_batches(where: xr.DataArray, most: int = 5) -> str:
-    """Mini-batches by name: `mini-batches 3, 7, ...`."""
-    others = [dim for dim in where.dims if dim != "batch"]
-    indices = np.flatnonzero(where.any(others).values) if others else np.flatnonzero(where.values)
+def _mini_batches(where: np.ndarray, most: int = 5) -> str:
+    """Mini-batches, the last axis, by name: `mini-batches 3, 7, ...`."""
+    indices = np.flatnonzero(where.reshape(-1, where.shape[-1]).any(0))
     named = ", ".join(str(i) for i in indices[:most])
     return f"mini-batch{'es' if len(indices) > 1 else ''} {named}{', ...' if len(indices) > most else ''}"

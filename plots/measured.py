@@ -44,11 +44,14 @@ OTHER = ("_se", "threshold", "at", "at tau", "not converged", "found by a second
          "mini-batches not finite")  # fmt: skip
 
 
-def measured(data: xr.Dataset) -> list[Measured]:
-    """The headline numbers of a result that are finite; also those without a known error."""
+def measured(data: xr.Dataset, headline: headlines.Numbers | None = None) -> list[Measured]:
+    """The headline numbers of a result that are finite; also those without a known error.
+
+    `headline` is its headline, if it is known already.
+    """
     own = OF_PROBE.get(str(data.attrs.get("probe", "")))
     found = {one.name: one for one in (*own(data), *basin_panels.radii(data))} if own is not None else {}
-    for name, value in headlines.numbers(data).items():
+    for name, value in (headlines.numbers(data) if headline is None else headline).items():
         if not isinstance(value, str) and name not in found and not name.endswith(OTHER[0]) and name not in OTHER:
             found[name] = without_error(data, name, float(value))
     return [one for one in found.values() if np.isfinite(one.value)]

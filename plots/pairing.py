@@ -34,7 +34,7 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Differences:
 
 
 def _calibration(data: xr.Dataset, other: xr.Dataset) -> Differences:
-    mine, theirs = (stored_scores({str(name): one[name] for name in one.variables}) for one in (data, other))
+    mine, theirs = (stored_scores(one) for one in (data, other))
     return _scores(mine, theirs, int(parameters_of(data).get("draws", 1000)))
 
 

@@ -125,12 +125,13 @@ def headline(data: xr.Dataset) -> Numbers:
             x, y = (np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y"))
             if len(x) and len(y):
                 found[name] = data[name].transpose("x", "y").values[x[0], y[0]].item()
-    if "objective" in data and np.isfinite(data["objective"]).any():
-        at = data["objective"].argmin(("x", "y"))
-        where = ", ".join(f"{data[axis][at[axis]].item():g}" for axis in ("x", "y"))
-        found |= {"least objective": data["objective"].min().item(), "at": f"({where})"}
-    if "height" in data and HEIGHT_RADIUS in data["radius"]:
-        found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].sel(radius=HEIGHT_RADIUS).item()
+    if "objective" in data and np.isfinite(objective := data["objective"].transpose("x", "y").values).any():
+        at = np.unravel_index(np.nanargmin(objective), objective.shape)
+        where = ", ".join(f"{data[axis].values[i]:g}" for axis, i in zip("xy", at, strict=True))
+        found |= {"least objective": objective[at].item(), "at": f"({where})"}
+    if "height" in data and HEIGHT_RADIUS in data["radius"].values:
+        at = data["radius"].values.tolist().index(HEIGHT_RADIUS)
+        found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].values[at].item()
     measures = {"hold_out_error": "hold-out error at most", "deviation_max": "deviation at most (standard errors)"}
     found |= {words: data[name].item() for name, words in measures.items() if name in data}
     return found | basin_panels.headline(data)

@@ -82,7 +82,7 @@ def headline(data: xr.Dataset) -> Numbers:
     norm: Numbers = {name: data[name].item() for name in (*NORM, *RATIOS) if name in data}
     lost = 0
     if "batch_trace" in data:
-        done = data["done"] == 1
-        done = done.any("round") if "round" in done.dims else done
-        lost = int((done & ~np.isfinite(data["batch_trace"])).sum())
+        done = data["done"].values == 1
+        done = done.any(data["done"].dims.index("round")) if "round" in data["done"].dims else done
+        lost = int((done & ~np.isfinite(data["batch_trace"].values)).sum())
     return found | missed_tol(data) | norm | ({"mini-batches not finite": lost} if lost else {})

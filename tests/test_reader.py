@@ -11,8 +11,9 @@ import pytest
 import synthetic
 import xarray as xr
 
+from landscape.doctor import rules
 from landscape.plots import headlines, noise
-from landscape.results import reader
+from landscape.results import hdf5_file, on_demand, reader
 
 SOME = ("hessian", "surface", "lesion", "variance", "calibration")
 
@@ -156,3 +157,40 @@ def test_neither_reading_nor_drawing_loads_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("probes", [SOME, pytest.param(synthetic.ALL, marks=pytest.mark.campaign)])
+def test_what_is_read_on_demand_is_what_the_whole_file_says(probes: Sequence[str], tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=probes, share=0.7)
+    whole = reader.groups(path)
+    with on_demand.results(path) as found:
+        assert headlines.rows(path, found) == headlines.rows(path, whole)
+        for (name, data), (_, other) in zip(found, whole, strict=True):
+            assert data.attrs == other.attrs
+            for key in data.variables:
+                np.testing.assert_array_equal(data[key].values, other[key].values)
+                assert (data[key].dims, str(data[key].attrs)) == (other[key].dims, str(other[key].attrs))
+            assert (data["done"] == 1).identical(other["done"] == 1), name
+        assert rules._findings([rules.Result(path, *one) for one in found]) == rules._findings(
+            [rules.Result(path, *one) for one in whole]
+        )
+
+
+def test_a_headline_reads_each_array_that_it_needs_once(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(study) as file:
+        stored = sum(len(group) for kind in file.values() for group in kind.values())
+    read: list[hdf5_file.Handle] = []
+    whole = hdf5_file.Handle.array
+    monkeypatch.setattr(hdf5_file.Handle, "array", lambda self: (read.append(self), whole(self))[1])
+    headlines.summary(study)
+    assert len(read) < 0.7 * stored
+
+
+def test_a_damaged_array_is_refused_where_it_is_needed(study: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.h5"
+    path.write_bytes(study.read_bytes())
+    with h5py.File(path, "r+") as file:
+        (group, *_) = file["lesion"].values()
+        group["done"][...] = 7
+    with pytest.raises(ValueError, match="done holds something else than 0 and 1"):
+        headlines.summary(path)

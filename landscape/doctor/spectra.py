@@ -54,10 +54,11 @@ def without_spectrum(result: Result) -> Iterator[Finding]:
 def few_values(result: Result) -> Iterator[Finding]:
     """Summaries over fewer independent values than an interval needs."""
     few = {}
-    for name, error in result.data.data_vars.items():
-        n = float(error.attrs.get("n", np.nan))
-        if str(name).endswith("_se") and not error.ndim and n < FEWEST:
-            few[str(name).removesuffix("_se").replace("_", " ")] = n, str(error.attrs.get("over", ""))
+    for name in map(str, result.data.variables):
+        if name.endswith("_se") and not (error := result.data[name]).ndim:
+            n = float(error.attrs.get("n", np.nan))
+            if n < FEWEST:
+                few[name.removesuffix("_se").replace("_", " ")] = n, str(error.attrs.get("over", ""))
     if not few or not result.complete:
         return
     n, over = next(iter(few.values()))

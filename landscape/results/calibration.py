@@ -83,7 +83,7 @@ def mean_scores(rows: SampleScores, sample: np.ndarray, count: int) -> MeanScore
     return MeanScores(nll, correct, top5, brier, means[_CONFIDENCE].sum(axis=0), means[4:].T)
 
 
-def stored_scores(data: Mapping[str, Any], *, held_out: bool = False, scaled: bool = False) -> SampleScores:
+def stored_scores(data: Mapping[Any, Any], *, held_out: bool = False, scaled: bool = False) -> SampleScores:
     """The scores of all finished samples of a stored calibration result, in the order of the data.
 
     `held_out`: of those that the temperature was not fitted on; `scaled`: after temperature scaling.

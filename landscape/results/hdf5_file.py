@@ -121,14 +121,15 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
                     )
                 continue
             item, count = h5py.h5o.open(group, encoded), count + 1
-            if isinstance(item, ObjectID):
-                limits.add(item, f"{where}/{name}")
-            if isinstance(item, h5py.h5g.GroupID) and h5py.h5o.get_info(item).rc > 1:
-                raise ValueError(f"{path} holds the group {where}/{name} under several names; refused")
-            if isinstance(item, h5py.h5g.GroupID) and depth < DEPTH:
-                inner.append((f"{where}/{name}", item, depth + 1))
-            elif isinstance(item, h5py.h5d.DatasetID):
+            if isinstance(item, h5py.h5d.DatasetID):
                 datasets[name] = Handle(item, item.shape, item.dtype)
+                limits.add(datasets[name], f"{where}/{name}")
+            elif isinstance(item, h5py.h5g.GroupID):
+                limits.add(item, f"{where}/{name}")
+                if h5py.h5o.get_info(item).rc > 1:
+                    raise ValueError(f"{path} holds the group {where}/{name} under several names; refused")
+                if depth < DEPTH:
+                    inner.append((f"{where}/{name}", item, depth + 1))
         if count > MOST_LINKS:
             raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
         yield Group(where, group, datasets)
@@ -189,30 +190,29 @@ class Limits:
         self._name, self._size, self._total, self._attributes = name, size, 0, 0
         self._longest = longest or size  # bytes of a text
 
-    def add(self, item: ObjectID, where: str = "") -> None:
+    def add(self, held: h5py.h5g.GroupID | Handle, where: str = "") -> None:
         """Count what a group or an array holds.
 
         Raises:
             ValueError: it is too much, or its numbers lie elsewhere.
         """
+        item = held.id if isinstance(held, Handle) else held
         if (count := h5py.h5a.get_num_attrs(item)) > MOST_ATTRIBUTES:
-            held = where or "the file itself"
-            raise ValueError(
-                f"{self._name} has {count:,} attributes of {held}, expected at most {MOST_ATTRIBUTES}; refused"
-            )
+            told = f"{count:,} attributes of {where or 'the file itself'}, expected at most {MOST_ATTRIBUTES}"
+            raise ValueError(f"{self._name} has {told}; refused")
         if self._attributes + count * self._longest <= EXPANSION * self._size + SLACK:
             self._attributes += count * self._longest
         else:
             for value in attributes_of(item).values():
                 self._more(len(value) if isinstance(value, str) else 0)
-        if isinstance(item, h5py.h5d.DatasetID):
-            if reason := _unreadable(item):
+        if isinstance(held, Handle):
+            if reason := _unreadable(held.id):
                 raise ValueError(f"{self._name} keeps the numbers of {where} in {reason}; refused")
-            self._check_scales(item, where)
-            count = 0 if item.shape is None else math.prod(item.shape)
-            self._more(item.dtype.itemsize * count)
-            if count and item.dtype.hasobject:
-                self._add_texts(h5py.Dataset(item))
+            self._check_scales(held.id, where)
+            count = 0 if held.shape is None else math.prod(held.shape)
+            self._more(held.dtype.itemsize * count)
+            if count and held.dtype.hasobject:
+                self._add_texts(h5py.Dataset(held.id))
 
     def _check_scales(self, item: h5py.h5d.DatasetID, where: str) -> None:
         """Refuse lists of scales without end, all of which may be one in the file."""

@@ -7,7 +7,7 @@ sees a complete one. Links to other files are not followed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,15 @@ def find(path: Path | str, probe: str | None = None, label: str | None = None) -
 
 
 @contextlib.contextmanager
-def streaming(path: Path | str, probe: str | None = None) -> Iterator[list[tuple[str, xr.Dataset]]]:
+def streaming(
+    path: Path | str,
+    probe: str | None = None,
+    read: Callable[[Path, h5py.Group], xr.Dataset] = lambda _, group: dataset_of(group, lazy=True),
+) -> Iterator[list[tuple[str, xr.Dataset]]]:
     """The results (of a probe), as `find` returns them, but arrays above a megabyte are read when used, and not kept.
 
     They can be used inside the `with` block only. So a file much larger than the memory can be drawn.
+    `read` makes a result of its group in the file.
 
     Raises:
         FileNotFoundError, ValueError: as `open`.
@@ -68,19 +73,23 @@ def streaming(path: Path | str, probe: str | None = None) -> Iterator[list[tuple
     hdf5_file.check(path)
     with hdf5_file.reading(path) as file:
         try:
-            found = _ordered(_datasets(path, file, probe, lazy=True))
+            found = _ordered(_datasets(path, file, probe, read=read))
         except hdf5_file.DAMAGE as error:
             raise hdf5_file.damaged(path, error) from error
         yield found
 
 
 def _datasets(
-    path: Path, file: h5py.File, probe: str | None = None, label: str | None = None, *, lazy: bool = False
+    path: Path,
+    file: h5py.File,
+    probe: str | None = None,
+    label: str | None = None,
+    read: Callable[[Path, h5py.Group], xr.Dataset] = lambda _, group: dataset_of(group),
 ) -> Iterator[tuple[str, xr.Dataset]]:
     for name, group in results_in(file):
         with readable(path, name, advice=f"{REPAIR}{path}"):
             if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label")):
-                yield name, dataset_of(group, lazy=lazy)
+                yield name, read(path, group)
 
 
 def _ordered(found: Iterable[tuple[str, xr.Dataset]]) -> list[tuple[str, xr.Dataset]]:
@@ -111,7 +120,7 @@ def result(path: Path | str, group: str) -> xr.Dataset:
 
 def finished_units(data: xr.Dataset) -> int:
     """How many units of a result are finished."""
-    return int((data["done"] == 1).sum()) if "done" in data else 0
+    return int(np.count_nonzero(data["done"].values == 1)) if "done" in data else 0
 
 
 def unfinished(data: xr.Dataset) -> str:
@@ -130,7 +139,7 @@ def _file(path: Path) -> Iterator[h5py.File]:
             raise hdf5_file.damaged(path, error) from error
 
 
-class _Stored(BackendArray):
+class _Parts(BackendArray):
     """An array of an open file, read part by part."""
 
     def __init__(self, item: h5py.Dataset) -> None:
@@ -145,8 +154,15 @@ class _Stored(BackendArray):
 
 def _array(array: Handle, lazy: bool) -> Any:
     if lazy and array.dtype.kind in "fiu" and (item := h5py.Dataset(array.id)).nbytes > LARGE:
-        return indexing.LazilyIndexedArray(_Stored(item))
+        return indexing.LazilyIndexedArray(_Parts(item))
     return array.array()
+
+
+def attributes(group: h5py.Group, probe: str = "") -> dict[str, Any]:
+    """The attributes of a stored result, checked as those of `dataset_of`."""
+    found = attributes_of(group.id)
+    check_attributes(found, probe or group.name.strip("/").partition("/")[0])
+    return found
 
 
 def dataset_of(group: h5py.Group, probe: str = "", *, lazy: bool = False) -> xr.Dataset:
@@ -157,8 +173,7 @@ def dataset_of(group: h5py.Group, probe: str = "", *, lazy: bool = False) -> xr.
     Raises:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
-    attributes = attributes_of(group.id)
-    check_attributes(attributes, probe or group.name.strip("/").partition("/")[0])
+    about = attributes(group, probe)
     arrays = {name: Handle(item, item.shape, item.dtype) for name, item in datasets(group).items()}
     where = {h5py.h5o.get_info(array.id).addr: name for name, array in arrays.items()}
     for name, array in arrays.items():
@@ -167,7 +182,7 @@ def dataset_of(group: h5py.Group, probe: str = "", *, lazy: bool = False) -> xr.
         name: (dims(array.id, name, where), _array(array, lazy), attributes_of(array.id))
         for name, array in arrays.items()
     }
-    data = xr.Dataset(variables, attrs=attributes)
+    data = xr.Dataset(variables, attrs=about)
     if "done" in data:
         check_done(data["done"].values)
     data.encoding["group"] = group.name.strip("/")

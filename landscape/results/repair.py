@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 from landscape.results import group as groups
-from landscape.results.hdf5_file import CHECK, Limits, attributes_of, hard_links, longest_text
+from landscape.results.hdf5_file import CHECK, Handle, Limits, attributes_of, hard_links, longest_text
 from landscape.results.reader import dataset_of
 from landscape.results.run_key import safe_label
 from landscape.results.updating import change_file
@@ -178,7 +178,7 @@ def _flaw(group: h5py.Group, probe: str, size: int, longest: int) -> str:
         offset = array.get_offset()
         if offset is not None and offset + array.get_storage_size() > size:
             return f"{name} is lost"
-        limits.add(array, name)
+        limits.add(Handle(array, array.shape, array.dtype), name)
     where = groups.places(group)
     for name, array in arrays.items():
         axes = groups.dims(array, name, where)
