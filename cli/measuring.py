@@ -118,19 +118,15 @@ def measure_all(
     from landscape.subject.preprocessing import sharing_images
 
     common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
-    asked, _ = _configured(
-        command, preset, expected(_several(command), checkpoints, parameters), loading
-    )  # before any is read
+    asked, _ = _configured(command, preset, expected(_several(command), checkpoints, parameters), loading)
     with contextlib.ExitStack() as stack:
         processes = stack.enter_context(sharing_processes())
         _refuse_separate_units(asked, workers, scheduler, processes)
         stack.enter_context(event_log(log if processes.rank == 0 else None, command=command, out=out))
         processes.on_main_process(lambda: hdf5_file.check(out, writable=True))
         common["executor"] = stack.enter_context(executor_of(workers, scheduler))
-        choose = partial(
-            chosen_checkpoints, command, _several(command), checkpoints, parameters, reading_values(loading), label
-        )
-        chosen = processes.in_all(partial(choose, quiet=quiet))
+        choose = partial(chosen_checkpoints, command, _several(command), checkpoints, parameters, quiet=quiet)
+        chosen = processes.in_all(partial(choose, reading_values(loading), label))
         runs, spec = _configured(command, preset, chosen.parameters, loading)
         refused, groups = list[NotApplicable](), list[str]()
         stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())

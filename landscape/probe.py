@@ -141,7 +141,7 @@ class Probe(Protocol):
     differentiates: ClassVar[bool] = False  # whether numbers are of second derivatives, which are checked first
     by_process_group: ClassVar[bool] = False  # whether the processes of `torchrun` can share every product
     ordered: ClassVar[bool] = False  # whether the samples keep the order of their source, such as frames of a stream
-    # Several checkpoints of its command: `each` has a result, or they have one, as a `run`, the ends of a `line`, a `pair`
+    # Several checkpoints of its command: `each` has a result, or they have one: a `run`, the ends of a `line`, a `pair`
     # or `members`.
     several: ClassVar[str] = "each"
     checkpoints: ClassVar[str] = "checkpoints, or folders of them: a run's stands for its last"  # this in the help
