@@ -169,7 +169,10 @@ class Reduces(Protocol):
 
 @runtime_checkable
 class Identifies(Protocol):
-    """Replaces its parameters in the digest of the run key, where they name files or where some cannot matter."""
+    """Says what stands for options in the run key: contents for paths, numbers for texts, None where one cannot matter.
+
+    Of the others, those that differ from their defaults are in it.
+    """
 
     def identity(self, subject: Any) -> Mapping[str, Any]: ...
 

@@ -426,7 +426,6 @@ def test_singular_values_of_class_tokens_are_those_of_numpy() -> None:
     np.testing.assert_allclose(found["image_singular_value"][0], np.log(values / values[0]), rtol=1e-6, atol=1e-12)
     assert np.abs(found["image_singular_value"] - mean["image_singular_value"]).max() > 0.1
     np.testing.assert_array_equal(found["token_singular_value"], mean["token_singular_value"])
-    assert "pool" not in Attention().identity(subject)
 
 
 def test_centred_singular_values_are_those_of_the_covariance() -> None:
@@ -440,4 +439,3 @@ def test_centred_singular_values_are_those_of_the_covariance() -> None:
     np.testing.assert_allclose(found["token_singular_value"][0, :3], wanted, rtol=1e-6)
     plain = run_probe(Attention(spectra_images=12), subject)
     assert np.abs(plain["image_singular_value"] - found["image_singular_value"]).max() > 0.1
-    assert "centred" not in Attention().identity(subject)

@@ -272,9 +272,6 @@ def test_a_stopped_run_resumes_and_a_result_without_scores_is_as_before(network:
     from landscape.subject.identity import weights_sha256
 
     subject = landscape.load(network, split="train", **DIGITS)
-    assert not {"also", "margin"} & set(Line().identity(subject)) | {"also", "margin"} & set(
-        Surface().identity(subject)
-    )
     probe = Line(resolution=3, range="0.4", also=("held=digits:test",), margin="10%")
     key = run_key(probe, subject, "", {}, weights=weights_sha256(subject))
     with Writer(tmp_path / "r.h5", key, reduce_of=reduce_of) as writer:

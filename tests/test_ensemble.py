@@ -28,6 +28,7 @@ from landscape.probes import ensemble
 from landscape.probes.ensemble import Ensemble
 from landscape.results.calibration import METRICS
 from landscape.subject import batchnorm
+from landscape.subject.identity import asked
 from landscape.subject.losses import bce
 from landscape.subject.members import with_members
 from landscape.subject.subject import Subject
@@ -369,7 +370,7 @@ def test_the_prediction_time_of_all_members_is_stored_and_drawn_if_asked_for() -
     np.testing.assert_array_equal(figure.axes[-1].containers[0][0].get_xdata(), [1, 3])
     plain = found.drop_attrs().assign_attrs(label="0")
     assert len(plots.page([plain], looks([plain])).axes) == 6
-    probes = [probe_of(3, timed=timed).identity(subject) for timed in (0, 9)]
+    probes = [asked(probe_of(3, timed=timed), subject) for timed in (0, 9)]
     assert probes[0] == probes[1]  # the time is no part of the run key
 
 

@@ -15,6 +15,7 @@ from landscape.options import OptionError
 from landscape.plots import appearance, input_images, input_surface
 from landscape.probe import derived_seed
 from landscape.probes.input_surface import InputSurface
+from landscape.subject.identity import asked
 from landscape.subject.losses import cross_entropy
 from landscape.subject.pixels import losses_of, pgd
 from landscape.subject.subject import Subject
@@ -70,7 +71,7 @@ def test_the_line_towards_pgd_passes_through_its_image() -> None:
     assert "loss" not in found  # one direction spans no plane
     assert probe.plan(subject).shape == (1, 1)
     assert InputSurface("pgd,random", resolution=3).plan(subject).shape == (1, 5)  # a killed run loses one row
-    assert "seed" not in probe.identity(subject)
+    assert "seed" not in asked(probe, subject)
 
 
 def test_a_loss_without_gradient_does_not_change() -> None:

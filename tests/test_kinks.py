@@ -27,6 +27,7 @@ from landscape.probe import Probe
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.trace import Trace
+from landscape.subject.identity import asked
 from landscape.subject.subject import Subject
 
 pytestmark = [
@@ -209,7 +210,7 @@ def test_the_probe_fixes_the_pattern_and_kinks_single_has_another_run_key() -> N
     values = {name: run_probe(probe, of)["eigenvalue"] for name, (probe, of) in measured.items()}
     assert values["fixed"] == pytest.approx(values["exact"], rel=1e-5)
     assert values["free"] != pytest.approx(values["exact"], rel=1e-2)
-    assert [Hessian(kinks=kinks).identity(subject)["kinks"] for kinks in ("double", "single")] == ["double", "single"]
+    assert len({str(asked(Hessian(kinks=kinks), subject)) for kinks in ("double", "single")}) == 2
 
 
 WHOLE: dict[str, Probe] = {

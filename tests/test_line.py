@@ -28,6 +28,7 @@ from landscape.options import OptionError
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.subject import batchnorm
+from landscape.subject.identity import asked
 from landscape.subject.outputs import per_sample
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -389,7 +390,7 @@ def test_a_trained_curve_follows_a_bent_valley(tmp_path: Path, monkeypatch: pyte
     assert [found["loss"][0, 0], found["loss"][0, -1]] == pytest.approx([0.0, 0.0], abs=1e-12)
     assert torch.equal(subject.model.weight.data, torch.tensor([1.0, 0.0], dtype=torch.float64))
     np.testing.assert_array_equal(run_probe(curve, replace(subject))["loss"], found["loss"])  # trained again
-    assert curve.identity(subject) != Line(**options).identity(subject)
+    assert asked(curve, subject) != asked(Line(**options), subject)
 
 
 def test_a_curve_needs_another_checkpoint_and_another_split_than_it_is_trained_on() -> None:

@@ -20,6 +20,7 @@ from landscape.probes.noise import Noise
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.results import reader
 from landscape.run import run_key
+from landscape.subject.identity import asked
 from landscape.subject.outputs import per_sample
 from landscape.subject.spec import Split
 from landscape.subject.subject import Subject
@@ -103,7 +104,7 @@ def test_noise_is_read_by_the_classifier_that_was_fitted_to_clean_samples(size: 
 @pytest.mark.slow
 def test_it_is_another_measurement_and_plain_noise_keeps_its_run_key() -> None:
     subject = _subject()
-    own = Noise(bands="0.8").identity(subject)
+    own = asked(Noise(bands="0.8"), subject)
     assert not {"classifier", "pool", "train_samples"} & own.keys()
     given = [{}, {"train_samples": "80"}, {"train_samples": "60"}, {"train_samples": "all"}]
     linear = [Noise(bands="0.8", classifier="linear", **one) for one in given]

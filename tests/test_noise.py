@@ -203,7 +203,6 @@ def test_pictures_hold_the_masks_and_the_noise_that_the_network_was_given(tmp_pa
     assert found["mask"][0, 6, 7] == 1
     probes = (probe, replace(probe, pictures=0), replace(probe, pictures=1))
     assert len({run_key(one, subject, "kept").digest for one in probes}) == 3
-    assert "pictures" not in replace(probe, pictures=0).identity(subject)  # as before there was the option
     data = landscape.measure("noise", subject, out=tmp_path / "r.h5", quiet=True, bands="0.2,0.7", pictures=2)
     assert dict(data["noisy_image"].sizes) == {"band": 2, "picture": 2, "channel": 3, "row": 12, "column": 12}
     assert drawing.draw(tmp_path / "r.h5", tmp_path / "figures")[-1].name == "noise_pictures.png"
@@ -226,6 +225,5 @@ def test_noise_of_the_published_ring_equals_its_definition_and_is_another_measur
     np.testing.assert_allclose(norms, norms[0, 0])
     plain, published = (run_key(Noise(ring=ring), subject, "") for ring in ("symmetric", "park2022"))
     assert plain.digest != published.digest
-    assert "ring" not in Noise().identity(subject)
     with pytest.raises(OptionError, match="--ring must be"):
         Noise(ring="round")  # type: ignore[arg-type]

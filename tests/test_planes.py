@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.curvature.vectors import inner
 from landscape.probes.surface import Surface
+from landscape.subject.identity import asked
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS
 from landscape.weight_space.extreme_eigenvectors import LOSS_CHANGE, half_range
@@ -167,7 +168,7 @@ def test_the_eigen_plane_weighs_all_samples_equally() -> None:
 @pytest.mark.parametrize("kind", ["eigen", "random"])
 def test_automatic_batch_norm_has_the_run_key_of_frozen_statistics(kind: str) -> None:
     subject = quadratic(symmetric([3.0, -1.0, 0.5]))
-    requested, frozen = (Surface(plane=kind, bn=bn).identity(subject) for bn in ("auto", "frozen"))
+    requested, frozen = (asked(Surface(plane=kind, bn=bn), subject) for bn in ("auto", "frozen"))
     assert requested == frozen
     assert requested["bn"] == "frozen"
 

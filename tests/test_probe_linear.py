@@ -108,7 +108,6 @@ def test_logistic_regression_is_stored_with_its_convergence() -> None:
     assert found["accuracy"][1:].tolist() == [1.0, 1.0]
     assert "gradient" not in ridge
     assert digest(ProbeLinear(solver="lbfgs"), subject) != digest(ProbeLinear(), subject)
-    assert "solver" not in ProbeLinear().identity(subject)  # results from before this option existed keep their run key
 
 
 def test_the_scored_samples_select_nothing() -> None:

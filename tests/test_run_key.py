@@ -115,6 +115,22 @@ def test_the_digest_follows_the_parameters(
     assert digest(small(name, **parameters), loaded(snapshots)) != reference[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("hessian", {"hvp": "kept"}),
+        ("trace", {"hvp": "kept", "max_vectors": 9}),
+        ("surface", {"tolerance": 0.1}),
+        ("sensitivity", {"group_size": 7}),
+        ("ensemble", {"timed": 1}),
+    ],
+)
+def test_options_that_cannot_matter_do_not_enter_the_run_key(
+    name: str, parameters: dict[str, Any], snapshots: Path, reference: dict[str, str]
+) -> None:
+    assert digest(small(name, **parameters), loaded(snapshots)) == reference[name]
+
+
 def test_equal_parameters_in_two_spellings_have_one_run_key(snapshots: Path, reference: dict[str, str]) -> None:
     assert digest(small("surface", resolution="3,3", range="-1:1"), loaded(snapshots)) == reference["surface"]
     assert digest(small("noise", eps="0.70", bands=(0.2, 0.3, 0.7)), loaded(snapshots)) == reference["noise"]

@@ -127,4 +127,3 @@ def test_it_is_stored_drawn_and_another_measurement_than_t_sne(tmp_path: Path) -
     assert [path.name for path in drawing.draw(tmp_path / "r.h5", tmp_path / "figures")] == ["tokens_moved.png"]
     digests = {run_key(probe, subject, "").digest for probe in (PRINCIPAL, Tokens(images=5, perplexity=2.0))}
     assert len(digests) == 2
-    assert "method" not in Tokens(images=5).identity(subject)

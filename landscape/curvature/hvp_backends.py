@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -97,11 +97,6 @@ def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[
     if hvp != "auto":
         return {}
     return {"hvp": curvature(subject, matching(subject.parameters, pattern), hvp, **options).hvp}
-
-
-def without_hvp(probe: Any) -> dict[str, Any]:
-    """The parameters of a probe without the backend, which changes nothing but rounding."""
-    return {name: value for name, value in asdict(probe).items() if name != "hvp"}
 
 
 @once_per_weights

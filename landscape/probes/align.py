@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -56,7 +56,7 @@ class Align(Probe):
         other = read_beside(subject, Path(self._other(subject)))
         recomputed = max(curve.statistics.recalibrate for curve in self._curves(subject))
         batch = {"batch_size": subject.batch_size} if recomputed else {}
-        return {**asdict(self), **batch, "against": state_dict_sha256(other.state_dict), "repair": recomputed}
+        return {**batch, "against": state_dict_sha256(other.state_dict), "repair": recomputed}
 
     def plan(self, subject: Subject) -> Plan:
         names, found = [curve.name for curve in self._curves(subject)], alignment_of(self, subject)

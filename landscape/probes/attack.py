@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -78,7 +78,7 @@ class Attack(Probe):
         """The parameters, with texts parsed; without random starts the seed does not matter."""
         parsed = {"eps": parse_pixels("eps", self.eps), "methods": parse_choices("methods", self.methods, METHODS)}
         step = {"step_size": parse_pixels("step_size", self.step_size)} if self.step_size else {}
-        return {**asdict(self), **parsed, **step, **({} if self.random_start else {"seed": 0})}
+        return {**parsed, **step, **({} if self.random_start else {"seed": None})}
 
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_pixels(subject, "attack")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -68,11 +68,6 @@ class Attention(Probe):
         object.__setattr__(self, "layers", expand(self.layers))
         at_least("spectra_images", self.spectra_images, 0)
         one_of("pool", self.pool, ("mean", "cls"))
-
-    def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, without those of later options where they change nothing."""
-        unused = {"centred": False, "pool": "mean"}
-        return {name: value for name, value in asdict(self).items() if unused.get(name) != value}
 
     def plan(self, subject: Subject) -> Plan:
         layers = attention_layers(subject, self.layers)

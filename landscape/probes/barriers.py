@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations, groupby
 from typing import Annotated, Any, ClassVar
 
@@ -57,11 +57,11 @@ class Barriers(Probe):
         parse_snapshots(self.snapshots)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with the digests of all weights in place of their paths."""
+        """The digests of all weights in place of their paths, and how many batches repair."""
         recomputed = max(curve.statistics.recalibrate for curve in self._curves(subject))
         batch = {"batch_size": subject.batch_size} if recomputed else {}
-        own = {**asdict(self), **batch, "repair": recomputed, "snapshots": ""}
-        return {**own, "members": [network.sha256 for network in self._networks(subject)]}
+        members = [network.sha256 for network in self._networks(subject)]
+        return {**batch, "repair": recomputed, "snapshots": None, "members": members}
 
     def plan(self, subject: Subject) -> Plan:
         networks, kinds = self._networks(subject), self._curves(subject)

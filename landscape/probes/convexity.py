@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
@@ -67,7 +67,7 @@ class Convexity(Probe):
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters in the run key: numbers instead of their spelling, and which weights move."""
         grid, spans = options.parse_resolution("resolution", self.resolution), options.parse_ranges("range", self.range)
-        return {**asdict(self), "resolution": grid, "range": spans, "plane": self._plane(subject).identity}
+        return {"resolution": grid, "range": spans, "plane": self._plane(subject).identity}
 
     def plan(self, subject: Subject) -> Plan:
         plane, (nx, ny) = self._plane(subject), options.parse_resolution("resolution", self.resolution)

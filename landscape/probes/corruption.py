@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
@@ -67,7 +67,7 @@ class Corruption(Probe):
         chosen = {"corruptions": self._names, "severities": self._severities, "source": source}
         against = {name: values.tolist() for name, values in self._baseline().items()}
         sizes = {"sizes": _sizes(subject)} if subject.members else {}
-        return {**asdict(self), **chosen, "baseline": against, **sizes}
+        return {**chosen, "baseline": against, **sizes}
 
     def plan(self, subject: Subject) -> Plan:
         source, names, against = self._source(subject), self._names, self._baseline()

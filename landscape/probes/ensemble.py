@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -77,10 +77,9 @@ class Ensemble(Probe):
             raise OptionError(f"--swa {self.swa} averages snapshots of a run; give --snapshots last:5 with it")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with the digests of the members' weights in place of their paths."""
+        """The digests of the members' weights in place of their paths."""
         members = [network.sha256 for network in self._networks(subject)]
-        own = {name: value for name, value in asdict(self).items() if name != "timed"}
-        return {**own, "members": members, "snapshots": ""}
+        return {"members": members, "snapshots": None, "timed": None}
 
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_classifier(subject, "ensemble")

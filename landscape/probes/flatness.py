@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -101,10 +101,9 @@ class Flatness(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the backend, with the measures and radii that they stand for."""
-        known = {name: value for name, value in asdict(self).items() if name != "hvp"}
+        """The measures and radii that the options stand for; the backend changes nothing but rounding."""
         names = self._names(subject)
-        return {**known, "measures": names, "rho": [self._radii[name] for name in names]}
+        return {"hvp": None, "measures": names, "rho": [self._radii[name] for name in names]}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
         if not set(OF_HESSIAN) & set(self._names(subject)):

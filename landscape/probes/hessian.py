@@ -19,7 +19,6 @@ from landscape.curvature.hvp_backends import (
     Kinks,
     autotuned,
     curvature,
-    without_hvp,
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.lanczos import Spectrum
@@ -145,9 +144,9 @@ class Hessian(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the backend, which changes nothing but rounding; the optimiser as it is used."""
-        known = {name: value for name, value in without_hvp(self).items() if not name.startswith("optimizer")}
-        return known | (optimizer_identity(subject, self._optimizer) if self.operator == "preconditioned" else {})
+        """The optimiser as it is used; the backend changes nothing but rounding."""
+        unused = dict.fromkeys(("hvp", "optimizer", "optimizer_arg", "optimizer_state"))
+        return unused | (optimizer_identity(subject, self._optimizer) if self.operator == "preconditioned" else {})
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])

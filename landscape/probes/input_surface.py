@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -81,11 +81,11 @@ class InputSurface(Probe):
         require(len(sizes) == 1 and 0 < sizes[0] <= 1, "eps", self.eps, "one number above 0, at most 1")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with texts parsed; what no direction uses does not matter."""
+        """Texts parsed; what no direction uses does not matter."""
         names = self._chosen
         unused = [*(("seed",) if "random" not in names else ()), *(("eps", "steps") if "pgd" not in names else ())]
         parsed = {"directions": names, "range": parse_range("range", self.range), "eps": parse_pixels("eps", self.eps)}
-        return {name: value for name, value in {**asdict(self), **parsed}.items() if name not in unused}
+        return parsed | dict.fromkeys(unused)
 
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_pixels(subject, "input-surface")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -54,7 +54,7 @@ class Lesion(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, and what recalibrated batch-norm statistics depend on."""
-        return {**asdict(self), **batchnorm.dependence(subject, recalibration(self.bn))}
+        return batchnorm.dependence(subject, recalibration(self.bn))
 
     def plan(self, subject: Subject) -> Plan:
         groups = self._groups(subject)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -25,7 +25,7 @@ from landscape.weight_space.bezier import CurveTraining, curved
 from landscape.weight_space.coordinates import beside_ends, ticks
 from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
-from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, without_scores
+from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
 from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
@@ -110,10 +110,10 @@ class Line(Probe):
         lines = self._lines(subject)
         statistics = self._statistics(subject, lines)
         curve = self.connect != "straight"
-        own = {name: value for name, value in asdict(self).items() if curve or not name.startswith("connect")}
+        unused = [field.name for field in fields(self) if field.name.startswith("connect") and not curve]
         scores = self._scores(subject, statistics)
         return {
-            **without_scores(own, self.also, self.margin),
+            **dict.fromkeys(unused),
             **(scores.identity() if scores else {}),
             **batchnorm.dependence(subject, statistics.recalibrate),
             "along": [line.identity for line in lines],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -97,15 +97,12 @@ class Noise(Probe):
         return [replace(self, eps=str(size)) for size in parse_numbers("eps", self.eps)]
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with texts parsed to numbers, without pictures and ring where these are the default."""
-        plain: dict[str, Any] = {"pictures": 0, "ring": "symmetric"}
-        parameters = {name: value for name, value in asdict(self).items() if plain.get(name) != value}
+        """Texts parsed to numbers, and the digest of the training samples for their number."""
+        known: dict[str, Any] = {"bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
         if self.classifier == "own":
-            parameters = {name: value for name, value in parameters.items() if name not in ("classifier", *LINEAR_ONLY)}
-        else:
-            images = training_samples(subject, self.train_samples).images
-            parameters["train_samples"] = images.sha256 if images is not None else self.train_samples
-        return {**parameters, "bands": parse_numbers("bands", self.bands), "eps": parse_numbers("eps", self.eps)}
+            return known | dict.fromkeys(LINEAR_ONLY)
+        images = training_samples(subject, self.train_samples).images
+        return known | ({"train_samples": images.sha256} if images is not None else {})
 
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -65,7 +65,7 @@ class Perturbation(Probe):
         if folder is not None:
             rows, names, count = rows_of(subject), self._names(subject), images_in_split(subject)
             files = [[name, perturbations.content(folder, name, count, rows)] for name in names]
-        return {**asdict(self), "perturbations": self._names(subject), "source": files or GENERATED}
+        return {"perturbations": self._names(subject), "source": files or GENERATED}
 
     def plan(self, subject: Subject) -> Plan:
         folder, names = self._folder(subject), self._names(subject)

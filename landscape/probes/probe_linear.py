@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -56,13 +56,10 @@ class ProbeLinear(Probe):
         at_least("train_samples", parse_count("train_samples", self.train_samples, 10**9), LEAST_SAMPLES)
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with the digest of the training samples for their number, without the default solver."""
+        """The digest of the training samples for their number."""
         images = training_samples(subject, self.train_samples).images
         assert images is not None
-        parameters = {**asdict(self), "train_samples": images.sha256}
-        if self.solver == "ridge":
-            del parameters["solver"]
-        return parameters
+        return {"train_samples": images.sha256}
 
     def plan(self, subject: Subject) -> Plan:
         if subject.spec is not None and subject.spec.split == "train":

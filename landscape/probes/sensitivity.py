@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -88,9 +88,9 @@ class Sensitivity(Probe):
         self._settings()
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, without those of other granularities and units."""
+        """Options of other granularities and units do not matter."""
         unused = {"group_size": self.granularity != "group", "neurons": self.unit != "neurons"}
-        return {name: value for name, value in asdict(self).items() if not unused.get(name)}
+        return dict.fromkeys(name for name, off in unused.items() if off)
 
     def plan(self, subject: Subject) -> Plan:
         units, settings, meaning = self._units(subject), self._settings(), subject.meaning

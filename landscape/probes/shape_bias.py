@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -65,7 +65,7 @@ class ShapeBias(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with names and content of the pictures and the content of the mapping for their paths."""
-        return {**asdict(self), "cues": self._contents, "mapping": self._categories(subject)}
+        return {"cues": self._contents, "mapping": self._categories(subject)}
 
     def plan(self, subject: Subject) -> Plan:
         found = self._conflicts(subject)

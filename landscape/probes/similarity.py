@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -51,7 +51,7 @@ class Similarity(Probe):
         """The parameters, with the digest of the other checkpoint's weights in place of its path."""
         other = self._other(subject)
         against = "" if other is subject else state_dict_sha256(other.model.state_dict())
-        return {**asdict(self), "against": against}
+        return {"against": against}
 
     def plan(self, subject: Subject) -> Plan:
         other = self._other(subject)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
@@ -135,9 +135,8 @@ class Step(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with the optimiser that they name and the digest of its state."""
-        known = {**asdict(self), **optimizer_identity(subject, self._options)}
-        return {name: value for name, value in known.items() if name != "batches"} | {"batches": self._count(subject)}
+        """The optimiser that the options name and the digest of its state."""
+        return {**optimizer_identity(subject, self._options), "batches": self._count(subject)}
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (values,) = self.sweep(subject, [unit])

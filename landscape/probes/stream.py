@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
@@ -73,10 +73,11 @@ class Stream(Probe):
         require(self.past + self.look_ahead > 0, "past", self.past, "at least 1, or --look-ahead 1")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters, with texts parsed to numbers, without those of the timing."""
-        own = {name: value for name, value in asdict(self).items() if name not in ("timed", "members")}
-        members = [network.sha256 for network in member_networks(subject, self._others, "", 0)] if self.members else []
-        return {**own, "tau": list(self._taus), **({"members": members} if members else {})}
+        """Texts parsed to numbers; the timing does not matter."""
+        members = (
+            [network.sha256 for network in member_networks(subject, self._others, "", 0)] if self.members else None
+        )
+        return {"timed": None, "tau": list(self._taus), "members": members}
 
     def plan(self, subject: Subject) -> Plan:
         classes = _refuse_other_than_frames(subject)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
@@ -27,7 +27,7 @@ from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSIT
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
 from landscape.weight_space.planes import Plane, plane_of
-from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, without_scores
+from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
 from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import RunningStatistics
 
@@ -154,10 +154,9 @@ class Surface(Probe):
             statistics = self._statistics(plane)
             bn = "interpolate" if statistics.interpolate else self.bn if statistics.recalibrate else "frozen"
             known = {"range": self._ranges(plane), "plane": plane.identity, "bn": bn}
-        own = {name: value for name, value in asdict(self).items() if name != "tolerance" or self.preview}
         scores = self._scores(subject)
         return {
-            **without_scores(own, self.also, self.margin),
+            **({} if self.preview else {"tolerance": None}),
             **(scores.identity() if scores else {}),
             **batchnorm.dependence(subject, self._recalibrate),
             **({"weight_decay": subject.weight_decay} if subject.weight_decay else {}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -60,9 +60,8 @@ class Tokens(Probe):
         require(inside, "depths", self.depths, "numbers from 0 to 1")
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters of the method."""
-        other = ("method",) if self.method == "tsne" else ("perplexity", "seed")
-        return {name: value for name, value in asdict(self).items() if name not in other}
+        """Options of the other method do not matter."""
+        return {} if self.method == "tsne" else dict.fromkeys(("perplexity", "seed"))
 
     def plan(self, subject: Subject) -> Plan:
         layers = self._layers(subject)

@@ -24,7 +24,6 @@ from landscape.curvature.hvp_backends import (
     Kinks,
     autotuned,
     curvature,
-    without_hvp,
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.operator import Curvature
@@ -160,10 +159,8 @@ class Trace(Probe):
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
-        """The parameters without the backend, and without those of what is not asked for."""
-        off = {("blocks", "none"), ("diagonal", "none")}
-        known = {name: value for name, value in without_hvp(self).items() if (name, value) not in off}
-        return known if self.tol else {name: v for name, v in known.items() if name not in ("tol", "max_vectors")}
+        """The backend changes nothing but rounding; without a target there is no cap on the vectors."""
+        return {"hvp": None, **({} if self.tol else {"max_vectors": None})}
 
     def autotune(self, subject: Subject) -> dict[str, str]:
         batches = len(subject.batches)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from landscape import models
@@ -72,11 +72,17 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     }
 
 
+def asked(probe: Any, subject: Subject) -> dict[str, Any]:
+    """The options in the run key: those that differ from their defaults, or what the probe says in their place."""
+    changed = {f.name: value for f in fields(probe) if (value := getattr(probe, f.name)) != f.default}
+    known = changed | dict(probe.identity(subject) if isinstance(probe, Identifies) else {})
+    return {name: value for name, value in known.items() if value is not None}
+
+
 def digest(probe: Probe, subject: Subject, weights: str | None = None) -> str:
     """SHA-256, shortened, of all that can change the numbers; `weights` is the digest of the weights if known."""
     about = identity(subject, probe.uses, weights)  # first: hashing discards values cached for other weights
-    parameters = probe.identity(subject) if isinstance(probe, Identifies) else asdict(probe)  # type: ignore[call-overload]
-    content = {"probe": probe.name, "parameters": parameters, **about, **_code_of(probe)}
+    content = {"probe": probe.name, "parameters": asked(probe, subject), **about, **_code_of(probe)}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -188,12 +188,6 @@ class Scores:
 def axis_names() -> dict[str, Quantity]:
     """Long name of the axis of scores."""
     return {"score": Quantity("score: a loss or the accuracy on one data set")}
-
-
-def without_scores(parameters: Mapping[str, Any], also: Sequence[str], margin: str) -> dict[str, Any]:
-    """Parameters for a run key: those of results without scores stay what they were before there were any."""
-    left_out = () if also or margin else ("also", "margin")
-    return {name: value for name, value in parameters.items() if name not in left_out}
 
 
 @once_per_weights
