@@ -97,7 +97,11 @@ RUN: Mapping[str, Option] = {
         str, "measure the I-th of N parts of the units, for landscape merge; I/N, such as 1/8", "", GENERAL
     ),
     "memory": option(
-        str, "most memory for samples, graphs and stored vectors, such as 8GiB; default: what is free", "", GENERAL
+        str,
+        "bytes that samples, graphs and stored vectors are planned for, such as 8GiB; no bound of the process, "
+        "whose peak is higher; default: what is free",
+        "",
+        GENERAL,
     ),
     "label": option(list[str], "name in the results file, one per checkpoint; repeatable", [], OUTPUT),
     "out": option(Path, "results file", Path("results.h5"), OUTPUT),

@@ -55,9 +55,9 @@ def test_a_limit_divides_mini_batches_and_leaves_the_eigenvalues(
     whole = run_probe(probe, subject)
     with caplog.at_level("DEBUG", logger="landscape"), limited_to(2 * MIB):
         limited = run_probe(probe, subject)
-    assert "memory: about" in caplog.text
+    assert "the peak of the process is higher" in caplog.text
     assert "a mini-batch in " in caplog.text
-    assert caplog.text.count("memory: about") == 1
+    assert caplog.text.count("planned for: about") == 1
     torch.testing.assert_close(
         torch.tensor(limited["eigenvalue"]), torch.tensor(whole["eigenvalue"]), rtol=1e-4, atol=1e-6
     )
@@ -111,7 +111,7 @@ def test_the_option_reaches_the_measurement_and_is_refused_with_other_processes(
     assert exit_code([*words, "--memory", "2k"]) == 1
     assert "give --memory 1GiB" in capsys.readouterr().err
     assert exit_code([*words, "--memory", "1GiB", "--verbose"]) == 0
-    assert "memory: about" in capsys.readouterr().err
+    assert "planned for: about" in capsys.readouterr().err
     assert exit_code([*words, "--memory", "1GiB", "--workers", "2"]) == 2
     assert "limits one process" in capsys.readouterr().err
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Bytes that a measurement needs beside the program itself, an upper estimate."""
+    """Bytes of graphs and vectors that a measurement holds: not the peak of the process, which is higher."""
 
     vectors: int  # temporary ones of the length of the parameters
     stored: int  # vectors of the search
@@ -74,7 +74,7 @@ def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], st
         )
     said = _said(subject)
     if (limit is not None or needed >= SAID or parts > 1) and not said:
-        log.debug("memory: about %s", _in_words(found, parts))
+        log.debug("planned for: about %s; the peak of the process is higher", _in_words(found, parts))
         said.append(needed)
         if limit is not None or needed > SHORT * free:
             memory.return_freed_memory()
