@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -391,3 +393,15 @@ def test_a_run_prints_what_was_found_and_how_only_on_request(command: Command, t
     for said in (printed["--verbose"], *recorded.values()):
         assert all(any(word in line for line in said) for word in ENGINE), said
     assert set(lines) <= set(recorded[""])
+
+
+def test_another_package_of_our_name_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "landscape").mkdir()
+    (tmp_path / "landscape" / "__init__.py").write_text("")
+    file = Path(__file__).parents[1] / "landscape_probes.py"
+    script = f"import runpy; runpy.run_path({str(file)!r})['main']()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, one_line(done.stderr)) == (1, True)
+    assert f"finds another package, {tmp_path}" in done.stderr
+    done = subprocess.run([sys.executable, "-P", "-c", f"{script}", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0

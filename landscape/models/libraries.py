@@ -35,8 +35,15 @@ def library(name: str) -> ModuleType:
         extra = f"landscape-probes[{EXTRAS[name]}]"
         raise ValueError(f"{name} is not installed; install it: pip install '{extra}'") from None
     except (ImportError, RuntimeError) as error:
-        needed = f"install the release for torch {torch.__version__}"
+        needed = f"install the release for torch {torch.__version__}" + f": {cure()}" * (name == "torchvision")
         raise ValueError(f"{name} cannot be imported ({error}); {needed}") from error
+
+
+def cure() -> str:
+    """The command that installs the torchvision of this torch, from the index that has it."""
+    build = torch.__version__.partition("+")[2]  # such as cpu or cu128
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return f"pip uninstall -y torchvision && pip install torch=={torch.__version__} torchvision{index}"
 
 
 def _torchvision() -> ModuleType:
@@ -58,5 +65,10 @@ def _torchvision() -> ModuleType:
             schema = f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             _kept[0].define(schema)  # type: ignore[no-untyped-call]
     found = importlib.import_module("torchvision")
-    log.info("torchvision's compiled operators do not match this torch: classification models work, detection does not")
+    log.info(
+        "torchvision was built for another torch than %s: its classification models work here, not those of detection, "
+        "nor your own `import timm` or `import transformers`; to mend it: %s",
+        torch.__version__,
+        cure(),
+    )
     return found
