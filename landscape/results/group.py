@@ -130,11 +130,14 @@ def seal(group: h5py.Group) -> None:
     group.attrs[CHECK] = checksum(group)
 
 
-def checksum(group: h5py.Group) -> int:
-    """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone."""
+def checksum(group: h5py.Group, arrays: Mapping[str, h5py.h5d.DatasetID] | None = None) -> int:
+    """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone.
+
+    `arrays`: its `datasets`, where they are open already.
+    """
     about = {name: "" if name in ("label", "created", "finished") else v for name, v in attributes_of(group.id).items()}
     found = zlib.crc32(repr(sorted((about | {CHECK: 0}).items())).encode())
-    for name, item in sorted(datasets(group).items()):
+    for name, item in sorted((arrays or datasets(group)).items()):
         values = Handle(item, item.shape, item.dtype).array()
         content = "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
         found = zlib.crc32(content, zlib.crc32(repr((name, sorted(attributes_of(item).items()))).encode(), found))
@@ -143,7 +146,7 @@ def checksum(group: h5py.Group) -> int:
 
 def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> None:
     """Note beside every standard error how many independent values it is of, by `values` or the finished units."""
-    where = places(group)
+    where = places(datasets(group))
     errors = {name: str(group[name].attrs[OVER]) for name in where.values() if OVER in group[name].attrs}
     stored = {name: array_of(group[name]) for name in {"done", *errors.values()} & set(where.values())}
     axes = {name: dims(group[name].id, name, where) for name in (*errors, *stored)}
@@ -183,9 +186,9 @@ def datasets(group: h5py.Group) -> dict[str, h5py.h5d.DatasetID]:
     return {name: item for name, item in items if isinstance(item, h5py.h5d.DatasetID)}
 
 
-def places(group: h5py.Group) -> dict[int, str]:
+def places(arrays: Mapping[str, h5py.h5d.DatasetID]) -> dict[int, str]:
     """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
-    return {h5py.h5o.get_info(item).addr: name for name, item in datasets(group).items()}
+    return {h5py.h5o.get_info(item).addr: name for name, item in arrays.items()}
 
 
 def dims(dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str]) -> tuple[str, ...]:
@@ -206,14 +209,15 @@ def copy(source: h5py.Group, file: h5py.File, name: str) -> h5py.Group:
     flat = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
     flat.set_copy_object(h5py.h5o.COPY_SHALLOW_HIERARCHY_FLAG)
     h5py.h5o.copy(source.id, b".", file.id, name.encode(), flat, created)
-    group, made, where = file[name], datasets(file[name]), places(source)
+    group, arrays = file[name], datasets(source)
+    made, where = datasets(group), places(arrays)
     for key in set(group) - set(made):
         del group[key]
     for item in made.values():
         for attribute in CONVENTION - SCALE:
             if h5py.h5a.exists(item, attribute.encode()):
                 h5py.h5a.delete(item, attribute.encode())
-    for key, item in datasets(source).items():
+    for key, item in arrays.items():
         for axis, names in enumerate(scales_of(item, where)):
             for scale in names:
                 h5py.h5ds.attach_scale(made[key], made[scale], axis)

@@ -225,8 +225,8 @@ def _key(name: str) -> tuple[str, str]:
 
 def _roles(group: h5py.Group) -> tuple[list[str], list[str]]:
     """The axes of a result, and its arrays that hold one entry per unit, without `done`."""
-    where = groups.places(group)
     items = groups.datasets(group)
+    where = groups.places(items)
     dims = {name: groups.dims(item, name, where) for name, item in items.items()}
     axes = [name for name in dims if dims[name] == (name,)]
     units = dims.get("done", ())

@@ -25,7 +25,6 @@ import numpy as np
 
 from landscape.results import group as groups
 from landscape.results.hdf5_file import CHECK, Handle, Limits, attributes_of, hard_links, longest_text
-from landscape.results.reader import dataset_of
 from landscape.results.run_key import safe_label
 from landscape.results.updating import change_file
 
@@ -164,12 +163,12 @@ def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list
                 about = attributes_of(group.id)
                 probe = place.partition("/")[0] if isinstance(place, str) else str(about.get("probe"))
                 identity = [probe, str(about.get("label", "")), str(about.get("digest", ""))]
-                yield [_flaw(group, probe, size, longest), *identity, h5py.h5o.get_info(group.id).addr]
+                yield [_flaw(group, size, longest), *identity, h5py.h5o.get_info(group.id).addr]
             except Exception as error:  # whatever HDF5 raises on damaged bytes
                 yield [" ".join(str(error).split())[:120] or type(error).__name__]
 
 
-def _flaw(group: h5py.Group, probe: str, size: int, longest: int) -> str:
+def _flaw(group: h5py.Group, size: int, longest: int) -> str:
     if not {"probe", "label"} <= set(group.attrs) or "done" not in group:
         return "its attributes are lost"
     arrays, limits = groups.datasets(group), Limits("it", size, longest=longest)
@@ -179,15 +178,16 @@ def _flaw(group: h5py.Group, probe: str, size: int, longest: int) -> str:
         if offset is not None and offset + array.get_storage_size() > size:
             return f"{name} is lost"
         limits.add(Handle(array, array.shape, array.dtype), name)
-    where = groups.places(group)
+    where, sizes = groups.places(arrays), {name: array.shape[0] for name, array in arrays.items() if array.rank == 1}
     for name, array in arrays.items():
-        axes = groups.dims(array, name, where)
-        if not h5py.h5ds.is_scale(array) and any(axis not in arrays for axis in axes):
-            return f"the axes of {name} are lost"
-    if group.attrs.get(CHECK) != groups.checksum(group):
+        if not h5py.h5ds.is_scale(array):
+            axes = zip(groups.dims(array, name, where), array.shape, strict=True)
+            if any(sizes.get(axis) != length for axis, length in axes):
+                return f"the axes of {name} are lost"
+    if group.attrs.get(CHECK) != groups.checksum(group, arrays):
         return "it is not as it was stored"
     with h5py.File("copied", "w", driver="core", backing_store=False) as copied:
-        dataset_of(groups.copy(group, copied, "copy"), probe)
+        groups.copy(group, copied, "copy")
     return ""
 
 
