@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import forked
 import numpy as np
@@ -135,6 +135,8 @@ def test_a_report_counts_from_what_is_stored(snapshots: Path, tmp_path: Path) ->
 @dataclass(frozen=True)
 class Refusing(Variance):
     """Refuses its data when the given unit is measured."""
+
+    name: ClassVar[str] = "refusing"
 
     at: int = 0
 
