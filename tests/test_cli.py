@@ -365,7 +365,7 @@ def test_the_help_lists_the_probes_in_their_groups(command: Command, monkeypatch
     assert [name for group in GROUPS for name in listed[f"Measure: {group}"] if name != "features"] == list(PROBES)
     assert max(map(len, listed.values())) <= 13
     index = (Path(__file__).parents[1] / "docs" / "probes" / "index.md").read_text()
-    assert re.findall(r"(?m)^## (.*)", index) == [group.capitalize() for group in GROUPS]
+    assert re.findall(r"(?m)^## (.*)", index) == [*(group.capitalize() for group in GROUPS), "Layers"]
     assert re.findall(r"(?m)^\| \[([\w-]+)\]", index) == re.findall(r"(?m)^([\w-]+) <", index) == list(PROBES)
     assert [*dict.fromkeys(figure.probe for figure in FIGURES.values() if figure.probe in PROBES)] == list(PROBES)
 

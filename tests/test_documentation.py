@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from landscape.cli.main import app, exit_code
 from landscape.plots import FIGURES
-from landscape.probes import PROBES
+from landscape.probes import GROUPS, OWN, PROBES
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -55,9 +55,23 @@ def test_the_python_examples_run_one_after_the_other(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("page", [README, ROOT / "docs" / "own-models.md"], ids=lambda page: page.stem)
-def test_your_own_models_are_measured(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scope: dict[str, object] = {}
+def test_the_commands_of_the_readme_work_in_an_empty_folder_in_their_order(tmp_path: Path) -> None:
+    for name, text in files(README).items():
+        (tmp_path / name).write_text(text)
+    lines = [line for block in blocks(README, "console") for line in block.splitlines()]
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    words = [one for one in words if one[0] in ("landscape", "python3") and "venv" not in one]
+    assert len(words) >= 9
+    for one in words:
+        command = [sys.executable, *(["-m", *one] if one[0] == "landscape" else one[1:])]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode in ((0, 3) if "doctor" in one else (0,)), (one, done.stderr)
+    assert {"results.h5", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.campaign
+def test_your_own_models_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, scope = ROOT / "docs" / "own-models.md", dict[str, object]()
     for name, text in files(page).items():
         (tmp_path / name).write_text(text)
     exec(files(page)["mine.py"], scope)
@@ -109,12 +123,20 @@ def test_what_the_page_of_papers_names_exists() -> None:
 
 
 @pytest.mark.slow
-def test_the_readme_names_every_probe_among_the_commands_and_every_command_exists() -> None:
+def test_the_readme_names_the_probes_of_every_group_and_all_other_commands() -> None:
     helped = subprocess.run([sys.executable, "-m", "landscape", "--help"], capture_output=True, text=True).stdout
-    (listed,) = re.findall(r"`(train models demo reproduce \|[^`]*)`", README.read_text())
-    words = listed.replace("|", " ").split()
-    assert [word for word in words if f" {word} " not in helped] == []
-    assert [name for name in PROBES if name not in words] == []
+    text = README.read_text()
+    rows = {group: re.findall(r"`([^`]+)`", row) for group, row in re.findall(r"(?m)^\| ([^|`]+) \| (`.*) \|$", text)}
+    assert rows == {group: [name for name in OWN if PROBES[name].group == group] for group in GROUPS}
+    (listed,) = re.findall(r"`(train models demo reproduce \|[^`]*)`", text)
+    assert {*listed.replace("|", " ").split(), *OWN} == {*re.findall(r"(?m)^│ ([a-z][\w-]+) ", helped)}
+
+
+def test_the_commands_that_are_called_stable_exist() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text()
+    named = {*re.findall(r"`([a-z][a-z-]+)`", page)} - {"format", "api", *GROUPS}
+    assert len(named) > 15
+    assert sorted(named - command_line().commands.keys()) == []
 
 
 @pytest.mark.parametrize("name", PROBES)
