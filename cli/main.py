@@ -162,8 +162,9 @@ def exit_code(arguments: Sequence[str]) -> int:
     except usage_error as error:
         if not arguments:
             return 2  # the help has been shown
-        command = f" {error.ctx.info_name}" if error.ctx is not None and error.ctx.parent is not None else ""
-        return _fail(f"{error.format_message().strip()} (see: landscape{command} --help)", 2)
+        name = str(error.ctx.info_name) if error.ctx is not None and error.ctx.parent is not None else ""
+        see = f"landscape {name} --help-all" if name in MEASURING else f"landscape {name} --help".replace("  ", " ")
+        return _fail(f"{error.format_message().strip()} (see: {see})", 2)
     except OptionError as error:
         return _fail(_one_line(error), 2)
     except Terminated:

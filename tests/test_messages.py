@@ -130,7 +130,8 @@ FRESH = ("--model", "mine.py:model", "--data", "mine.py:data")
     ("words", "said"),
     [
         (("hessain", "ok.pt"), "(see: landscape --help)"),
-        (("hessian", "--foo"), "(see: landscape hessian --help)"),
+        (("hessian", "--foo"), "(see: landscape hessian --help-all)"),
+        (("plot", "--foo"), "(see: landscape plot --help)"),
         (("hessian", "okk.pt", *FRESH), "there is ok.pt; give"),
         (("hessian", "ok.pt"), "nor its model; give --model NAME|file.py:callable and --data"),
         (("hessian", "ok.pt", "--model", "mine.py", "--data", "mine.py:data"), "give --model mine.py:model"),
