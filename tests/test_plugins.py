@@ -85,7 +85,7 @@ def test_a_probe_that_cannot_be_used_is_refused_with_its_package(
     code: str, why: str, added: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added({"probes/own": "broken:Own"}, broken=code)
-    monkeypatch.setitem(probes.PROBES, "own", probes.ProbeEntry("", "", "", ""))
+    monkeypatch.setitem(probes.PROBES, "own", probes.ProbeEntry("", "", ""))
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises(ValueError, match=r"own of the package other 1\.2 cannot be used") as caught:
         probe_class("own")

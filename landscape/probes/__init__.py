@@ -23,147 +23,90 @@ class ProbeEntry(NamedTuple):
     """A row of the table."""
 
     group: str  # one of GROUPS, whose rows follow each other: help, documentation and report have them in this order
-    module: str  # that holds the probe; imported on use, so that the table costs nothing; "" of another package
-    dataclass: str  # the probe
+    dataclass: str  # the probe, in the module of its name (_ for -), imported on use; "" of another package
     help: str  # one line, of the command
     shared_pass: bool = False  # whether `landscape features` measures it, from one forward pass with others
     needs: str = ""  # a package beyond the project's requirements, without which it measures files only
 
 
 PROBES: dict[str, ProbeEntry] = {
-    "surface": ProbeEntry(CORE, "surface", "Surface", "Loss on a filter-normalised plane around the weights."),
-    "line": ProbeEntry(
-        CORE, "line", "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."
-    ),
-    "barriers": ProbeEntry(
-        CORE, "barriers", "Barriers", "Barriers between every two of several checkpoints, also aligned."
-    ),
-    "align": ProbeEntry(CORE, "align", "Align", "Permute a second checkpoint to match: the barrier before and after."),
-    "trajectory": ProbeEntry(
-        CORE, "trajectory", "Trajectory", "Training path in polar coordinates and on its principal plane."
-    ),
-    "hessian": ProbeEntry(
-        CORE, "hessian", "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."
-    ),
-    "trace": ProbeEntry(CORE, "trace", "Trace", "Trace of the Hessian, with its standard error."),
-    "density": ProbeEntry(CORE, "density", "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
-    "convexity": ProbeEntry(
-        CORE, "convexity", "Convexity", "Ratio of the extreme Hessian eigenvalues at every point of a plane."
-    ),
+    "surface": ProbeEntry(CORE, "Surface", "Loss on a filter-normalised plane around the weights."),
+    "line": ProbeEntry(CORE, "Line", "Loss along a line through the weights, or to another checkpoint: the barrier."),
+    "barriers": ProbeEntry(CORE, "Barriers", "Barriers between every two of several checkpoints, also aligned."),
+    "align": ProbeEntry(CORE, "Align", "Permute a second checkpoint to match: the barrier before and after."),
+    "trajectory": ProbeEntry(CORE, "Trajectory", "Training path in polar coordinates and on its principal plane."),
+    "hessian": ProbeEntry(CORE, "Hessian", "Extreme Hessian eigenvalues of every mini-batch, each with its residual."),
+    "trace": ProbeEntry(CORE, "Trace", "Trace of the Hessian, with its standard error."),
+    "density": ProbeEntry(CORE, "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
+    "convexity": ProbeEntry(CORE, "Convexity", "Ratio of the extreme Hessian eigenvalues at every point of a plane."),
     "flatness": ProbeEntry(
-        CORE,
-        "flatness",
-        "Flatness",
-        "How flat the loss is: sharpness, noise and curvature measures, each with its error.",
+        CORE, "Flatness", "How flat the loss is: sharpness, noise and curvature measures, each with its error."
     ),
-    "step": ProbeEntry(
-        CORE, "step", "Step", "The optimiser's next update: sharpness along it, predicted and actual change."
-    ),
+    "step": ProbeEntry(CORE, "Step", "The optimiser's next update: sharpness along it, predicted and actual change."),
     "noise-scale": ProbeEntry(
-        CORE,
-        "noise_scale",
-        "NoiseScale",
-        "Gradient noise scale, simple and weighted by the curvature: useful batch sizes.",
+        CORE, "NoiseScale", "Gradient noise scale, simple and weighted by the curvature: useful batch sizes."
     ),
     "sensitivity": ProbeEntry(
-        CORE,
-        "sensitivity",
-        "Sensitivity",
-        "Accuracy and loss when weights are quantised, pruned or disturbed, unit by unit.",
+        CORE, "Sensitivity", "Accuracy and loss when weights are quantised, pruned or disturbed, unit by unit."
     ),
     "fourier": ProbeEntry(
-        REPRESENTATIONS, "fourier", "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
+        REPRESENTATIONS, "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
     ),
-    "variance": ProbeEntry(
-        REPRESENTATIONS, "variance", "Variance", "Variance of feature maps over positions, per layer.", True
-    ),
+    "variance": ProbeEntry(REPRESENTATIONS, "Variance", "Variance of feature maps over positions, per layer.", True),
     "similarity": ProbeEntry(
-        REPRESENTATIONS,
-        "similarity",
-        "Similarity",
-        "Centred kernel alignment of all pairs of layers, or of two networks.",
-        True,
+        REPRESENTATIONS, "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks.", True
     ),
     "attention": ProbeEntry(
-        REPRESENTATIONS,
-        "attention",
-        "Attention",
-        "Distance, mutual information and diversity of self-attentions, per head.",
-        True,
+        REPRESENTATIONS, "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
     ),
     "attention-maps": ProbeEntry(
-        REPRESENTATIONS,
-        "attention_maps",
-        "AttentionPictures",
-        "Where chosen positions of the first images attend, for pictures.",
+        REPRESENTATIONS, "AttentionPictures", "Where chosen positions of the first images attend, for pictures."
     ),
-    "tokens": ProbeEntry(REPRESENTATIONS, "tokens", "Tokens", "Tokens of the first images in the plane, by t-SNE."),
+    "tokens": ProbeEntry(REPRESENTATIONS, "Tokens", "Tokens of the first images in the plane, by t-SNE."),
     "geometry": ProbeEntry(
-        REPRESENTATIONS,
-        "geometry",
-        "Geometry",
-        "Dimension of features, neural collapse and class separation, per layer.",
-        True,
+        REPRESENTATIONS, "Geometry", "Dimension of features, neural collapse and class separation, per layer.", True
     ),
-    "lesion": ProbeEntry(
-        REPRESENTATIONS, "lesion", "Lesion", "Accuracy and loss when one unit is removed, for every unit."
-    ),
+    "lesion": ProbeEntry(REPRESENTATIONS, "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
     "probe-linear": ProbeEntry(
-        REPRESENTATIONS, "probe_linear", "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
+        REPRESENTATIONS, "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
     ),
     "uncertainty": ProbeEntry(
         REPRESENTATIONS,
-        "uncertainty",
         "Uncertainty",
         "Model and data uncertainty of feature maps, and their spatial covariance, per layer.",
     ),
     "calibration": ProbeEntry(
-        PREDICTIONS,
-        "calibration",
-        "Calibration",
-        "Calibration of the probabilities, before and after temperature scaling.",
+        PREDICTIONS, "Calibration", "Calibration of the probabilities, before and after temperature scaling."
     ),
     "ensemble": ProbeEntry(
-        PREDICTIONS,
-        "ensemble",
-        "Ensemble",
-        "Averaged probabilities of several networks: calibration, uncertainty, diversity.",
+        PREDICTIONS, "Ensemble", "Averaged probabilities of several networks: calibration, uncertainty, diversity."
     ),
     "corruption": ProbeEntry(
         PREDICTIONS,
-        "corruption",
         "Corruption",
         "Accuracy, NLL and calibration under common corruptions: CIFAR-C, ImageNet-C.",
         needs="imagecorruptions",
     ),
     "perturbation": ProbeEntry(
-        PREDICTIONS,
-        "perturbation",
-        "Perturbation",
-        "Consistency of the predictions on slowly changing images: CIFAR-P.",
+        PREDICTIONS, "Perturbation", "Consistency of the predictions on slowly changing images: CIFAR-P."
     ),
-    "attack": ProbeEntry(
-        PREDICTIONS, "attack", "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."
-    ),
+    "attack": ProbeEntry(PREDICTIONS, "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."),
     "input-surface": ProbeEntry(
         PREDICTIONS,
-        "input_surface",
         "InputSurface",
         "Loss around the images: along the gradient, towards adversarial images, at random.",
     ),
-    "noise": ProbeEntry(
-        PREDICTIONS, "noise", "Noise", "Accuracy under noise of one band of frequencies, for every band."
-    ),
+    "noise": ProbeEntry(PREDICTIONS, "Noise", "Accuracy under noise of one band of frequencies, for every band."),
     "shape-bias": ProbeEntry(
-        PREDICTIONS, "shape_bias", "ShapeBias", "Decisions for the shape against the texture of cue-conflict pictures."
+        PREDICTIONS, "ShapeBias", "Decisions for the shape against the texture of cue-conflict pictures."
     ),
     "stream": ProbeEntry(
-        PREDICTIONS, "stream", "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."
+        PREDICTIONS, "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."
     ),
 }
 
 OWN = tuple(PROBES)
-PROBES |= {n: ProbeEntry(PLUGINS, "", "", f"Of the package {one.package}.") for n, one in beside("probes", OWN).items()}
+PROBES |= {n: ProbeEntry(PLUGINS, "", f"Of the package {one.package}.") for n, one in beside("probes", OWN).items()}
 _given: dict[str, type[Any]] = {}  # classes that a caller gave, by name
 
 FEATURES = tuple(name for name, entry in PROBES.items() if entry.shared_pass)
@@ -195,8 +138,9 @@ def _class_of(name: str) -> type[Any]:
     if name not in PROBES:
         raise ValueError(f"there is no probe {name}; expected one of {', '.join(PROBES)}{did_you_mean(name, PROBES)}")
     entry = PROBES[name]
-    if entry.module:
-        return checked(getattr(import_module(f"landscape.probes.{entry.module}"), entry.dataclass))
+    if entry.dataclass:
+        module = import_module(f"landscape.probes.{name.replace('-', '_')}")
+        return checked(getattr(module, entry.dataclass))
     plugin = plugins("probes")[name]
     kind: type[Any] = plugin.load()
     plugin.require_api(vars(kind).get("api"))
