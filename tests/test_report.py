@@ -459,9 +459,9 @@ def test_a_large_surface_is_thinned_and_unused_arrays_are_not_read(
         group["done"][...] = 1
         group["l2"][...] = 7.0
     read: list[str] = []
-    get = reader._Stored.__getitem__
+    get = reader._Parts.__getitem__
     monkeypatch.setattr(
-        reader._Stored, "__getitem__", lambda self, key: (read.append(self.item.name), get(self, key))[1]
+        reader._Parts, "__getitem__", lambda self, key: (read.append(self.item.name), get(self, key))[1]
     )
     (panel,) = json.loads(Page(written(path, tmp_path)).raw["script"][0])["surface"]
     assert panel["loss"]["n"] == [201, 201]
