@@ -143,7 +143,7 @@ def cell(probe: str, subject: Subject, out: Path, options: dict[str, Any]) -> st
         return f"refused: {' '.join(str(error).split())}"
     if not (found["done"] == 1).all():
         return "FAILED: unfinished"
-    numbers = headlines.headline_function(probe)(found)
+    numbers = headlines.numbers(found)
     shown = [f"{name} {value:.3g}" for name, value in numbers.items() if isinstance(value, float)]
     return shown[0] if shown else "ok"
 

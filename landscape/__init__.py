@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from landscape import probes
     from landscape.api import evaluate, features, measure
+    from landscape.headline import Headline
     from landscape.monitoring.lightning_callback import LightningMonitor
     from landscape.monitoring.monitor import Monitor
     from landscape.monitoring.transformers_callback import TransformersMonitor
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "LightningMonitor", "Monitor", "Plan", "Probe", "Quantity", "Subject", "TransformersMonitor", "Unit", "__version__",
-    "compare", "evaluate", "features", "load", "measure", "open", "probes",
+    "Headline", "LightningMonitor", "Monitor", "Plan", "Probe", "Quantity", "Subject", "TransformersMonitor", "Unit",
+    "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes",
 ]  # fmt: skip
 
 _HOME = {
     "LightningMonitor": "monitoring.lightning_callback", "Monitor": "monitoring.monitor",
     "TransformersMonitor": "monitoring.transformers_callback",
     "Subject": "subject.subject", "load": "subject.loading", "open": "results.reader",
-    "Plan": "probe", "Probe": "probe", "Quantity": "probe", "Unit": "probe",
+    "Headline": "headline", "Plan": "probe", "Probe": "probe", "Quantity": "probe", "Unit": "probe",
     "compare": "plots.comparison", "evaluate": "api", "features": "api", "measure": "api",
 }  # fmt: skip
 

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from landscape.headline import Headline
+
 Values: TypeAlias = Mapping[str, Any]  # quantity name -> number or array without the unit axes
 
 
@@ -147,6 +149,7 @@ class Probe(Protocol):
     checkpoints: ClassVar[str] = "checkpoints, or folders of them: a run's stands for its last"  # this in the help
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name
     smallest: ClassVar[Mapping[str, Any]] = {}  # parameters for the fastest meaningful run, used by tests
+    headlines: ClassVar[Sequence[Headline]] = ()  # numbers that sum up a result; without, all without an axis
 
     def plan(self, subject: Any) -> Plan: ...
 

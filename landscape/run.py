@@ -17,20 +17,9 @@ from landscape.curvature.derivative_check import disagreement
 from landscape.executors.executor import IN_PROCESS, Executor
 from landscape.executors.lockstep import Measure, follow, followed, leading, require_equal
 from landscape.executors.memory_limit import with_smaller_mini_batches
+from landscape.headline import stored_headlines
 from landscape.options import OptionError, forecast_level
-from landscape.probe import (
-    WHOLE,
-    Autotunes,
-    Estimates,
-    Plan,
-    Probe,
-    Reduces,
-    Shard,
-    Stages,
-    Unit,
-    Values,
-    report_units,
-)
+from landscape.probe import WHOLE, Autotunes, Estimates, Plan, Probe, Reduces, Shard, Stages, Unit, Values, report_units
 from landscape.probes import PROBES, is_known, probe_class
 from landscape.results import group as groups
 from landscape.results.command_line import OPTIONS, chosen
@@ -200,6 +189,7 @@ def run_key(
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **attributes_of(subject),
         "versions": json.dumps(versions()),
+        **stored_headlines(probe.headlines),
     }
     if probe.name in PROBES and (spec := subject.spec) is not None and (spec.checkpoint or spec.model):
         attributes[OPTIONS] = json.dumps(chosen(probe, spec), default=str)

@@ -11,7 +11,6 @@ from landscape.plots import style
 from landscape.plots.appearance import LINES, Look, escaped, loss_label
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, finite
 from landscape.plots.line import band
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import half_width
@@ -70,23 +69,3 @@ def _curve(data: xr.Dataset, k: int) -> str:
     if not np.isfinite(height):
         return name
     return f"{name}, barrier {plus_minus(height, half)}"
-
-
-def pair(data: xr.Dataset) -> tuple[int, int]:
-    """The curves of the headline: as they are and aligned, with batch norm recomputed where there is one."""
-    count = data.sizes["curve"]
-    return count // 2 - 1, count - 1
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The barrier before and after, and the similarity of the weights after."""
-    if not finite(data, "barrier").size:
-        return {}
-    before, after = pair(data)
-    return {
-        "barrier before": data["barrier"].values[before].item(),
-        "barrier": data["barrier"].values[after].item(),
-        "barrier_se": data["barrier_se"].values[after].item(),
-        "accuracy barrier": data["accuracy_barrier"].values[after].item(),
-        "similarity": float(data.attrs.get("similarity", np.nan)),
-    }

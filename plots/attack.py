@@ -135,15 +135,3 @@ def title_of(data: xr.Dataset, method: int) -> str:
 def quantity_of(data: xr.Dataset) -> str:
     """The quantity to draw: the loss where it defines no accuracy."""
     return "accuracy" if change(data) == "accuracy_drop" else "loss"
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy as it is and under every attack of the largest eps that is finished."""
-    quantity = quantity_of(data)
-    found: Numbers = {f"intact {quantity}": float(data.attrs.get(f"intact_{quantity}", np.nan))}
-    for row, name in zip(data[quantity].values, data["method_name"].values, strict=True):
-        finite = np.flatnonzero(np.isfinite(row))
-        if finite.size:
-            eps = 255 * float(data["eps"].values[finite[-1]])
-            found[f"{NAMES.get(str(name), str(name))} at {eps:g}/255"] = float(row[finite[-1]])
-    return found

@@ -11,7 +11,6 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, first_and_last
 
 MEANING = (
     "How far each head attends, in pixels of the image, and how much its attention depends on the query: points are "
@@ -48,12 +47,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for data, look in zip(results, looks, strict=True):
             draw(data, ax, quantity=quantity, look=look)
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Attention distance and normalised mutual information, averaged over heads, of the first and the last layer."""
-    found: Numbers = {}
-    for name, word in (("distance", "distance"), ("mutual_information", "NMI")):
-        means = np.array([row[np.isfinite(row)].mean() for row in data[name].values if np.isfinite(row).any()])
-        found |= {f"{word} {key}": value for key, value in first_and_last(means).items()}
-    return found

@@ -10,7 +10,6 @@ import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
-from landscape.plots.headlines import Numbers
 from landscape.plots.mosaic import mosaic
 from landscape.plots.theme import narrow, page_width
 
@@ -67,12 +66,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for ax in grid[:, 0]:
         ax.set_xlim(0, widest)  # pictures of one size, however many layers a network has
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The largest attention weight of a query, mean over images, at the first and the last layer."""
-    values = data["attention"].values
-    if not np.isfinite(values).any():
-        return {}
-    largest = data["attention"].max(("row", "column")).mean(("image", "query"))
-    return {"largest weight first": largest.values[0].item(), "last": largest.values[-1].item()}

@@ -8,11 +8,9 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.align import pair
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.differences import shortened
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, finite
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
@@ -72,21 +70,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=list(axes[: data.sizes["curve"]]))
         bar.set_label(f"barrier ({data['barrier'].attrs.get('units', '1')})")
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The largest barrier of the last curve, and the mean over pairs, also before aligning by the same statistics."""
-    if not finite(data, "barrier").size:
-        return {}
-    last = data["barrier"].values[-1]
-    if not np.isfinite(last).any():
-        return {}
-    top = int(np.nanargmax(last))
-    found: Numbers = {
-        "barrier": last[top].item(),
-        "barrier_se": data["barrier_se"].values[-1][top].item(),
-        "mean": float(np.nanmean(last)),
-    }
-    if str(data["name"].values[-1]).startswith("aligned"):
-        found["mean before"] = float(np.nanmean(data["barrier"].values[pair(data)[0]]))
-    return found

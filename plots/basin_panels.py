@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +12,6 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import LINES, Look, escaped, loss_label
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headline_number import FLATTER_ABOVE, Measured, number
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
 from landscape.statistics.intervals import NORMAL
 
@@ -143,35 +141,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: DrawsOne, n
 def vertical(ax: Axes) -> None:
     """Mark the checkpoint."""
     ax.axvline(0.0, color=muted(), linewidth=0.5, zorder=0)
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The radius of every score's basin, and that of the worst direction where there are several."""
-    found: Numbers = {}
-    for words, quantity, s in _rows(data):
-        value, high = (float(data[f"{quantity}{end}"].values[s]) for end in ("", "_high"))
-        found[words] = f"{value:.3g} or more" if np.isfinite(value) and not np.isfinite(high) else value
-    return found
-
-
-def radii(data: xr.Dataset) -> Iterator[Measured]:
-    """The radii of `headline` with their intervals, where these have an upper end."""
-    for words, quantity, s in _rows(data):
-        if np.isfinite(float(data[f"{quantity}_high"].values[s])):
-            yield from number(data, words, quantity, FLATTER_ABOVE, {"score": s})
-
-
-def _rows(data: xr.Dataset) -> Iterator[tuple[str, str, int]]:
-    """Name, quantity and score of every radius; the least only where it is not the mean itself, of one direction."""
-    for s, name in enumerate(names(data)):
-        yield f"basin of {name}", "basin_mean", s
-        if float(data["basin_least"].values[s]) != float(data["basin_mean"].values[s]):
-            yield f"narrowest basin of {name}", "basin_least", s
-
-
-def names(data: xr.Dataset) -> list[str]:
-    """Names of the scores; empty for a result without."""
-    if "score_worse" not in data:
-        return []
-    pairs = zip(data["score_data"].values, data["score_kind"].values, strict=True)
-    return [f"{name} {kind}" if kind != name else str(name) for name, kind in pairs]

@@ -148,16 +148,9 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, statis
     return statistics.paired_difference(*pair, draws=draws)
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """NLL, accuracy, calibration error with its sign, and the temperature with NLL and error after scaling."""
-    names = {
-        "nll": "nll",
-        "accuracy": "accuracy",
-        "ece": "ece",
-        "ece_signed": "signed ece",
-        "temperature": "temperature",
-    }
-    found: Numbers = {name: float(data[key]) for key, name in names.items() if key in data}
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """Calibration error and NLL of the samples that the temperature is not fitted on, before and after scaling."""
+    found: dict[str, str] = {}
     for name in ("ece", "nll"):
         before, after = (float(data.get(f"{half}_{name}", np.nan)) for half in ("held", "scaled"))
         found |= {f"held-out {name}": f"{before:.4g} scaled {after:.4g}"} if np.isfinite(after) else {}

@@ -14,9 +14,8 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.compared import NAME
-from landscape.plots.comparison_rows import outdated
+from landscape.plots.comparison_rows import OVER, outdated
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.measured import OVER
 from landscape.plots.theme import muted, narrow, page_width
 from landscape.results.stored_table import rows_of
 
@@ -157,7 +156,7 @@ def draw(study: Study, ax: Axes, panel: tuple[str, str, str], *, marked: bool = 
     return ax
 
 
-def headline(data: xr.Dataset) -> dict[str, float | str]:
+def notes(data: xr.Dataset) -> dict[str, str]:
     """How many differences there are of each verdict."""
     verdicts = [str(row["verdict"]) for row in rows_of(data) if row["kind"] == "difference"]
     plain = [verdict.partition(":")[0].partition(" (")[0] for verdict in verdicts]

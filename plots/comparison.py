@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from landscape.headline import FLATTER, FLATTER_ABOVE, HIGHER
 from landscape.options import OptionError, did_you_mean
 from landscape.plots.appearance import parameters_of
 from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.grouping import Groups
-from landscape.plots.headline_number import FLATTER, FLATTER_ABOVE, HIGHER, Measured
+from landscape.plots.measured import Measured
 from landscape.plots.pairing import mini_batches, paired, why_unpaired
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired

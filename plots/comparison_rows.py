@@ -14,14 +14,21 @@ import xarray as xr
 
 from landscape.plots.compared import NAME, compared
 from landscape.plots.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
-from landscape.plots.headline_number import Measured
-from landscape.plots.measured import OVER
+from landscape.plots.measured import Measured
 from landscape.results import stored_table
 from landscape.results.rounding import interval
 
 Row = dict[str, str]
 MINUS = "\N{MINUS SIGN}"
 ALONE = "A difference of two networks is about these two: other seeds may differ as much."
+OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all others over samples
+    "flatness": "mini-batches, samples, random vectors or noise draws",
+    "hessian": "mini-batches",
+    "step": "mini-batches",
+    "trace": "random vectors",
+    "density": "random vectors",
+    "noise-scale": "groups of samples",
+}
 NAMES = 60  # characters of the names of groups in a label
 SEEDS = (
     "Means over seeds with 95 % intervals, from four seeds on; differences by a t test, g: Hedges' g with its 95 % "

@@ -11,7 +11,6 @@ import xarray as xr
 
 from landscape.plots import plane
 from landscape.plots.appearance import Look
-from landscape.plots.headlines import Numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,18 +49,10 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return figure
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """The ratio at the checkpoint, and its median and maximum over the plane."""
-    values = data["ratio"].transpose("x", "y").values
-    if not np.isfinite(values).any():
-        return {}
-    found: Numbers = {}
-    x, y = (np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y"))
-    if len(x) and len(y):
-        found["|min| / |max| at the centre"] = values[x[0], y[0]].item()
-    found |= {"median": float(np.nanmedian(values)), "greatest": float(np.nanmax(values))}
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """How many points are not converged."""
     unconverged = int((data["converged"].values == 0).sum())
-    return {**found, "not converged": unconverged} if unconverged else found
+    return {"not converged": str(unconverged)} if unconverged else {}
 
 
 def _norm(results: Sequence[xr.Dataset]) -> Normalize:

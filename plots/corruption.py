@@ -76,14 +76,3 @@ def images_of(data: xr.Dataset) -> tuple[str, ...]:
 def short_names(data: xr.Dataset) -> list[str]:
     """Names of the corruptions, for axes."""
     return rows.names(data, "corruption_name")
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy on clean images, means over corruptions and severities, and errors relative to the baseline."""
-    found: Numbers = {"clean accuracy": float(data.attrs.get("clean_accuracy", np.nan))}
-    for name in ("accuracy", "nll", "ece"):
-        found[f"mean {name}"] = float(data[f"mean_{name}"])
-    for name, shown in (("mce", "mCE"), ("mcnll", "mCNLL"), ("mcece", "mCECE")):
-        if name in data:
-            found[shown] = float(data[name])
-    return found

@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers, missed_tol
+from landscape.plots.headlines import missed_tol
 from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import FEWEST, positive_interval
 from landscape.statistics.stored import half_width
@@ -27,8 +27,6 @@ MEANING = (
     "and where the band is wide, more vectors are needed."
 )
 POINTS = 800
-OF_BLOCKS = ("heterogeneity", "heterogeneity_se", "heterogeneity_half_steps", "shape_heterogeneity",
-             "shape_heterogeneity_se")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,10 +121,7 @@ def _numbers(data: xr.Dataset) -> str:
     return f"mean {plus_minus(mean, float(half_width(data, 'mean')))}, from {low:.3g} to {high:.3g}"
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Mean eigenvalue with its error, and both ends of the spectrum; of blocks the distance."""
-    if "heterogeneity" in data:
-        found: Numbers = {name: data[name].item() for name in OF_BLOCKS if name in data}
-        return found | {"heterogeneity is the": str(data.attrs.get("heterogeneity_definition", ""))}
-    found = {name: data[name].item() for name in ("mean", "mean_se") if name in data}
-    return found | missed_tol(data) | {name: data[name].item() for name in ("smallest", "largest") if name in data}
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """What the heterogeneity of blocks is, and that `tol` is not met."""
+    definition = str(data.attrs.get("heterogeneity_definition", ""))
+    return missed_tol(data) | ({"heterogeneity is the": definition} if "heterogeneity" in data else {})

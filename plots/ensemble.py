@@ -12,7 +12,6 @@ from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
 
@@ -96,22 +95,18 @@ def draw_time(data: xr.Dataset, ax: Axes, look: Look) -> Axes:
     return ax
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """NLL, accuracy, ECE, temperature and prediction time of one member and of all, and their mean disagreement."""
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """How many members there are; the scores of one and of all, and the time of their predictions."""
     if not np.isfinite(data["nll"].values).any():
         return {}
-    found: Numbers = {"members": str(int(data["size"].values[-1]))}
+    found = {"members": str(int(data["size"].values[-1]))}
     for name in (name for name in ("nll", "accuracy", "ece", "temperature") if name in data):
         halves = np.broadcast_to(half_width(data, name), data[name].shape)
         found[name] = " to ".join(plus_minus(float(data[name].values[at]), float(halves[at])) for at in (0, -1))
     if f"{SECONDS}_all" in data.attrs:
         one, every = (float(data.attrs[f"{SECONDS}_{way}"]) for way in ("one_pass", "all"))
         found["seconds per image"] = f"{one:.4g} to {every:.4g}"
-    return {**found, "disagreement": float(data["mean_disagreement"]), "epistemic entropy": _last(data)}
-
-
-def _last(data: xr.Dataset) -> float:
-    return float(data["epistemic_entropy"].values[-1])
+    return found
 
 
 def _curve(data: xr.Dataset, ax: Axes, name: str, look: Look) -> None:

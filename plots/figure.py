@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,9 +24,9 @@ else:
 
 
 class FigureModule(Protocol):
-    """A module that draws one figure. `Selective`, `Headlined` and `Comparing` are optional.
+    """A module that draws one figure. `Selective`, `Noted` and `Comparing` are optional.
 
-    The main figure of a probe imports matplotlib inside its functions: `landscape show` reads its headline only.
+    The main figure of a probe imports matplotlib inside its functions: `landscape show` reads its notes only.
     """
 
     MEANING: str  # two sentences: what the numbers mean, and what they do not
@@ -47,11 +47,11 @@ class Selective(Protocol):
 
 
 @runtime_checkable
-class Headlined(Protocol):
-    """The main figure module of a probe (named like it), with the headline numbers of a result."""
+class Noted(Protocol):
+    """The main figure module of a probe (named like it), with what its headline says besides numbers."""
 
-    def headline(self, data: xr.Dataset, /) -> Numbers:
-        """The few numbers that sum up one result."""
+    def notes(self, data: xr.Dataset, /) -> Mapping[str, str]:
+        """What is not converged, not finite or only a bound, in words by name."""
 
 
 @runtime_checkable
@@ -63,7 +63,7 @@ class Comparing(Protocol):
 
 
 REQUIRED = ("MEANING", "draw", "page")
-OPTIONAL = ("select", "headline", "against")
+OPTIONAL = ("select", "notes", "against")
 
 
 @cache

@@ -12,7 +12,6 @@ from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
 from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import interval
@@ -27,7 +26,6 @@ NOTE = (
     "Bars: 95 % intervals by the error of the network's own number. Right: the first network's value with its own. "
     "Arrows at the left edge: not above 0."
 )
-HEADLINE = ("sam", "adaptive-worst-linf", "pac-bayes-sigma", "top-eigenvalue", "trace")
 ROW = 0.17  # inches of a measure, and of each further network in it
 BESIDE = 0.7  # share of a row over which networks are drawn
 LEAST = 1e-3  # lower end of an interval, as a share of its value, where it is not above 0: the axis has no 0
@@ -106,16 +104,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_formatter(NullFormatter())
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Five of the measures that are known."""
-    known = {row.name: row for row in rows_of(data)}
-    found: Numbers = {}
-    for name in HEADLINE:
-        if name in known:
-            found |= {name: known[name].value, f"{name}_se": known[name].error}
-    return found
 
 
 def _relative(row: Row, reference: Mapping[str, float]) -> tuple[float, float, float]:

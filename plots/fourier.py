@@ -9,7 +9,6 @@ import xarray as xr
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, finite, first_and_last
 
 MEANING = (
     "The Fourier spectrum of the feature maps along its diagonal, relative to each layer's own zero "
@@ -41,8 +40,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     style.label_outer(axes)
     depth.color_bar(figure, axes, aspect=30)
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Relative log amplitude at the highest frequency, of the first and the last layer that have one."""
-    return first_and_last(finite(data, "high_frequency"))

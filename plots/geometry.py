@@ -11,7 +11,6 @@ from landscape.plots import broken, depth, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import narrow
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
@@ -80,42 +79,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for ax in axes[: len(shown) - columns]:
         ax.set_xlabel("")
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Dimension, separation and collapse with their errors: of the classifier's input, else of the last layer."""
-    found: Numbers = {}
-    for words, quantity in HEADLINE.items():
-        name, at = place(data, quantity)
-        if name:
-            found[words] = plus_minus(float(data[name].values[at]), float(half_width(data, name)[at]))
-    return found
-
-
-HEADLINE = {  # words -> quantity
-    "effective rank": "effective_rank",
-    "participation ratio": "participation_ratio",
-    "TwoNN dimension": "intrinsic_dimension",
-    "class separation": "class_separation",
-    "NC1": "nc1",
-    "NC2 simplex": "nc2_simplex",
-    "NC3": "nc3",
-    "NC4": "nc4",
-}
-
-
-def places(data: xr.Dataset) -> list[tuple[str, str, dict[str, int] | None]]:
-    """Words, name and position on the layers of every quantity of the headline that is known; None: of no layer."""
-    found = [(words, *place(data, quantity)) for words, quantity in HEADLINE.items()]
-    return [(words, name, {"layer": at[0]} if at else None) for words, name, at in found if name]
-
-
-def place(data: xr.Dataset, quantity: str) -> tuple[str, tuple[int, ...]]:
-    """Name and position of a quantity at the classifier's input, or at the last layer; ("", ()) where it is unknown."""
-    if f"head_{quantity}" in data and np.isfinite(data[f"head_{quantity}"].values):
-        return f"head_{quantity}", ()
-    known = np.flatnonzero(np.isfinite(data[quantity].values)) if quantity in data else np.array([], dtype=int)
-    return (quantity, (int(known[-1]),)) if known.size else ("", ())
 
 
 def _known(data: xr.Dataset, quantity: str) -> bool:

@@ -1,20 +1,22 @@
 """Headline numbers of each result, for `landscape show`, the report and the last line of a command.
 
-A probe's headline is the function `headline` of its main figure's module; without one, its scalar quantities.
-Neither torch nor matplotlib is imported.
+They are those that the result declares (`measured`); the module of its main figure may add `notes` in words. Neither
+torch nor matplotlib is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from landscape.plots import FIGURES
-from landscape.plots.figure import Comparing, Headlined
+from landscape.plots import FIGURES, STUDIES, measured
+from landscape.plots.figure import Comparing, Noted
+from landscape.plots.measured import Measured
 from landscape.probe import MICRO_BATCHES
 from landscape.results import on_demand, reader
 from landscape.results.malformed import readable
@@ -23,9 +25,29 @@ Numbers = dict[str, float | str]
 
 
 def numbers(data: xr.Dataset) -> Numbers:
-    """The few numbers that sum up a result, without those that are not finite."""
-    found = headline_function(str(data.attrs.get("probe", "")))(data)
-    return {name: value for name, value in found.items() if isinstance(value, str) or np.isfinite(value)}
+    """The few numbers that sum up a result, and what its figure notes."""
+    return _found(data, lambda one: one.value)
+
+
+def with_intervals(data: xr.Dataset) -> Numbers:
+    """`numbers` in words: with 95 % intervals where these are known, and with their places."""
+    return _found(data, lambda one: ", ".join(filter(None, (one.in_words(), one.at))))
+
+
+def _found(data: xr.Dataset, form: Callable[[Measured], float | str]) -> Numbers:
+    """Numbers in a form, and notes, which replace a number of the same name."""
+    found: Numbers = {one.name: form(one) for headline, one in measured.numbers(data) if not headline.silent}
+    return {**found, **notes_of(str(data.attrs.get("probe", "")))(data)}
+
+
+def notes_of(probe: str) -> Callable[[xr.Dataset], Mapping[str, str]]:
+    """What the figure of a probe, or of a study, notes about a result besides its numbers."""
+    figure = FIGURES.get(probe.replace("-", "_"))
+    if probe in STUDIES:
+        module: Any = import_module(f"landscape.plots.{STUDIES[probe]}")
+    else:
+        module = figure.module if figure is not None and figure.probe == probe else None
+    return module.notes if isinstance(module, Noted) else lambda data: {}
 
 
 def change(data: xr.Dataset) -> str:
@@ -34,34 +56,9 @@ def change(data: xr.Dataset) -> str:
     return "accuracy_drop" if drop or not finite(data, "loss_increase").size else "loss_increase"
 
 
-def largest_change(data: xr.Dataset, axis: str, name: Callable[[Any], str]) -> Numbers:
-    """Accuracy of the intact network, its largest drop, and where on an axis it happens; or the same of the loss."""
-    quantity = change(data)
-    if not finite(data, quantity).size:
-        return {}
-    values = np.where(np.isfinite(data[quantity].values), data[quantity].values, -np.inf)
-    worst = int(np.argmax(values))
-    what, word = ("accuracy", "drop") if quantity == "accuracy_drop" else ("loss", "increase")
-    intact = float(data.attrs.get(f"intact_{what}", np.nan))
-    return {f"intact {what}": intact, f"largest {word}": values[worst].item(), "at": name(data[axis].values[worst])}
-
-
-def missed_tol(data: xr.Dataset) -> Numbers:
+def missed_tol(data: xr.Dataset) -> dict[str, str]:
     """That the relative error of an estimate is above the target `tol`; empty where it is not."""
     return {"tol": "not met by the most vectors"} if float(data.get("within_tol", 1.0)) == 0.0 else {}
-
-
-def with_intervals(data: xr.Dataset) -> Numbers:
-    """`numbers`, those with a 95 % interval as text that has it."""
-    from landscape.plots.measured import measured  # which has the numbers from here
-
-    found = numbers(data)
-    known = {one.name: one for one in measured(data, found) if one.known} if found else {}
-    return {
-        name: known[name].in_words() if name in known and not isinstance(value, str) else value
-        for name, value in found.items()
-        if not name.endswith("_se")
-    }
 
 
 def text(found: Numbers) -> str:
@@ -144,31 +141,7 @@ def _comparing(probe: str) -> Comparing | None:
     return module if figure is not None and isinstance(module := figure.module, Comparing) else None
 
 
-def headline_function(probe: str) -> Callable[[xr.Dataset], Numbers]:
-    """The function that gives a probe's headline."""
-    if probe == "evaluate":  # which `landscape reproduce` stores, and no figure draws
-        return lambda data: {name: data[name].values[-1].item() for name in ("loss", "accuracy") if name in data}
-    if probe == "compare":
-        from landscape.plots import compare_study
-
-        return compare_study.headline
-    figure = FIGURES.get(probe.replace("-", "_"))
-    if figure is not None and figure.probe == probe and isinstance(module := figure.module, Headlined):
-        return module.headline
-    return scalars
-
-
-def scalars(data: xr.Dataset) -> Numbers:
-    """Every stored number without an axis."""
-    return {str(n): v.item() for n, v in data.data_vars.items() if v.ndim == 0 and v.dtype.kind in "fiu"}
-
-
 def finite(data: xr.Dataset, name: str) -> np.ndarray:
     """The finite values of a quantity in order; none where the result lacks it."""
     values = data[name].values if name in data else np.array([])
     return np.asarray(values[np.isfinite(values)])
-
-
-def first_and_last(values: np.ndarray) -> Numbers:
-    """The first and the last value, over depth."""
-    return {"shallowest": values[0].item(), "deepest": values[-1].item()} if values.size else {}

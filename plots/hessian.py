@@ -12,7 +12,6 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
@@ -160,20 +159,12 @@ def with_interval(data: xr.Dataset, name: str) -> str:
     return f"{value:.3g} [{low:.3g}, {high:.3g}]" if np.isfinite(low + high) else f"{value:.3g}"
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Share of negative eigenvalues and mean of the positive ones, or the sharpest layer; and what not to trust."""
-    found: Numbers = {name: data[name].item() for name in ("nep", "ape") if name in data and data[name].ndim == 0}
-    for name in ("sharpness", "sharpness_se", "stability", "stability_se"):
-        if name in data and data[name].ndim == 0:
-            found[name] = data[name].item()
-    if "threshold" in data:
-        found["threshold"] = threshold(data)
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """The threshold of the optimiser, and what not to trust."""
+    found = {"threshold": f"{threshold(data):.4g}"} if np.isfinite(threshold(data)) else {}
     axes = [axis for axis in ("group", "batch", "rank") if axis in data["eigenvalue"].dims]
     values = data["eigenvalue"].transpose(*axes).values
     finite = np.isfinite(values)
-    if "group" in axes and finite.any():
-        largest = np.where(finite, values, -np.inf).max((1, 2))
-        found |= {"largest": largest.max().item(), "in": str(data["name"].values[largest.argmax()])}
     done = data["done"].transpose(*axes[:-1]).values == 1
     if (lost := done & ~finite.any(-1)).any():
         found["not finite"] = _mini_batches(lost)
@@ -181,7 +172,7 @@ def headline(data: xr.Dataset) -> Numbers:
     if unsure.any():
         found["not converged"] = f"{unsure.sum()} of {finite.sum()} values, {_mini_batches(unsure.any(-1))}"
     if "missed" in data and (missed := data["missed"].values).max(initial=0) > 0:
-        found["found by a second search"] = int(missed.sum())
+        found["found by a second search"] = str(int(missed.sum()))
     elif parameters_of(data).get("verify") is False and values.shape[-1] > 1:
         found["copies of equal values"] = "not excluded"
     return found

@@ -11,7 +11,6 @@ import xarray as xr
 from landscape.plots import broken, plane, style, surface
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
 from landscape.statistics.stored import error_of, half_width
 
@@ -118,13 +117,3 @@ def plane_of(data: xr.Dataset, loss: xr.DataArray) -> xr.Dataset:
     """A loss on the plane of the images as the contours of surfaces take it."""
     finished = xr.ones_like(loss.transpose("x", "y"))
     return xr.Dataset({"loss": loss, "done": finished}, {"x": data["x"], "y": data["y"]}).assign_attrs(data.attrs)
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The rise of the loss along every direction at the largest coordinate."""
-    return {words: float(data["line_rise"][i, -1]) for i, words in enumerate(words_of(data))}
-
-
-def words_of(data: xr.Dataset) -> list[str]:
-    """The names of the headline numbers: of every direction the rise at the largest coordinate."""
-    return [f"{NAMES.get(str(name), name)} rise at {data['t'].values[-1]:g}" for name in data["direction_name"].values]

@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import broken, style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, change, largest_change
+from landscape.plots.headlines import change
 from landscape.plots.theme import ground, ink, narrow, page_width
 from landscape.statistics.stored import half_width
 
@@ -119,8 +119,3 @@ def shortened(names: Iterable[str]) -> list[str]:
     rest = [" + ".join(".".join(part.split(".")[shared:]) for part in pair) for pair in pairs]
     room = [LONGEST * len(pair) for pair in pairs]
     return [escaped(name if len(name) <= n else f"…{name[1 - n :]}") for name, n in zip(rest, room, strict=True)]
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy of the intact network, its largest drop, and the unit that causes it; without accuracy, of the loss."""
-    return largest_change(data, "name", str)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from landscape.plots import basin_panels, style
+from landscape.plots import style
 from landscape.plots.appearance import DASHES, LINES, Color, Line, Look, escaped, loss_label, names
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers, finite
 from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import quantile
 from landscape.statistics.stored import half_width
@@ -166,20 +165,7 @@ def _axis(data: xr.Dataset) -> str:
     return f"position on the line ({units})" if units not in ("", "1") else "position on the line"
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Between checkpoints the highest barrier with its error, else the loss at the checkpoint and the largest loss."""
-    barrier = finite(data, "barrier")
-    if barrier.size:
-        top = int(np.nanargmax(data["barrier"].values))
-        stored = ("barrier", "barrier_se", "barrier_at", "accuracy_barrier")
-        shown = ("barrier", "barrier_se", "at", "accuracy barrier")
-        found = {name: data[key].values[top].item() for name, key in zip(shown, stored, strict=True)}
-        if found["barrier"] == 0.0:
-            found["at"] = f"none of {data.sizes['t']} points"
-        return found | basin_panels.headline(data)
-    loss = data["loss"].where(data["done"] == 1) if {"loss", "done", "t"} <= set(data.variables) else xr.DataArray()
-    if loss.ndim != 2:
-        return {}
-    start = loss.transpose("direction", "t").values[:, np.flatnonzero(data["t"].values == 0.0)]
-    ends = {"loss": start[0, 0].item() if start.size else np.nan, "highest": loss.max().item()}
-    return ends | basin_panels.headline(data)
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """That no point of the straight lines between checkpoints is above them."""
+    flat = "barrier" in data and np.nanmax(data["barrier"].values, initial=-np.inf) == 0.0
+    return {"barrier": f"0, at none of {data.sizes['t']} points"} if flat else {}

@@ -12,7 +12,6 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import ground
 
 if TYPE_CHECKING:
@@ -95,23 +94,3 @@ def _about_threshold(results: Sequence[xr.Dataset], quantity: str, threshold: st
     ):
         return "The threshold of this optimiser is that of its preconditioned eigenvalue, see monitor_preconditioned."
     return "No threshold: the monitor was given no optimizer= or has seen no update."
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The last sharpness, plain and preconditioned, each also as a share of its threshold, and the steps so far."""
-    found: Numbers = {"steps": int(data["step"].values[-1])} if data.sizes.get("step") else {}
-    for name, quantity, threshold in (
-        ("sharpness", "eigenvalue", "threshold"),
-        ("preconditioned", "preconditioned", "preconditioned_threshold"),
-    ):
-        last = _last(data[quantity].isel(rank=0).values) if quantity in data else np.nan
-        found[name] = last
-        limit = _last(data[threshold].values) if threshold in data else np.nan
-        found[f"{name} / threshold"] = last / limit if np.isfinite(limit) else np.nan
-    found["distance"] = _last(data["distance"].values) if "distance" in data else np.nan
-    return found
-
-
-def _last(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite[-1]) if finite.size else np.nan

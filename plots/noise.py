@@ -12,7 +12,7 @@ from landscape.plots import appearance, broken, style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, change, largest_change
+from landscape.plots.headlines import change
 from landscape.plots.theme import ink
 from landscape.statistics.stored import half_width
 
@@ -76,7 +76,7 @@ def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: S
     return [replace(looks[i], label=seen.label, line=seen.line) for i, seen in zip(panel, among, strict=True)]
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy without noise, its largest drop (or loss and increase), at which band, and bands without a frequency."""
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """Bands without a frequency."""
     empty = str(data.attrs.get("empty_bands", ""))
-    return largest_change(data, "band", "{:g} pi".format) | ({"bands without a frequency": empty} if empty else {})
+    return {"bands without a frequency": empty} if empty else {}

@@ -11,7 +11,6 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import ground, muted
 
 MEANING = (
@@ -67,15 +66,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return figure
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Both noise scales with their errors; where the denominator is not told apart from 0, the lower bound in words."""
-    found: Numbers = {}
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """Lower bounds, where the denominator is not told apart from 0."""
+    found = {}
     for kind, below in (("simple", "|G|^2"), ("curvature", "G'HG")):
-        if kind not in data:
-            continue
-        if float(data[f"{kind}_resolved"]) == 1.0:
-            found |= {kind: float(data[kind]), f"{kind}_se": float(data[f"{kind}_se"])}
-        elif np.isfinite(data[f"{kind}_low"]):
+        if kind in data and float(data[f"{kind}_resolved"]) != 1.0 and np.isfinite(data[f"{kind}_low"]):
             found[kind] = f"above {float(data[f'{kind}_low']):.3g} ({below} is not told apart from 0; more samples may)"
     return found
 

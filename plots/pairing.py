@@ -8,10 +8,10 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots.appearance import parameters_of
-from landscape.plots.measured import mini_batches as mini_batches
 from landscape.results import corruption_summary, flatness
 from landscape.results.calibration import SampleScores, paired_difference, stored_scores
 from landscape.results.paired import Difference, by_error, mcnemar, paired_t
+from landscape.results.ratio import linearised
 from landscape.results.seed_groups import FEWEST
 
 OF_SAMPLES = 6  # mini-batches from which measures are paired whose own errors are over all samples
@@ -86,6 +86,23 @@ def _attack(data: xr.Dataset, other: xr.Dataset) -> Differences:
         name = f"{attack.NAMES.get(method, method)} at {255 * eps[0]:g}/255"
         found[name] = mcnemar(mine, theirs) if quantity == "accuracy" else paired_t(mine, theirs)
     return found
+
+
+def mini_batches(data: xr.Dataset) -> dict[str, np.ndarray]:
+    """Values per mini-batch, (batch,), whose means are NEP, APE and the mean largest eigenvalue; none otherwise.
+
+    A ratio is linearised, so that the spread of the values gives its error.
+    """
+    if data.attrs.get("probe") != "hessian" or data["eigenvalue"].ndim != 2:
+        return {}
+    values = data["eigenvalue"].transpose("batch", "rank").values
+    values = values[np.isfinite(values).any(axis=1)]
+    positive = values > 0
+    return {
+        "nep": linearised((values < 0).sum(axis=1), np.isfinite(values).sum(axis=1)),
+        "ape": linearised(np.where(positive, values, 0.0).sum(axis=1), positive.sum(axis=1)),
+        "largest eigenvalue": data["largest"].values,
+    }
 
 
 def _hessian(data: xr.Dataset, other: xr.Dataset) -> Differences:

@@ -10,7 +10,6 @@ from landscape.plots import rows
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.statistics.stored import ends_of
 
 MEANING = (
@@ -41,9 +40,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def short_names(data: xr.Dataset) -> list[str]:
     """Names of the perturbations, for axes."""
     return rows.names(data, "perturbation_name")
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Means over perturbations."""
-    words = {"consistency": "consistency", "cross_entropy": "cross-entropy consistency", "accuracy": "accuracy"}
-    return {word: float(data[f"mean_{name}"]) for name, word in words.items() if f"mean_{name}" in data}

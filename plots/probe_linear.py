@@ -10,7 +10,6 @@ import xarray as xr
 from landscape.plots import depth
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, finite, first_and_last
 from landscape.plots.theme import muted
 
 MEANING = (
@@ -44,16 +43,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return depth.page(results, looks, draw, note=note)
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Accuracy of the linear probe at the first and the last layer, and at the best with its name."""
-    values = data["accuracy"].values
-    if not np.isfinite(values).any():
-        return {}
-    best = int(np.nanargmax(values))
-    found = {
-        **first_and_last(finite(data, "accuracy")),
-        "best": values[best].item(),
-        "at": str(data["name"].values[best]),
-    }
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """How many classifiers are not converged."""
     unconverged = int((data["converged"].values == 0).sum()) if "converged" in data else 0
-    return {**found, "not converged": unconverged} if unconverged else found
+    return {"not converged": str(unconverged)} if unconverged else {}

@@ -12,7 +12,6 @@ import xarray as xr
 from landscape.plots import broken, lesion, style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import dark, ground, ink, narrow, page_width
 from landscape.statistics.stored import error_of, half_width
 
@@ -137,18 +136,3 @@ def _no_ticks() -> Any:
     from matplotlib.ticker import NullLocator
 
     return NullLocator()
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Loss of the intact network, the increase by all units at every setting, and the unit that matters most."""
-    found: Numbers = {"intact loss": float(data.attrs.get("intact_loss", np.nan))}
-    names = [str(name) for name in data["setting_name"].values]
-    found |= {f"all at {name}": float(v) for name, v in zip(names, data["together_loss_increase"].values, strict=True)}
-    increase = data["loss_increase"].transpose("unit", "setting").values
-    if np.isfinite(increase).any():
-        unit, setting = np.unravel_index(
-            np.nanargmax(np.where(np.isfinite(increase), increase, -np.inf)), increase.shape
-        )
-        found |= {"largest increase": float(increase[unit, setting]),
-                  "at": f"{data['name'].values[unit]}, {names[setting]}"}  # fmt: skip
-    return found | {"rank correlation": float(data["rank_correlation"].values[-1])}

@@ -11,7 +11,6 @@ from landscape.plots import rows
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.statistics.stored import ends_of
 
 MEANING = (
@@ -46,9 +45,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def names_of(data: xr.Dataset) -> list[str]:
     """Names of the categories, for axes."""
     return rows.names(data, "category_name")
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The shape bias and the shares of decisions for shape and texture."""
-    names = {"shape_bias": "shape bias", "shape_accuracy": "by shape", "texture_accuracy": "by texture"}
-    return {word: float(data[name]) for name, word in names.items() if name in data}

@@ -12,7 +12,6 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 
 MEANING = (
     "How alike two layers represent the same images, by centred kernel alignment: 1 is the same up to rotation and "
@@ -71,12 +70,3 @@ def _letters(data: xr.Dataset, prefix: str) -> dict[int, str]:
     kinds, reduces = data[f"{prefix}kind"].values, data[f"{prefix}reduces"].values
     found = {int(i): "P" for i in np.flatnonzero((kinds == "subsample") | (reduces == 1))}
     return found | {int(i): "E" for i in np.flatnonzero(kinds == "stem")}
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Alignment of neighbouring layers on average, and of the first layer with the last."""
-    values = data["cka"].values
-    found: Numbers = {"first with last": values[0, -1].item()}
-    if not data.attrs.get("against") and len(values) > 1:
-        found = {"neighbours": np.diagonal(values, 1).mean().item(), **found}
-    return found

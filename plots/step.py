@@ -12,7 +12,6 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import ground, ink, muted, narrow
 from landscape.statistics.stored import half_width
 
@@ -137,24 +136,13 @@ def _optimizer(data: xr.Dataset) -> str:
     return f"{name}, learning rate {float(data.attrs.get('learning_rate', np.nan)):.3g}"
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Batch sharpness, critical sharpness, sharpness along the update, and the change that the update makes.
-
-    Where a threshold is known, the preconditioned sharpness as a share of it too.
-    """
-    names = {
-        "mean_batch_sharpness": "batch sharpness",
-        "mean_critical_sharpness": "critical sharpness",
-        "mean_directional_sharpness": "sharpness along the update",
-        "mean_actual_change": "change of the objective",
-    }
-    found: Numbers = {name: float(data[key]) for key, name in names.items() if key in data}
-    if "preconditioned" in data and "threshold" in data:
-        found["preconditioned sharpness / threshold"] = float(data["preconditioned"][0]) / float(data["threshold"])
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """In how many mini-batches the objective rises at once, and in how many its rise was not found."""
+    found = {}
     share = float(data["descending"]) if "descending" in data else np.nan
     if np.isfinite(share) and share < 1:
         found["mini-batches whose objective falls at first"] = f"{share:.0%}"
     if "converged" in data and "descends" in data:
         lost = int(((data["descends"] == 1) & (data["converged"] == 0)).sum())
-        found |= {"not converged": lost} if lost else {}
+        found |= {"not converged": str(lost)} if lost else {}
     return found

@@ -11,7 +11,6 @@ from landscape.plots import style
 from landscape.plots.appearance import LINES, Look, escaped
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import muted
 
 MEANING = (
@@ -129,26 +128,7 @@ def window(data: xr.Dataset) -> str:
     return f"Averages over the frame, {past} before and {ahead} after it."
 
 
-def best(data: xr.Dataset) -> int:
-    """Position on the tau axis of the lowest negative log likelihood of the smoothed deterministic prediction."""
-    values = data["nll"].isel(prediction=0).values[1:]
-    return 1 + int(np.nanargmin(values)) if np.isfinite(values).any() else 0
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """NLL and calibration error without smoothing and at the best tau, prediction time, and relative throughput."""
-    i = best(data)
-    one = data.isel(prediction=0)
-    found: Numbers = {
-        "nll": float(one["nll"][0]),
-        "smoothed": float(one["nll"][i]),
-        "at tau": float(data["tau"][i]),
-        "ece": float(one["ece"][0]),
-        "smoothed ece": float(one["ece"][i]),
-    }
-    one_pass = float(data.attrs.get("frames_per_second_deterministic", np.nan))
-    found["seconds per frame"] = float(data.attrs.get("seconds_per_frame_deterministic", np.nan))
-    for way in WAYS[1:]:
-        rate = float(data.attrs.get(f"frames_per_second_{way}", np.nan))
-        found[f"throughput {way.replace('_', ' ')}"] = rate / one_pass
-    return found
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """The prediction time."""
+    seconds = float(data.attrs.get("seconds_per_frame_deterministic", np.nan))
+    return {"seconds per frame": f"{seconds:.4g}"} if np.isfinite(seconds) else {}

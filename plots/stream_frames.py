@@ -11,7 +11,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.stream import best, window
+from landscape.plots.stream import window
 from landscape.plots.theme import missing
 
 MEANING = (
@@ -32,7 +32,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
         ax.axvline(start - 0.5, color=missing(), linewidth=0.6)
     frames = data.isel(prediction=0, frame=slice(MOST))
     x = frames["frame"].values
-    for row, (i, color, width) in enumerate(((0, "0.55", 0.7), (best(data), look.color, 1.2))):
+    for row, (i, color, width) in enumerate(((0, "0.55", 0.7), (int(data["best"]), look.color, 1.2))):
         p = np.exp(-frames["frame_nll"].isel(tau=i).values)
         for clip in range(int(x[-1]) // length + 1 if len(x) and length else 1):  # lines pass frames without a label
             there = np.isfinite(p) & ((x // length == clip) if length else True)
@@ -54,7 +54,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
     legend = [Line2D([], [], color="0.55", linewidth=0.7, label="one pass, no smoothing")]
     for data, look in zip(results, looks, strict=True):
-        label = f"{look.label}, tau {float(data['tau'][best(data)]):g}"
+        label = f"{look.label}, tau {float(data['tau'][int(data['best'])]):g}"
         legend.append(Line2D([], [], color=look.color, label=label))
     note = (
         "Of masks the geometric mean over pixels. Ticks: wrong frames (of masks: below one half); grey lines: ends of "

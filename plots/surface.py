@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import basin_panels, plane
+from landscape.plots import plane
 from landscape.plots.appearance import Look, loss_label
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import narrow
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ MEANING = (
     "valley nor its sharpest walls, and networks compare only under one protocol and one normalisation of the "
     "directions."
 )
-HEIGHT_RADIUS = 0.5  # where the height of a surface is quoted
 EDGE = 0.09  # share of the axes beside which no contour is labelled
 MIN_CONTOURS = 3  # that a panel should have
 
@@ -117,21 +115,8 @@ def _norm(levels: np.ndarray) -> BoundaryNorm:
     return BoundaryNorm(levels, colormaps[plane.COLORS].N, extend="both")
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """Loss and accuracy at the centre, the mean rise of the loss at a radius, and the errors of faster modes."""
-    found: Numbers = {}
-    for name in ("loss", "accuracy"):
-        if name in data and {"x", "y"} == set(data[name].dims):
-            x, y = (np.flatnonzero(np.abs(data[axis].values) < 1e-9) for axis in ("x", "y"))
-            if len(x) and len(y):
-                found[name] = data[name].transpose("x", "y").values[x[0], y[0]].item()
-    if "objective" in data and np.isfinite(objective := data["objective"].transpose("x", "y").values).any():
-        at = np.unravel_index(np.nanargmin(objective), objective.shape)
-        where = ", ".join(f"{data[axis].values[i]:g}" for axis, i in zip("xy", at, strict=True))
-        found |= {"least objective": objective[at].item(), "at": f"({where})"}
-    if "height" in data and HEIGHT_RADIUS in data["radius"].values:
-        at = data["radius"].values.tolist().index(HEIGHT_RADIUS)
-        found[f"height at {HEIGHT_RADIUS:g}"] = data["height"].values[at].item()
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """The errors of faster modes."""
     measures = {"hold_out_error": "hold-out error at most", "deviation_max": "deviation at most (standard errors)"}
-    found |= {words: data[name].item() for name, words in measures.items() if name in data}
-    return found | basin_panels.headline(data)
+    known = {words: float(data[name]) for name, words in measures.items() if name in data}
+    return {words: f"{value:.4g}" for words, value in known.items() if np.isfinite(value)}

@@ -10,7 +10,6 @@ import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
-from landscape.plots.headlines import Numbers
 from landscape.plots.theme import page_width
 
 if TYPE_CHECKING:
@@ -75,15 +74,3 @@ def layers_in_rows(
         else:
             row[0].set_ylabel(name.pop("s"), **name)
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """The divergence of the last embedding that is finished, or the common displacement, with its layer."""
-    if "common" in data:
-        values = data["common"].values
-        done = np.flatnonzero(np.isfinite(values))
-        at = str(data["name"].values[done[-1]]) if len(done) else ""
-        return {"common displacement": values[done[-1]].item(), "at": at} if len(done) else {}
-    values = data["divergence"].values
-    done = np.flatnonzero(np.isfinite(values))
-    return {"divergence": values[done[-1]].item(), "at": str(data["name"].values[done[-1]])} if len(done) else {}

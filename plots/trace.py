@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers, missed_tol
+from landscape.plots.headlines import missed_tol
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
 
@@ -25,8 +25,6 @@ MEANING = (
     "all samples, error bars and band are 95 % intervals over random vectors. Eigenvalues of both signs cancel "
     "in it, and rescaling weights that leaves the network's function alone changes it."
 )
-NORM = ("frobenius", "frobenius_se")
-RATIOS = ("off_block", "off_block_se", "non_gauss_newton", "non_gauss_newton_se")
 DECADE = 10.0
 BESIDE = 0.3  # share of the distance between two mini-batches over which results are drawn side by side
 
@@ -76,13 +74,11 @@ def _number(data: xr.Dataset) -> str:
     return plus_minus(float(data["trace"]), float(half_width(data, "trace")), 2)
 
 
-def headline(data: xr.Dataset) -> Numbers:
-    """The trace with its error, the Frobenius norm, and how many mini-batches are left out."""
-    found: Numbers = {name: data[name].item() for name in ("trace", "trace_se") if name in data}
-    norm: Numbers = {name: data[name].item() for name in (*NORM, *RATIOS) if name in data}
+def notes(data: xr.Dataset) -> dict[str, str]:
+    """That `tol` is not met, and how many mini-batches are left out."""
     lost = 0
     if "batch_trace" in data:
         done = data["done"].values == 1
         done = done.any(data["done"].dims.index("round")) if "round" in data["done"].dims else done
         lost = int((done & ~np.isfinite(data["batch_trace"].values)).sum())
-    return found | missed_tol(data) | norm | ({"mini-batches not finite": lost} if lost else {})
+    return missed_tol(data) | ({"mini-batches not finite": str(lost)} if lost else {})

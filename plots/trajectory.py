@@ -12,7 +12,6 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.headlines import Numbers, finite
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,10 +80,3 @@ def _numbers(data: xr.Dataset) -> str:
         return f"{done} of {data.sizes['snapshot']} snapshots"
     shares = " + ".join(f"{100 * share:.0f}" for share in data["explained_variance"].values)
     return f"{shares} % of the variance, off plane by up to {np.nanmax(data['off_plane'].values):.2g}"
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Explained variance of the principal axes, and the largest distance of a snapshot from their plane."""
-    shares: Numbers = {f"pc{i + 1}": v for i, v in enumerate(finite(data, "explained_variance"))}
-    off = finite(data, "off_plane")
-    return shares | ({"off plane at most": off.max()} if off.size else {})

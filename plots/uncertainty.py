@@ -10,7 +10,6 @@ import xarray as xr
 from landscape.plots import depth, style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, finite, first_and_last
 
 MEANING = (
     "How much a point of a feature map differs between the members of a stochastic network (model uncertainty) and "
@@ -49,19 +48,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for data, look in zip(results, looks, strict=True):
             draw(data, ax, quantity=quantity, look=look, shade=len(results) == 1)
     return figure
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Mean ratio of each uncertainty after and before the smoothing blocks; without any, that of both ends."""
-    found: Numbers = {}
-    at = np.flatnonzero(data["kind"].values == "smoothing")
-    for name in ("model", "data"):
-        quantity = f"{name}_uncertainty"
-        if quantity not in data:
-            continue
-        if at.size:
-            ratio = data[quantity].values[at] / data[quantity].values[at - 1]
-            found[f"{name} uncertainty after / before smoothing"] = float(ratio.mean())
-        else:
-            found |= {f"{name} {key}": value for key, value in first_and_last(finite(data, quantity)).items()}
-    return found

@@ -10,7 +10,6 @@ import xarray as xr
 from landscape.plots import depth
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, finite, first_and_last
 
 MEANING = (
     "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self-"
@@ -34,8 +33,3 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per network on common axes, and one with all."""
     return depth.page(results, looks, draw)
-
-
-def headline(data: xr.Dataset) -> Numbers:
-    """Feature-map variance of the first and of the last layer that has a map."""
-    return first_and_last(finite(data, "variance"))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import synthetic
 import torch
 import xarray as xr
 from analytic import batches_of, run_probe, same_state, state
@@ -15,7 +16,7 @@ from torch import Tensor
 from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.options import OptionError
-from landscape.plots.barriers import headline
+from landscape.plots.measured import measured
 from landscape.probes.align import Align, alignment_of
 from landscape.probes.barriers import Barriers
 from landscape.probes.line import Line
@@ -104,15 +105,15 @@ def test_the_matrix_of_barriers_holds_the_barrier_of_every_line(tmp_path: Path) 
 
 
 def test_the_mean_barrier_before_is_that_of_other_permutations_not_of_other_statistics() -> None:
-    def told(*names: str) -> Any:
-        barriers = np.array([[4.0, 6.0], [0.2, 0.4], [3.0, 5.0], [0.1, 0.2]])[: len(names)]
+    def told(curves: int, **facts: int) -> Any:
+        barriers = np.array([[4.0, 6.0], [0.2, 0.4], [3.0, 5.0], [0.1, 0.2]])[:curves]
         values = {"barrier": (("curve", "pair"), barriers), "barrier_se": (("curve", "pair"), 0.1 * barriers)}
-        return headline(xr.Dataset(values, {"name": ("curve", list(names))})).get("mean before")
+        found = measured(xr.Dataset(values, attrs=synthetic.declared("barriers", **facts)))
+        return {one.name: one.value for one in found}.get("mean before")
 
-    plain, repaired = "as they are", "as they are, batch norm recomputed"
-    assert told(plain, repaired) is None
-    assert told(plain, "aligned") == pytest.approx(5.0)
-    assert told(plain, repaired, "aligned", "aligned, batch norm recomputed") == pytest.approx(0.3)
+    assert told(2) is None
+    assert told(2, before=0) == pytest.approx(5.0)
+    assert told(4, before=1) == pytest.approx(0.3)
 
 
 def test_the_command_writes_the_aligned_checkpoint(

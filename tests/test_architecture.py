@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from landscape.probes import PROBES
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"landscape": ROOT / "landscape", "landscape.cli": ROOT / "cli", "landscape.plots": ROOT / "plots"}
 
 # The parts of the project (a package, or a file at the top level) by floor: a part may import those on floors before
 # its own, never one on its own floor. `plots` stands apart: it draws what is stored and nothing below reaches it.
 ORDER = (
+    ("headline",),
     ("probe", "options", "plugins"),
     ("statistics",),
     ("results",),
@@ -40,12 +43,13 @@ FLOOR = {part: floor for floor, parts in enumerate(ORDER) for part in parts}
 ONLY = {
     "options": set(),
     "plugins": set(),
-    "probe": {"options"},
+    "headline": set(),
+    "probe": {"headline", "options"},
     "statistics": set(),
-    "plots": {"probe", "options", "plugins", "statistics", "results"},
+    "plots": {"headline", "probe", "options", "plugins", "statistics", "results"},
 }  # stricter than their floor
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines
-WITHOUT_TORCH = ("probe", "options", "statistics", "results", "exchange", "doctor", "plots")
+WITHOUT_TORCH = ("headline", "probe", "options", "statistics", "results", "exchange", "doctor", "plots")
 LIGHT = [
     "landscape",
     "landscape.probe",
@@ -180,6 +184,15 @@ def test_cuda_is_named_only_where_it_is_chosen() -> None:
         if named or any(isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda" for node in nodes(path)):
             naming.add(path.relative_to(FOLDERS["landscape"]).as_posix())
     assert naming <= NAMED
+
+
+def test_headline_numbers_know_no_probe_by_name() -> None:
+    names = {"evaluate", "monitor", *PROBES}
+    for name in ("measured", "headlines", "report/table"):
+        texts = {
+            node.value for node in nodes(FOLDERS["landscape.plots"] / f"{name}.py") if isinstance(node, ast.Constant)
+        }
+        assert texts & names == set(), name
 
 
 def test_no_number_is_printed_with_a_standard_error_for_its_interval() -> None:

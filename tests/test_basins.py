@@ -18,7 +18,7 @@ from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.options import OptionError
 from landscape.plots import appearance, line_basins, surface_basins
-from landscape.plots.basin_panels import headline
+from landscape.plots.headlines import numbers
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.results.basins import distances, margin_of, of_lines, parse_margin, radius
@@ -283,9 +283,9 @@ def test_a_stopped_run_resumes_and_a_result_without_scores_is_as_before(network:
     for name in ("score_worse", "score_worse_se", "basin_radius", "basin_mean_high", "score_centre"):
         np.testing.assert_array_equal(found[name].values, whole[name])
     assert "digits test" in str(found["score_protocol"].values[2])
-    assert set(headline(found)) >= {"basin of held loss", "basin of digits accuracy"}
+    assert set(numbers(found)) >= {"basin of held loss", "basin of digits accuracy"}
     one = landscape.measure("line", subject, out=None, resolution=3, range="0:0.4", margin="10%")
-    assert not any(name.startswith("narrowest") for name in headline(one))  # a single direction to one side
+    assert not any(name.startswith("narrowest") for name in numbers(one))  # a single direction to one side
     page = line_basins.page([found], appearance.looks([found]))
     assert [ax.get_ylabel() for ax in page.axes] == ["loss (nats)", "accuracy"]
 

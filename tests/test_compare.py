@@ -46,7 +46,7 @@ def result(
     """A stored result of one unit; the rest of its attributes are those of a protocol."""
     spec = {"split": "test", "batch_size": 128, "weight_decay": 0.0, "loss": "", **about.pop("spec", {})}
     attributes = {
-        "probe": probe, "label": label, "checkpoint_sha256": label, "data": "digits", "samples": 100,
+        **synthetic.declared(probe), "label": label, "checkpoint_sha256": label, "data": "digits", "samples": 100,
         "spec": json.dumps(spec), "parameters": json.dumps(parameters or {}), "created": "2026-01-01",
         "protocol": f"digits {spec['split']}, 100 samples, batch size {spec['batch_size']}", **about,
     }  # fmt: skip

@@ -18,8 +18,7 @@ from landscape.layers.feature_dimension import CENSORED, Estimate, effective_ran
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.neural_collapse import collapse
 from landscape.layers.selection import layers_of
-from landscape.plots import geometry as figure
-from landscape.plots.headlines import numbers
+from landscape.plots.headlines import with_intervals
 from landscape.plots.measured import measured
 from landscape.probes.geometry import DIMENSIONS, OF_CLASSES, Geometry
 from landscape.statistics.intervals import quantile
@@ -304,7 +303,8 @@ def test_features_that_are_not_finite_give_no_numbers() -> None:
 def test_the_headline_is_that_of_the_classifiers_input_with_its_errors(tmp_path: Path) -> None:
     found: Any = landscape.measure("geometry", vit(), out=tmp_path / "r.h5", quiet=True)
     value, error = float(found["head_nc3"]), float(found["head_nc3_se"])
-    assert numbers(found)["NC3"] == f"{value:.3g} ± {quantile(72) * error:.1g}"
+    assert with_intervals(found)["NC3"] == f"{value:.3g} ± {quantile(72) * error:.1g}"
     one = next(one for one in measured(found) if one.name == "NC3")
     assert Estimate(one.value, one.error) == (value, error)
-    assert figure.place(found.drop_vars("head_effective_rank"), "effective_rank")[0] == "effective_rank"
+    without = {one.name: one.value for one in measured(found.drop_vars("head_effective_rank"))}
+    assert without["effective rank"] == found["effective_rank"].values[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import synthetic
 import torch
 import xarray as xr
 from analytic import batches_of, run_probe
@@ -12,7 +13,7 @@ from test_attack import linear, on_pictures, pictures
 from torch import Tensor, nn
 
 from landscape.options import OptionError
-from landscape.plots import appearance, input_images, input_surface
+from landscape.plots import appearance, headlines, input_images, input_surface
 from landscape.probe import derived_seed
 from landscape.probes.input_surface import InputSurface
 from landscape.subject.identity import asked
@@ -108,7 +109,7 @@ def test_figures_show_planes_lines_and_the_border_of_the_prediction() -> None:
             "direction_name": ("direction", ["gradient of the image's loss", "random", "towards PGD"]),
         },
         {"x": t, "y": t, "t": t},
-        {"label": "net", "probe": "input-surface"},
+        synthetic.declared("input-surface", label="net"),
     )
     mean, lines = input_surface.draw(data, tuple(Figure().subplots(2)))
     assert len(lines.get_legend_handles_labels()[1]) == 3
@@ -116,4 +117,4 @@ def test_figures_show_planes_lines_and_the_border_of_the_prediction() -> None:
     assert (mean.get_xlabel(), mean.get_ylabel()) == ("gradient", "random, orthogonal")
     rows = input_images.page([data], appearance.looks([data]))
     assert sum(bool(ax.collections) for ax in rows.axes) >= len(found["image_loss"])
-    assert input_surface.headline(data)["gradient rise at 0.5"] == found["line_rise"][0, -1]
+    assert headlines.numbers(data)["gradient rise at 0.5"] == found["line_rise"][0, -1]

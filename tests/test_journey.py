@@ -15,6 +15,7 @@ from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.cli.main import exit_code
 from landscape.executors.executor import Executor
 from landscape.plots import headlines
+from landscape.plots.measured import measured
 from landscape.probe import WHOLE, Probe, Shard
 from landscape.probes import PROBES
 from landscape.results import group as groups
@@ -82,7 +83,11 @@ def test_a_result_has_a_headline_and_a_command_that_finds_it(
     journey: Journey, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ((_, data),) = reader.groups(journey.path)
-    assert headlines.numbers(data).keys() - {"lacks"}
+    plan = journey.probe.plan(journey.subject())
+    known = {*plan.quantities, *plan.summaries, *plan.facts}
+    assert known & {one.quantity for one in journey.probe.headlines}
+    assert headlines.numbers(data)
+    assert measured(data) or journey.probe.name == "noise-scale"  # of 12 samples a bound, in words
     assert exit_code(shlex.split(command_for(data.attrs, journey.path))[1:]) == 0
     assert "already measured" in capsys.readouterr().err
 

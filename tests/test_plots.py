@@ -21,8 +21,8 @@ from PIL import Image
 
 import landscape
 from landscape.options import OptionError
-from landscape.plots import FIGURES, STUDIES, appearance, drawing, headlines, park2022, style, theme
-from landscape.plots.figure import Headlined, checked
+from landscape.plots import FIGURES, STUDIES, appearance, drawing, park2022, style, theme
+from landscape.plots.figure import Noted, checked
 from landscape.plots.selection import Selection
 from landscape.plots.tidy import _shown, _touch, tidied
 from landscape.probes import PROBES
@@ -56,15 +56,13 @@ def test_every_figure_module_offers_what_a_figure_needs_and_says_what_it_means(n
     assert callable(module.draw)
     assert callable(module.page)
     assert module.MEANING.count(". ") == 1  # two sentences
-    assert isinstance(module, Headlined) == (name == FIGURES[name].probe.replace("-", "_"))
+    assert not isinstance(module, Noted) or name == FIGURES[name].probe.replace("-", "_")
 
 
-def test_every_probe_has_a_figure_of_its_name_with_its_headline() -> None:
+def test_every_probe_has_a_figure_of_its_name() -> None:
     for probe in PROBES:
         figure = FIGURES[probe.replace("-", "_")]
         assert figure.probe == probe
-        assert isinstance(figure.module, Headlined)
-        assert headlines.headline_function(probe) == figure.module.headline
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_every_probe_has_a_figure_of_its_name_with_its_headline() -> None:
         ("MEANING = ''\ndef draw(): ...\ndef pagee(): ...", "wrong lacks page"),
         ("MEANING = 1\ndef draw(): ...\ndef page(): ...", "wrong.MEANING is a int, expected a str"),
         ("MEANING = ''\ndraw = 1\ndef page(): ...", "wrong.draw is a int, expected a function"),
-        ("MEANING = ''\ndef draw(): ...\ndef page(): ...\ndef headlin(): ...", "wrong.headlin .* misspelt headline"),
+        ("MEANING = ''\ndef draw(): ...\ndef page(): ...\ndef note(): ...", "wrong.note .* misspelt notes"),
         ("MEANING = ''\ndef draw(): ...\ndef page(): ...\ndef selekt(): ...", "wrong.selekt .* misspelt select"),
     ],
 )

@@ -113,7 +113,7 @@ def test_summary_counts_units_and_says_what_was_found(study: Path) -> None:
     assert "loss 0.2" in row["headline"]  # the centre, 0.2 + 6 tanh(0)
     ((_, data),) = reader.find(study, probe="lesion", label=synthetic.NETWORKS[0].label)
     lesion = headlines.numbers(data)
-    assert lesion["at"] == "stages.0.0.stem"
+    assert str(headlines.with_intervals(data)["largest drop"]).endswith(", at stages.0.0.stem")
     assert lesion["largest drop"] == pytest.approx(0.25 + 0.03 - 0.005)
     assert lesion["intact accuracy"] == 0.75
 
@@ -127,7 +127,7 @@ def test_the_hessian_headline_is_the_share_of_negative_values(study: Path) -> No
 
 def test_noise_in_bands_without_a_frequency_alone_names_them() -> None:
     data = xr.Dataset({"accuracy_drop": ("band", [np.nan])}, {"band": [0.05]}, {"empty_bands": "0.05"})
-    assert noise.headline(data) == {"bands without a frequency": "0.05"}
+    assert noise.notes(data) == {"bands without a frequency": "0.05"}
 
 
 def test_a_probe_without_a_headline_of_its_own_gives_its_scalars() -> None:

@@ -119,7 +119,9 @@ def test_the_correlation_of_loss_and_sharpness_is_that_of_scipy(file: Path) -> N
 def _spectrum(scale: float, draws: int) -> xr.Dataset:
     values = scale * np.random.default_rng(draws).standard_normal((1, draws))
     about = {"label": f"{scale:g}", "probe": "hessian"}
-    return xr.Dataset({"eigenvalue": (("batch", "rank"), values), "done": ("batch", [1])}, attrs=about)
+    arrays = {"eigenvalue": values, "converged": np.ones_like(values)}
+    found = {name: (("batch", "rank"), array) for name, array in arrays.items()}
+    return xr.Dataset({**found, "done": ("batch", [1])}, attrs=about)
 
 
 @pytest.mark.parametrize(("scale", "logarithmic"), [(4.0, False), (7.0, False), (14.0, True), (100.0, True)])
@@ -203,10 +205,12 @@ class TestHeadline:
         found = headlines.numbers(data)
         flat = data["eigenvalue"].values
         assert found["largest"] == np.nanmax(flat)
-        assert found["in"] == str(data["name"].values[int(np.nanmax(flat, axis=(0, 2)).argmax())])
+        sharpest = data["name"].values[int(np.nanmax(flat, axis=(0, 2)).argmax())]
+        assert str(headlines.with_intervals(data)["largest"]).endswith(f", in {sharpest}")
 
 
 def _summary(arrays: dict[str, list[list[float]]], *, done: list[int]) -> xr.Dataset:
+    arrays = {"converged": np.ones_like(arrays["eigenvalue"]), **arrays}
     values = {name: (("batch", "rank"), np.array(array, dtype=float)) for name, array in arrays.items()}
     return xr.Dataset({**values, "done": ("batch", np.array(done))}, attrs={"probe": "hessian"})
 

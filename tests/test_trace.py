@@ -194,7 +194,7 @@ def test_a_non_finite_mini_batch_is_stored_as_such_and_reported() -> None:
     np.testing.assert_allclose(found["batch_trace"], [3.875, np.nan, 11.625])
     assert found["trace"] == pytest.approx(7.75)
     data = xr.Dataset({k: ("batch", found[k]) for k in ("batch_trace", "done")}, attrs={"probe": "trace"})
-    assert headlines.numbers(data) == {"mini-batches not finite": 1}
+    assert headlines.numbers(data) == {"mini-batches not finite": "1"}
 
 
 @pytest.mark.parametrize("options", [{"method": "hutch"}, {"vectors": 3}, {"vectors": float("nan")}, {"hvp": "fast"}])

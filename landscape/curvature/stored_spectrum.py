@@ -19,11 +19,22 @@ from landscape.curvature.stability import (
     stability_summaries,
     stability_summary_quantities,
 )
+from landscape.headline import FLATTER, Headline
 from landscape.probe import Quantity
 from landscape.results.ratio import linearised
 from landscape.results.statistics import mean_and_standard_error
 from landscape.statistics.intervals import positive_interval, share_interval
 
+HEADLINES = (
+    Headline("nep", "nep", column=7, title="NEP",
+             definition="share of negative eigenvalues among the largest by magnitude"),
+    Headline("ape", "ape", reading=FLATTER, column=8, title="APE",
+             definition="mean of the positive eigenvalues among the largest by magnitude"),
+    Headline("sharpness", "sharpness"),
+    Headline("stability", "stability"),
+    Headline("largest eigenvalue", "mean_largest", reading=FLATTER, silent=True),
+    Headline("largest", "eigenvalue", {"group batch rank": "largest"}, where="in {name}"),
+)  # fmt: skip
 UNKNOWN = float("nan"), float("nan")
 MATRICES: Mapping[Matrix, tuple[str, str]] = {  # long name and units of the eigenvalues
     "hessian": ("Hessian", "loss per squared weight"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from landscape.exchange import corruption_csv, hybrid_csv, park2022_csv, tomgold
 from landscape.exchange.corruption_csv import CorruptionTable
 from landscape.exchange.grid import KNOWN, Grid
 from landscape.exchange.hybrid_csv import HybridTable
+from landscape.headline import Headline, stored_headlines
 from landscape.options import at_least, naming
 from landscape.probe import Plan, Quantity, Values
-from landscape.results import corruption_summary
+from landscape.results import basins, corruption_summary, surface_summary
 from landscape.results.declared_size import refuse_special
 from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
 from landscape.results.surface_summary import RADII
@@ -136,7 +138,9 @@ def _stored_table(
     )
     content = json.dumps([table.names, table.severities, {name: v.tolist() for name, v in table.scores.items()}])
     digest = hashlib.sha256(content.encode()).hexdigest()[:10]
-    key = RunKey("corruption", readable_label(label), digest, plan, _attributes(path), relabel)
+    key = RunKey(
+        "corruption", readable_label(label), digest, plan, _attributes(path, corruption_summary.HEADLINES), relabel
+    )
     unknown, written = dict.fromkeys(plan.quantities, np.nan), 0
     with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():
@@ -159,7 +163,7 @@ def _stored_hybrid(
     )
     content = json.dumps([table.weights, {name: values.tolist() for name, values in table.scores.items()}])
     digest = hashlib.sha256(content.encode()).hexdigest()[:10]
-    key = RunKey("hybrid", readable_label(label), digest, plan, _attributes(path), relabel)
+    key = RunKey("hybrid", readable_label(label), digest, plan, _attributes(path, ()), relabel)
     written = 0
     with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():
@@ -169,16 +173,21 @@ def _stored_hybrid(
     return Outcome(group, len(table.weights), written)
 
 
-def _attributes(path: Path) -> dict[str, Any]:
+def _attributes(path: Path, headlines: Sequence[Headline]) -> dict[str, Any]:
     return {
         "parameters": "{}", "versions": json.dumps(versions()), "source": path.name, "model": "", "data": "",
         "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
+        **stored_headlines(headlines),
     }  # fmt: skip
 
 
 def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool) -> Outcome:
-    probe, plan = ("surface", _plan_of_surface(grid)) if "y" in grid.axes else ("line", _plan_of_line(grid, label))
-    key = RunKey(probe, readable_label(label), _digest(grid), plan, _attributes(path), relabel)
+    headlines: Sequence[Headline]
+    if "y" in grid.axes:
+        probe, plan, headlines = "surface", _plan_of_surface(grid), surface_summary.HEADLINES
+    else:
+        probe, plan, headlines = "line", _plan_of_line(grid, label), basins.LINE
+    key = RunKey(probe, readable_label(label), _digest(grid), plan, _attributes(path, headlines), relabel)
     written = 0
     with Writer(out, key, reduce_of=reduce_of) as writer:
         for unit in writer.pending():

@@ -14,6 +14,7 @@ import numpy as np
 from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
+from landscape.headline import Headline, stored_headlines
 from landscape.monitoring.distance import BUCKETS
 from landscape.monitoring.gradients import parts_of
 from landscape.probe import Plan, Quantity
@@ -28,6 +29,21 @@ MONITOR = "monitor"  # name of the groups
 RULE = (
     "a multiple of `every` is measured if the measurements so far and this one stay below `overhead` times the "
     "training time so far; the first one always"
+)
+HEADLINES = (
+    Headline("steps", "step", {"step": -1}),
+    *(
+        one
+        for name, quantity, threshold in (
+            ("sharpness", "eigenvalue", "threshold"),
+            ("preconditioned", "preconditioned", "preconditioned_threshold"),
+        )
+        for one in (
+            Headline(name, quantity, {"rank": 0, "step": "last"}),
+            Headline(f"{name} / threshold", quantity, {"rank": 0, "step": "last"}, by=threshold),
+        )
+    ),
+    Headline("distance", "distance", {"step": "last"}),
 )
 _log = logging.getLogger(__name__)
 
@@ -130,6 +146,7 @@ def key_of(
         "parameters": json.dumps(dict(settings), default=str),
         "versions": json.dumps(versions()),
         "schedule": RULE,
+        **stored_headlines(HEADLINES),
     }
     return RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
 

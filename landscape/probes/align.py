@@ -12,6 +12,7 @@ import numpy as np
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.snapshots import run_folder
+from landscape.headline import Headline
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.loading import read_beside, run_of
@@ -37,6 +38,12 @@ class Align(Probe):
     checkpoints: ClassVar[str] = "two checkpoints of one architecture; the units of the second are permuted"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "restarts": 1, "repair": 1}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("barrier before", "barrier", {"curve": "before"}),
+        Headline("barrier", "barrier", {"curve": -1}),
+        Headline("accuracy barrier", "accuracy_barrier", {"curve": -1}),
+        Headline("similarity", "similarity"),
+    )
 
     against: Annotated[str, "the other checkpoint, B.pt, which is permuted; default: the first of the run's own"] = ""
     resolution: Annotated[int, "points of the line, ends included; two more are added near each end"] = 11
@@ -95,6 +102,7 @@ class Align(Probe):
                 "group": Quantity("group of units"), "unit": Quantity("unit"),
             },
             facts={
+                "before": len(names) // 2 - 1,
                 "other": self._shown(subject),
                 "proof_error": found.proof.error,
                 "similarity": found.match.cosine(found.match.similarity),

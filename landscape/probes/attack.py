@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.headline import HIGHER, LOWER, Headline
 from landscape.options import OptionError, at_least, parse_choices, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.results.statistics import mean_and_standard_error_from_sums
@@ -46,6 +47,15 @@ class Attack(Probe):
         "park2022": {"eps": "0.007,0.3", "steps": 40, "step_size": "2/255", "random_start": False}
     }
     smallest: ClassVar[Mapping[str, Any]] = {"eps": "2/255", "steps": 2}
+    headlines: ClassVar[Sequence[Headline]] = (
+        *sample_statistics.INTACT,
+        *(
+            Headline(f"{method.upper()} at {{255*eps:g}}/255", quantity, {"method": method, "eps": "last"}, reading,
+                     unless=unless)
+            for method in METHODS
+            for quantity, reading, unless in (("accuracy", HIGHER, ""), ("loss", LOWER, "accuracy"))
+        ),
+    )  # fmt: skip
 
     methods: Annotated[str, "fgsm, pgd, or both separated by commas"] = "fgsm,pgd"
     eps: Annotated[str, "largest change of a pixel in [0, 1], as numbers or fractions such as 8/255"] = (

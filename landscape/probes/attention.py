@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.discovery.layer import Layer
+from landscape.headline import Headline
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
@@ -55,6 +56,11 @@ class Attention(Probe):
     logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     smallest: ClassVar[Mapping[str, Any]] = {"spectra_images": 1}
+    headlines: ClassVar[Sequence[Headline]] = tuple(
+        Headline(f"{word} {depth}", quantity, {"head": "mean", "layer": end})
+        for quantity, word in (("distance", "distance"), ("mutual_information", "NMI"))
+        for depth, end in (("shallowest", "first"), ("deepest", "last"))
+    )
 
     layers: LayerPatterns = ()
     spectra_images: Annotated[int, "images per mini-batch whose tokens' singular values are computed"] = 4

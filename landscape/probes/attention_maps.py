@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.discovery.layer import Layer
+from landscape.headline import Headline
 from landscape.layers import attention_statistics as statistics
 from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
@@ -36,6 +37,10 @@ class AttentionPictures(Probe):
     name: ClassVar[str] = "attention-maps"
     logits: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, Any]] = {"images": 2}
+    headlines: ClassVar[Sequence[Headline]] = tuple(
+        Headline(name, "attention", {"row column": "largest", "image query": "mean", "layer": layer})
+        for name, layer in (("largest weight first", 0), ("last", -1))
+    )
 
     layers: LayerPatterns = ()
     images: Annotated[int, "number of images, the first of the data"] = 4

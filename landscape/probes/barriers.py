@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from landscape.headline import Headline
 from landscape.options import at_least
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
@@ -39,6 +40,11 @@ class Barriers(Probe):
     checkpoints: ClassVar[str] = "checkpoints of one architecture, or folders of them"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "repair": 1, "snapshots": "last:2"}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("barrier", "barrier", {"curve": -1, "pair": "largest"}),
+        Headline("mean", "barrier", {"curve": -1, "pair": "mean"}),
+        Headline("mean before", "barrier", {"curve": "before", "pair": "mean"}),
+    )
 
     members: Annotated[str, "further checkpoints: B.pt,C.pt; further checkpoints of the command are such too"] = ""
     snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint"] = ""
@@ -102,6 +108,7 @@ class Barriers(Probe):
                 "t": Quantity("position on the line", "share of the way"),
                 "checkpoint": Quantity("checkpoint"), "other": Quantity("other checkpoint"),
             },
+            facts={"before": len(kinds) // 2 - 1} if self.align else {},
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from landscape.headline import HIGHER, LOWER, Headline
 from landscape.options import require
 from landscape.predictions.classifier import class_targets, logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.scores import PART, labelled, sample_scores
@@ -39,6 +40,14 @@ class Calibration(Probe):
 
     name: ClassVar[str] = "calibration"
     smallest: ClassVar[Mapping[str, Any]] = {"draws": 20}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("nll", "nll", reading=LOWER),
+        Headline("accuracy", "accuracy", reading=HIGHER,
+                 column=1, title="accuracy", definition="share of right classes"),
+        Headline("ece", "ece", reading=LOWER, column=6, title="ECE", definition="expected calibration error"),
+        Headline("signed ece", "ece_signed"),
+        Headline("temperature", "temperature"),
+    )  # fmt: skip
 
     draws: Annotated[int, "bootstrap resamples behind the intervals"] = 1000
     seed: Annotated[int, "seed of the half that the temperature is fitted on, and of the bootstrap"] = 0

@@ -14,6 +14,7 @@ from landscape.curvature.operator import Curvature
 from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.curvature.vectors import random_unit
+from landscape.headline import Headline
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject
@@ -44,6 +45,11 @@ class Convexity(Probe):
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": "2", "max_products": 8}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("|min| / |max| at the centre", "ratio", {"x": 0.0, "y": 0.0}),
+        Headline("median", "ratio", {"x y": "median"}),
+        Headline("greatest", "ratio", {"x y": "largest"}),
+    )
 
     resolution: Annotated[str, "grid points per axis: N or NX,NY; odd numbers include the centre"] = "11"
     range: Annotated[str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH"] = "1"

@@ -10,6 +10,7 @@ import numpy as np
 
 from landscape.data import corruptions
 from landscape.exchange import corruption_baseline
+from landscape.headline import Headline
 from landscape.options import require
 from landscape.predictions import scores
 from landscape.predictions.running_sums import sizes_of
@@ -40,6 +41,7 @@ class Corruption(Probe):
 
     name: ClassVar[str] = "corruption"
     smallest: ClassVar[Mapping[str, Any]] = {"corruptions": "brightness,gaussian_noise", "severities": "1,5"}
+    headlines: ClassVar[Sequence[Headline]] = corruption_summary.HEADLINES
 
     corruptions: Annotated[str, "common (15), all (19), or names separated by commas"] = "common"
     severities: Annotated[str, "1 to 5, separated by commas"] = "1,2,3,4,5"

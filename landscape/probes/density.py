@@ -31,6 +31,7 @@ from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.stored_blocks import block_plan, block_summaries
 from landscape.curvature.trace_estimators import rounds_for
 from landscape.curvature.vectors import random_unit
+from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
 from landscape.results.statistics import mean_and_standard_error
@@ -71,6 +72,13 @@ class Density(Probe):
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 2, "steps": 3}
     presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("heterogeneity", "heterogeneity"),
+        Headline("shape_heterogeneity", "shape_heterogeneity"),
+        Headline("mean", "mean", reading=FLATTER),
+        Headline("smallest", "smallest"),
+        Headline("largest", "largest"),
+    )
 
     vectors: Annotated[int, "random start vectors"] = 8
     tol: Annotated[

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from landscape.headline import Headline
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
 from landscape.options import OptionError, at_least, require
 from landscape.predictions import timing
@@ -56,6 +57,7 @@ class Ensemble(Probe):
     checkpoints: ClassVar[str] = "members, or a folder of them"
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)  # of the unbiased CKA
     smallest: ClassVar[Mapping[str, Any]] = {"draws": 20, "orders": 2, "snapshots": "last:2"}
+    headlines: ClassVar[Sequence[Headline]] = ensemble_summary.HEADLINES
 
     members: Annotated[str, "further members: B.pt,C.pt; further checkpoints of the command are such too"] = ""
     snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint as members"] = ""

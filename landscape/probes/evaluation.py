@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
+from landscape.headline import HIGHER, LOWER, Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject import evaluation
 from landscape.subject.checks import refuse_stochastic
@@ -27,6 +29,10 @@ class Evaluation(Probe):
 
     name: ClassVar[str] = "evaluate"
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # the random numbers of several passes depend on both
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("loss", "loss", {"passes": -1}, LOWER),
+        Headline("accuracy", "accuracy", {"passes": -1}, HIGHER),
+    )
 
     deterministic: ClassVar[bool] = False  # several passes of a stochastic network are averaged
 

@@ -15,6 +15,7 @@ from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.relative_flatness import has_relative_flatness
 from landscape.curvature.sample_means import over_all_samples
+from landscape.headline import FLATTER, FLATTER_ABOVE, Headline
 from landscape.options import OptionError, at_least, did_you_mean, one_of, parse_choices, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.results.flatness import LOSS, MEASURES, OF, OF_VECTORS, SAMPLES, TERM, TERM_SE, TOGETHER
@@ -29,6 +30,8 @@ OF_HESSIAN = ("top-eigenvalue", *OF_VECTORS)
 SEARCH = 40  # Hessian products of the top eigenvalue, about
 ALL = "all"
 _log = logging.getLogger(__name__)
+
+HEADLINE = ("sam", "adaptive-worst-linf", "pac-bayes-sigma", "top-eigenvalue", "trace")  # in one line of text
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class Flatness(Probe):
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"steps": 2, "draws": 4, "vectors": 2}
+    headlines: ClassVar[Sequence[Headline]] = tuple(
+        Headline(one.name, "value", {"measure": one.name}, FLATTER if one.flatter == "lower" else FLATTER_ABOVE,
+                 silent=one.name not in HEADLINE)
+        for one in MEASURES.values()
+    )  # fmt: skip
 
     measures: Annotated[str, "which measures, such as sam,trace; all: those that apply"] = ALL
     rho: Annotated[str, "other radii than the defaults, such as sam=0.1,worst-l2=1"] = ""

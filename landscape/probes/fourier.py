@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.discovery.layer import Layer, chunks
+from landscape.headline import Headline
 from landscape.layers import fourier
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
@@ -34,6 +35,12 @@ class Fourier(Probe):
     name: ClassVar[str] = "fourier"
     logits: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {"frequencies": "park2022"}}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("shallowest", "high_frequency", {"layer": "first"}, column=11, title="high freq. first",
+                 definition="relative log amplitude at the highest frequency, first layer"),
+        Headline("deepest", "high_frequency", {"layer": "last"}, column=12, title="high freq. last",
+                 definition="relative log amplitude at the highest frequency, last layer"),
+    )  # fmt: skip
 
     layers: LayerPatterns = ()
     spectrum: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.headline import Headline
 from landscape.layers.classifier_input import Places, places_of
 from landscape.layers.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
@@ -40,6 +41,11 @@ OF_CLASSIFIER = {"nc4": "NC4: share of decisions other than for the nearest clas
 SELF_DUALITY = {"nc3": "NC3: squared distance of classifier and class means, both of norm 1"}
 OF_GROUPS = "groups of samples"  # that a jackknife leaves out
 HEAD = "head_"  # quantities of the classifier's input
+HEADLINE_NAMES = {
+    "effective rank": "effective_rank", "participation ratio": "participation_ratio",
+    "TwoNN dimension": "intrinsic_dimension", "class separation": "class_separation", "NC1": "nc1",
+    "NC2 simplex": "nc2_simplex", "NC3": "nc3", "NC4": "nc4",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,11 @@ class Geometry(Probe):
 
     name: ClassVar[str] = "geometry"
     logits: ClassVar[bool] = False
+    headlines: ClassVar[Sequence[Headline]] = tuple(
+        headline
+        for words, name in HEADLINE_NAMES.items()
+        for headline in (Headline(words, f"{HEAD}{name}"), Headline(words, name, {"layer": "last"}))
+    )
 
     layers: LayerPatterns = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from landscape.curvature import stored_spectrum
 from landscape.curvature.hvp_backends import (
     CODES,
     HVP_HELP,
@@ -33,8 +34,8 @@ from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spec
 from landscape.curvature.spectrum_options import Engine, Scope, check, require_storable
 from landscape.curvature.stability import optimizer_of, stability_values
 from landscape.curvature.stopping import Which
-from landscape.curvature.stored_spectrum import spectrum_quantities, spectrum_values, summaries, summary_quantities
 from landscape.curvature.vectors import random_unit
+from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.subject.losses import MEANINGS
 from landscape.subject.optimizer_options import (
@@ -86,6 +87,7 @@ class Hessian(Probe):
     batch_size: ClassVar[int] = 16
     smallest: ClassVar[Mapping[str, Any]] = {"top": 2, "batches": 2, "max_products": 12}
     presets: ClassVar[Mapping[str, Any]] = {"park2022": PARK_2022}
+    headlines: ClassVar[Sequence[Headline]] = stored_spectrum.HEADLINES
 
     top: Annotated[int, "eigenvalues per mini-batch (per end)"] = 5
     scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one for the mean over all samples"] = "batch"
@@ -128,12 +130,12 @@ class Hessian(Probe):
         return Plan(
             over={"batch": batches} | blocks.axis,
             axes=axes,
-            quantities=spectrum_quantities(
+            quantities=stored_spectrum.spectrum_quantities(
                 self.operator, whole=whole, loss_units=subject.meaning.units, request=self._request
             ),
             labels=blocks.labels,
             facts=self._facts(subject),
-            summaries=summary_quantities(self.operator, tuple(blocks.axis)),
+            summaries=stored_spectrum.summary_quantities(self.operator, tuple(blocks.axis)),
             about={
                 "batch": Quantity(whole),
                 "group": Quantity("group of parameters"),
@@ -199,7 +201,7 @@ class Hessian(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """NEP and APE over all finished mini-batches, or those of each layer, with their intervals."""
-        return summaries(data, per_layer=self.per_layer)
+        return stored_spectrum.summaries(data, per_layer=self.per_layer)
 
     @property
     def _kinks(self) -> Kinks:
@@ -325,7 +327,7 @@ class Hessian(Probe):
         return product if known is None else known.of(product, curved.parameters)
 
     def _values(self, found: Spectrum | None, loss: float, curved: Curvature) -> dict[str, Any]:
-        values = spectrum_values(found, self._request, nodes=self._nodes, size=curved.size)
+        values = stored_spectrum.spectrum_values(found, self._request, nodes=self._nodes, size=curved.size)
         if (known := self._preconditioner(curved.subject)) is not None:
             values |= stability_values(values, known.threshold)
         return {**values, "loss": loss, "hvp": CODES.index(curved.hvp)}

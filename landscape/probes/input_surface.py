@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.headline import Headline
 from landscape.options import at_least, parse_choices, parse_range, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.results.statistics import mean_and_standard_error_from_sums
@@ -57,6 +58,10 @@ class InputSurface(Probe):
 
     name: ClassVar[str] = "input-surface"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "steps": 2}
+    headlines: ClassVar[Sequence[Headline]] = tuple(
+        Headline(f"{words} rise at {{t:g}}", "line_rise", {"direction": NAMES[name], "t": -1})
+        for name, words in zip(NAMES, ("gradient", "sign of gradient", "PGD", "random"), strict=True)
+    )
 
     directions: Annotated[
         str, "of gradient, sign, pgd, random: a line along each; the first two span the plane, one alone has none"

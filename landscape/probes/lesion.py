@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from landscape.headline import Headline
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed
 from landscape.layers.resume_verification import verified
 from landscape.layers.selection import layer_labels, layers_of
@@ -37,6 +38,13 @@ class Lesion(Probe):
     """
 
     name: ClassVar[str] = "lesion"
+    headlines: ClassVar[Sequence[Headline]] = (
+        replace(sample_statistics.INTACT[0],
+                column=2, title="accuracy", definition="share of right classes of the intact network"),
+        sample_statistics.INTACT[1],
+        *sample_statistics.largest("unit", "at {name}", column=13, title="largest drop",
+                 definition="largest accuracy drop, or loss increase, when one unit is removed"),
+    )  # fmt: skip
 
     layers: Annotated[tuple[str, ...], "only units whose name or layer matches this regular expression"] = ()
     pairs: Annotated[bool, "remove each pair of neighbouring units together"] = False

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from landscape.curvature.vectors import inner
+from landscape.headline import Headline
 from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_range, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import basins
@@ -57,6 +58,12 @@ class Line(Probe):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {"normalize": "park2022", "split": "train", "augment": True, "weight_decay": 0.05}
     }
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("barrier", "barrier", {"direction": "largest"}, where="at {barrier_at:.4g}"),
+        Headline("accuracy barrier", "accuracy_barrier", {"direction": "largest barrier"}),
+        *basins.LINE,
+        *basins.HEADLINES,
+    )
 
     along: Annotated[
         str, "random, eigen (extreme Hessian eigenvectors), B.pt (another checkpoint), RUN_DIR or DIRECTIONS.h5"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.headline import Headline
 from landscape.layers.fourier import band_pass, published_ring, ring, signs
 from landscape.layers.linear_readout import with_linear_classifier
 from landscape.layers.pictures import colours, first_inputs
@@ -44,6 +45,16 @@ class Noise(Probe):
     name: ClassVar[str] = "noise"
     smallest: ClassVar[Mapping[str, Any]] = {"bands": "0.2,0.3,0.7"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {"ring": "park2022"}}
+    headlines: ClassVar[Sequence[Headline]] = (
+        *sample_statistics.INTACT,
+        *sample_statistics.largest(
+            "band",
+            "at {band:g} π",
+            column=14,
+            title="noise drop",
+            definition="largest accuracy drop, or loss increase, under noise of one band of frequencies",
+        ),
+    )
 
     bands: Annotated[str, "centre frequencies of the bands, in units of pi"] = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
     half_width: Annotated[float, "half the width of a band, in units of pi"] = 0.1

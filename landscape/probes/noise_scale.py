@@ -24,6 +24,7 @@ from landscape.curvature.sample_groups import (
     sample_groups,
 )
 from landscape.curvature.vectors import dot
+from landscape.headline import Headline
 from landscape.options import at_least, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, report_products
 from landscape.results.noise_scale import summaries
@@ -67,6 +68,10 @@ class NoiseScale(Probe):
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"groups": 3}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("simple", "simple"),
+        Headline("curvature", "curvature"),
+    )
 
     groups: Annotated[int, "groups that the samples are divided into; their gradients are kept in memory"] = 32
     simple: Annotated[bool, "the simple noise scale alone, without Hessian products"] = False

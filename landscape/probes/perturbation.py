@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.data import cifar, perturbations
 from landscape.data.dataset import Images, resized
 from landscape.data.sampling import subset
+from landscape.headline import Headline
 from landscape.options import OptionError, did_you_mean, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error_from_sums
@@ -46,6 +47,11 @@ class Perturbation(Probe):
 
     name: ClassVar[str] = "perturbation"
     smallest: ClassVar[Mapping[str, Any]] = {"perturbations": "translate,gaussian_noise", "source": GENERATED}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("consistency", "mean_consistency"),
+        Headline("cross-entropy consistency", "mean_cross_entropy"),
+        Headline("accuracy", "mean_accuracy"),
+    )
 
     perturbations: Annotated[str, "all, or names separated by commas such as translate,rotate"] = ALL
     source: Annotated[

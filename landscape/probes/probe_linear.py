@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.checkpoints.key_matching import is_head
+from landscape.headline import HIGHER, Headline
 from landscape.layers import logistic
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.linear_classifier import fit_with_best_penalty
@@ -40,6 +41,12 @@ class ProbeLinear(Probe):
     name: ClassVar[str] = "probe-linear"
     logits: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, Any]] = {"train_samples": 64}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("shallowest", "accuracy", {"layer": "first"}),
+        Headline("deepest", "accuracy", {"layer": "last"}, column=15, title="linear probe",
+                 definition="accuracy of a linear classifier on the last layer"),
+        Headline("best", "accuracy", {"layer": "largest"}, HIGHER, "at {name}"),
+    )  # fmt: skip
 
     layers: LayerPatterns = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from landscape.discovery.layer import Layer
+from landscape.headline import LOWER, Headline
 from landscape.layers.head_rows import rows_of_heads
 from landscape.layers.partial_forward import Prefixes, ResumePoint, flow_of, resume_before, resumed
 from landscape.layers.resume_verification import verified
@@ -62,6 +63,12 @@ class Sensitivity(Probe):
     name: ClassVar[str] = "sensitivity"
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     smallest: ClassVar[Mapping[str, Any]] = {"bits": "4,2", "vectors": 2}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("intact loss", "intact_loss"),
+        Headline("all at {setting_name}", "together_loss_increase", {"setting": "each"}, LOWER),
+        Headline("largest increase", "loss_increase", {"unit setting": "largest"}, LOWER, "at {name}, {setting_name}"),
+        Headline("rank correlation", "rank_correlation", {"setting": -1}),
+    )
 
     unit: Annotated[Kind, "what is perturbed at a time; neurons: groups of consecutive output units"] = "layer"
     layers: Annotated[tuple[str, ...], "only units whose name or module matches this regular expression"] = ()

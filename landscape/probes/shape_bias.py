@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from landscape.data import cue_conflict, decoding
 from landscape.data.dataset import Images
 from landscape.data.file_contents import file_sha256
 from landscape.data.preprocessing import Resize, parse_crop
+from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.corrupted_images import images_of
@@ -54,6 +55,12 @@ class ShapeBias(Probe):
     """
 
     name: ClassVar[str] = "shape-bias"
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("shape bias", "shape_bias", column=17, title="shape bias",
+                 definition="shape decisions among shape and texture decisions"),
+        Headline("by shape", "shape_accuracy"),
+        Headline("by texture", "texture_accuracy"),
+    )  # fmt: skip
 
     cues: Annotated[
         str,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.discovery.layer import Layer
+from landscape.headline import Headline
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
@@ -40,6 +41,10 @@ class Similarity(Probe):
     name: ClassVar[str] = "similarity"
     logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("neighbours", "neighbours"),
+        Headline("first with last", "cka", {"layer": 0, "other": -1}),
+    )
 
     layers: LayerPatterns = ()
     against: Annotated[str, "another checkpoint to compare the layers with"] = ""
@@ -78,6 +83,7 @@ class Similarity(Probe):
                 "cka_se": Quantity(
                     "its standard error, by leaving out one mini-batch at a time", dims=pair, over="batch"
                 ),
+                **({} if self.against else {"neighbours": Quantity("alignment of neighbouring layers, mean")}),
             },
             about={
                 "batch": Quantity("mini-batch"),
@@ -126,7 +132,8 @@ class Similarity(Probe):
         if n > 1:
             left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
             error = np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
-        return {"cka": cka, "cka_se": error, "cka_se.n": n}
+        neighbours = np.diagonal(cka, 1).mean() if len(cka) > 1 else np.nan
+        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours}
 
     def _other(self, subject: Subject) -> Subject:
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""

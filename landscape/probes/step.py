@@ -24,6 +24,7 @@ from landscape.curvature.stability import (
     seen_summary_quantities,
     stability_quantities,
 )
+from landscape.headline import FLATTER, Headline
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.results.statistics import mean_and_standard_error
@@ -69,6 +70,13 @@ class Step(Probe):
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("batch sharpness", "mean_batch_sharpness", reading=FLATTER),
+        Headline("critical sharpness", "mean_critical_sharpness", reading=FLATTER),
+        Headline("sharpness along the update", "mean_directional_sharpness", reading=FLATTER),
+        Headline("change of the objective", "mean_actual_change"),
+        Headline("preconditioned sharpness / threshold", "preconditioned", {"rank": 0}, by="threshold"),
+    )
 
     optimizer: Annotated[str, OPTIMIZER_HELP] = ""
     optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from landscape.data.dataset import BatchList
+from landscape.headline import LOWER, Headline
 from landscape.options import OptionError, at_least, parse_numbers, require
 from landscape.predictions import temporal, timing
 from landscape.predictions.frame_probabilities import FrameProbabilities, networks_of
@@ -52,6 +53,17 @@ class Stream(Probe):
     ordered: ClassVar[bool] = True
     batch_size: ClassVar[int] = 16
     smallest: ClassVar[Mapping[str, Any]] = {"tau": "1", "timed": 0}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("nll", "nll", {"prediction": 0, "tau": 0}, LOWER),
+        Headline("smoothed", "nll", {"prediction": 0, "tau": "best"}, LOWER, "at tau {tau:.4g}"),
+        Headline("ece", "ece", {"prediction": 0, "tau": 0}, LOWER),
+        Headline("smoothed ece", "ece", {"prediction": 0, "tau": "best"}, LOWER),
+        *(
+            Headline(f"throughput {way.replace('_', ' ')}", f"frames_per_second_{way}",
+                     by="frames_per_second_deterministic")
+            for way in ("smoothed", "mc_dropout")
+        ),
+    )  # fmt: skip
 
     tau: Annotated[str, "decay of the weights in frames; several such as 1,2 cost no further pass"] = "0.5,1,2,4"
     members: Annotated[str, "further networks B.pt,C.pt: all of them on every frame, and one per frame in turn"] = ""
@@ -111,7 +123,10 @@ class Stream(Probe):
             axes=axes,
             labels=labels,
             quantities=quantities,
-            summaries={key: _summary(key, *about) for name, about in scores.items() for key in suffixed(name)},
+            summaries={
+                **{key: _summary(key, *about) for name, about in scores.items() for key in suffixed(name)},
+                "best": Quantity("position of the tau with the lowest NLL of a smoothed pass; 0: none", dtype="int64"),
+            },
             about={"frame": Quantity("frame"), "tau": Quantity("decay of the weights; 0: no smoothing", "frames"),
                    "prediction": Quantity("prediction"), "class": Quantity("class")},
             facts=facts,
@@ -144,7 +159,10 @@ class Stream(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Scores over the finished frames with intervals, and their change by smoothing."""
-        return summaries(data, self._blocks(len(data["done"])), self.seed)
+        found = summaries(data, self._blocks(len(data["done"])), self.seed)
+        smoothed = found["nll"][0, 1:]
+        best = 1 + np.nanargmin(smoothed) if np.isfinite(smoothed).any() else 0
+        return {**found, "best": best}
 
     def _smoothed(self, logs: FrameProbabilities, t: int) -> Tensor:
         """Log probabilities of frame t, (prediction, tau, C, ...)."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 
 from landscape import options
+from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import basins, surface_summary
@@ -56,6 +57,7 @@ class Surface(Probe):
             "split": "train", "augment": True, "weight_decay": 0.05,
         }
     }  # fmt: skip
+    headlines: ClassVar[Sequence[Headline]] = surface_summary.HEADLINES
 
     resolution: Annotated[str, "grid points per axis: N or NX,NY; odd numbers include the centre"] = "51"
     range: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.discovery.layer import Layer
+from landscape.headline import Headline
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.pictures import first_inputs
@@ -38,6 +39,10 @@ class Tokens(Probe):
     name: ClassVar[str] = "tokens"
     logits: ClassVar[bool] = False
     smallest: ClassVar[Mapping[str, Any]] = {"images": 2, "perplexity": 2.0, "depths": "0,1"}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("common displacement", "common", {"layer": "last"}, where="at {name}"),
+        Headline("divergence", "divergence", {"layer": "last"}, where="at {name}"),
+    )
 
     layers: LayerPatterns = ()
     method: Annotated[

@@ -39,6 +39,7 @@ from landscape.curvature.trace_estimators import (
     rounds_for,
     xtrace,
 )
+from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
 from landscape.subject.subject import Subject
@@ -83,6 +84,13 @@ class Trace(Probe):
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 8}
     presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("trace", "trace", reading=FLATTER, column=9, title="trace",
+                 definition="sum of all Hessian eigenvalues"),
+        Headline("frobenius", "frobenius", reading=FLATTER),
+        Headline("off_block", "off_block"),
+        Headline("non_gauss_newton", "non_gauss_newton"),
+    )  # fmt: skip
 
     method: Annotated[Method, "estimator; xtrace has the smallest error for the same work"] = "xtrace"
     vectors: Annotated[int, "Hessian products per mini-batch"] = 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.checkpoints import snapshots
 from landscape.checkpoints.file_names import stem_of
 from landscape.checkpoints.snapshots import Snapshot
+from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
@@ -47,6 +48,11 @@ class Trajectory(Probe):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "park2022": {"split": "train", "augment": True, "weight_decay": 0.05}
     }
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("pc1", "explained_variance", {"component": 0}),
+        Headline("pc2", "explained_variance", {"component": 1}),
+        Headline("off plane at most", "off_plane", {"snapshot": "largest"}),
+    )
 
     run: Annotated[str, "folder of the snapshots, or A.pt,B.pt,C.pt in order; default: that of the checkpoint"] = ""
     bn: Annotated[str, "batch-norm statistics on the principal plane: frozen, or recalibrate:K mini-batches"] = "frozen"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.discovery.layer import Layer
+from landscape.headline import Headline
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, spatial_layers
@@ -44,6 +45,15 @@ class Uncertainty(Probe):
     batch_size: ClassVar[int] = 64
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # means over a mini-batch; the Gaussian input
     smallest: ClassVar[Mapping[str, Any]] = {"reach": 1}
+    headlines: ClassVar[Sequence[Headline]] = tuple(
+        headline
+        for name in ("model", "data")
+        for headline in (
+            Headline(f"{name} uncertainty after / before smoothing", f"{name}_smoothing"),
+            Headline(f"{name} shallowest", f"{name}_uncertainty", {"layer": "first"}),
+            Headline(f"{name} deepest", f"{name}_uncertainty", {"layer": "last"}),
+        )
+    )
 
     layers: LayerPatterns = ()
     reach: Annotated[int, "positions on every side of the centre whose covariance with it is stored"] = 7
@@ -69,6 +79,9 @@ class Uncertainty(Probe):
             summaries[f"{name}_uncertainty" if name != "rms" else name] = Quantity(long_name, "feature", per_layer)
             se = f"{name}_uncertainty_se" if name != "rms" else "rms_se"
             summaries[se] = Quantity("its standard error over images", "feature", per_layer, over="samples")
+        if any(layer.kind == "smoothing" for layer in layers):
+            for name in names.keys() - {"rms"}:
+                summaries[f"{name}_smoothing"] = Quantity(f"{name} uncertainty after / before smoothing blocks, mean")
         for name, words in INPUTS.items():
             for what, dims in (("covariance", window), ("neighbours", per_layer)):
                 for term in TERMS:
@@ -141,6 +154,10 @@ class Uncertainty(Probe):
         for name, summary in (("model", "model_uncertainty"), ("data", "data_uncertainty"), ("rms", "rms")):
             if f"{name}_sum" in data:
                 found[summary], found[f"{summary}_se"] = mean_over_batches(data, f"{name}_sum", f"{name}_square_sum")
+        at = np.flatnonzero(data["kind"] == "smoothing")
+        for name in ("model", "data") if len(at) else ():
+            if (values := found.get(f"{name}_uncertainty")) is not None:
+                found[f"{name}_smoothing"] = (values[at] / values[at - 1]).mean()
         done = data["done"] == 1
         n = data["samples"][done].sum()
         for name in INPUTS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.headline import Headline
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, spatial_layers
@@ -28,6 +29,10 @@ class Variance(Probe):
 
     name: ClassVar[str] = "variance"
     logits: ClassVar[bool] = False
+    headlines: ClassVar[Sequence[Headline]] = (
+        Headline("shallowest", "variance", {"layer": "first"}),
+        Headline("deepest", "variance", {"layer": "last"}),
+    )
 
     layers: LayerPatterns = ()
 

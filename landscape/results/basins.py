@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from landscape.headline import FLATTER_ABOVE, LOWER, Headline
 from landscape.options import invalid
 from landscape.probe import Quantity
 from landscape.statistics.intervals import NORMAL
@@ -29,6 +30,14 @@ MEASURED: Mapping[str, Quantity] = {
         "standard error of that difference, paired over samples", "score", ("score",), over="score_samples"
     ),
 }
+HEADLINES = (
+    Headline("basin of {score_name}", "basin_mean", {"score": "each"}, FLATTER_ABOVE),
+    Headline("narrowest basin of {score_name}", "basin_least", {"score": "each"}, FLATTER_ABOVE, unlike="basin_mean"),
+)
+LINE = (  # of a line that does not end at another checkpoint
+    Headline("loss", "loss", {"direction": 0, "t": 0.0}, LOWER, unless="barrier"),
+    Headline("highest", "loss", {"direction t": "largest"}, unless="barrier"),
+)
 PROFILES = ("profile_mean", "profile_mean_se", "profile_most", "profile_most_se")
 Radius = tuple[float, float, float]  # value and ends of the 95 % interval; see `radius`
 UNKNOWN: Radius = (math.nan, math.nan, math.nan)

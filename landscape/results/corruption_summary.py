@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from landscape.headline import HIGHER, LOWER, Headline
 from landscape.probe import Quantity, Values
 from landscape.results.calibration import Interval
 from landscape.statistics.intervals import interval
@@ -26,6 +27,16 @@ METRICS: Mapping[str, tuple[str, str, str]] = {  # long name, units, name of the
     "ece": ("expected calibration error", "1", "mcece"),
 }
 BOUNDS = {"accuracy": "share", "nll": "positive", "ece": "positive"}
+HEADLINES = (
+    Headline("clean accuracy", "clean_accuracy", reading=HIGHER, samples=True),
+    Headline("mean accuracy", "mean_accuracy", reading=HIGHER,
+             column=16, title="corrupted", definition="accuracy under common corruptions, mean"),
+    Headline("mean nll", "mean_nll", reading=LOWER),
+    Headline("mean ece", "mean_ece", reading=LOWER),
+    Headline("mCE", "mce", reading=LOWER),
+    Headline("mCNLL", "mcnll", reading=LOWER),
+    Headline("mCECE", "mcece", reading=LOWER),
+)  # fmt: skip
 RELATIVE = {"accuracy": "corruption error", "nll": "corruption NLL", "ece": "corruption ECE"}
 PER_CELL, PER_BLOCK, PER_SIZE = ("corruption", "severity"), ("block",), ("size",)
 

@@ -7,8 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from landscape.headline import HIGHER, LOWER, Headline
 from landscape.results.statistics import mean_and_standard_error
 
+HEADLINES = (
+    *(
+        Headline(f"{name} of {words}", name, {"size": size}, reading, silent=True)
+        for name, reading in (("nll", LOWER), ("accuracy", HIGHER), ("ece", LOWER), ("temperature", ""))
+        for words, size in (("one member", 0), ("all members", -1))
+    ),
+    Headline("disagreement", "mean_disagreement"),
+    Headline("epistemic entropy", "epistemic_entropy", {"size": -1}),
+)
 LEAST_SAMPLES = 4  # of a mini-batch whose HSIC is defined
 
 

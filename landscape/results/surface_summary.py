@@ -8,10 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from landscape.headline import FLATTER, HIGHER, LOWER, Headline
 from landscape.probe import Quantity
+from landscape.results import basins
 from landscape.statistics.intervals import NORMAL
 
-RADII = (0.1, 0.25, 0.5, 1.0)
+RADII, QUOTED = (0.1, 0.25, 0.5, 1.0), 0.5  # of heights, and of the one that stands in one line of text
+CENTRE = {"x": 0.0, "y": 0.0}
+HEADLINES = (
+    Headline("loss", "loss", CENTRE, LOWER,
+             column=5, title="loss", definition="loss at the centre of the surface, in its units"),
+    Headline("accuracy", "accuracy", CENTRE, HIGHER, samples=True,
+             column=4, title="accuracy", definition="share of right classes at the centre of the surface"),
+    Headline("least objective", "objective", {"x y": "smallest"}, where="at ({x:g}, {y:g})"),
+    *(
+        Headline(f"height at {r:g}", "height", {"radius": r}, FLATTER, silent=r != QUOTED, column=10 * (r == QUOTED),
+                 title="height", definition=f"mean rise of the loss on a circle of radius {r:g} (filter norm)")
+        for r in RADII
+    ),
+    *basins.HEADLINES,
+)  # fmt: skip
 ANGLES = 360  # of points on a circle
 MINIMA = 8  # stored at most, the most persistent first
 QUANTITIES: Mapping[str, Quantity] = {

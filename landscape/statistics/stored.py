@@ -11,19 +11,24 @@ from landscape.statistics.intervals import BY_BOUNDS, Ends, quantile
 
 def error_of(data: Any, name: str) -> np.ndarray:
     """The standard error of a quantity of a labelled result; NaN where the result has none."""
-    error = data[f"{name}_se"].values if f"{name}_se" in data else np.full(data[name].shape, np.nan)
-    return np.asarray(error, dtype=float)
+    error = _stored_error(data, name)
+    return np.asarray(np.full(data[name].shape, np.nan) if error is None else error.values, dtype=float)
 
 
 def count_of(data: Any, name: str) -> np.ndarray:
     """How many independent values the error of a quantity is over, a number or one per element; NaN where unknown."""
-    error = data.get(f"{name}_se")
+    error = _stored_error(data, name)
     if error is None:
         return np.asarray(np.nan)
     over = str(error.attrs.get("over", ""))
     if over in data and data[over].dims == error.dims and over not in data.dims:
         return np.asarray(data[over].values, dtype=float)
     return np.asarray(error.attrs.get("n", np.nan), dtype=float)
+
+
+def _stored_error(data: Any, name: str) -> Any:
+    """The array of the standard error; None where there is none."""
+    return data.get("se" if name == "value" else f"{name}_se")
 
 
 def half_width(data: Any, name: str) -> np.ndarray:

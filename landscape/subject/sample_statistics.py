@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from landscape.headline import HIGHER, Headline
 from landscape.probe import Quantity, Values
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
+
+INTACT = (
+    Headline("intact accuracy", "intact_accuracy", reading=HIGHER, samples=True),
+    Headline("intact loss", "intact_loss", unless="intact_accuracy"),
+)
+
+
+def largest(axis: str, where: str, **column: Any) -> tuple[Headline, ...]:
+    """The largest drop of the accuracy along an axis; of the loss, which defines none, the largest increase."""
+    drop = Headline("largest drop", "accuracy_drop", {axis: "largest"}, where=where, **column)
+    return drop, replace(drop, name="largest increase", quantity="loss_increase", unless="accuracy_drop")
 
 
 def mean_and_standard_error(values: Tensor) -> tuple[float, float]:

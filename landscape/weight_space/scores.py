@@ -155,6 +155,10 @@ class Scores:
             _note_unknown(self.subject, ", ".join(unknown), self.margin or basins.MARGIN)
         text = {
             "score_data": ("data set", [names[i] for i, _ in self.rows]),
+            "score_name": (
+                "score",
+                [k if k == names[i] else f"{names[i]} {k}" for (i, _), k in zip(self.rows, kinds, strict=True)],
+            ),
             "score_kind": ("what is averaged over its samples", kinds),
             "score_units": ("units of the score", ["1" if k else self.subjects[i].meaning.units for i, k in self.rows]),
             "score_protocol": ("how its samples were read", [protocol(self.subjects[i]) for i, _ in self.rows]),

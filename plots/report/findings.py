@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
-from landscape.plots.headline_number import FLATTER, FLATTER_ABOVE, Measured, number
-from landscape.plots.measured import measured
+from landscape.headline import FLATTER, FLATTER_ABOVE
+from landscape.plots.measured import Measured, measured, number
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.next_steps import listed, unfinished
 from landscape.plots.report.table import checkpoints
@@ -154,9 +154,8 @@ def matters(ordered: Stored) -> Finding:
         quantity = next((q for q in ("accuracy_drop", "loss_increase") if q in data and data[q].notnull().any()), "")
         if not quantity:
             continue
-        units = [one for i in range(data.sizes["unit"])
-                 for one in number(data, str(data["name"].values[i]), quantity, at={"unit": i})
-                 if np.isfinite(one.value)]  # fmt: skip
+        every = (number(data, str(data["name"].values[i]), quantity, {"unit": i}) for i in range(data.sizes["unit"]))
+        units = [one for one in every if np.isfinite(one.value)]
         first, *others = sorted(units, key=lambda one: -one.value)
         rivals = [one.name for one in others if not _apart(first, one)]
         text = f"{name}: {first.name} ({quantity.replace('_', ' ')} {first})"

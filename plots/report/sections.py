@@ -12,7 +12,7 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, headlines
-from landscape.plots.headline_number import Measured
+from landscape.plots.measured import Measured
 from landscape.plots.report import commands
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
@@ -67,11 +67,11 @@ def checkpoint_table(table: Table) -> Html:
     heads = [element("th", "checkpoint", scope="col"), element("th", "model", scope="col")]
     for column in table.columns:
         parts: list[object] = [element("span", column.number.title, class_="title"), " "]
-        about = {"href": f"#about-{column.number.probe}", "class_": "info", "data_about": column.number.probe}
+        about = {"href": f"#about-{column.probe}", "class_": "info", "data_about": column.probe}
         about |= {"data_title": column.number.title, "data_definition": column.number.definition}
         parts.append(element("a", "?", **about, aria_label=f"What {column.number.title} means"))
         link = element("a", f"P{column.protocol}", href=f"#protocol-{column.protocol}", title="protocol")
-        measured = ", ".join(filter(None, (column.number.probe, column.samples)))
+        measured = ", ".join(filter(None, (column.probe, column.samples)))
         parts.append(element("small", f"{measured}, ", link, f": {column.distinct}" if column.distinct else ""))
         heads.append(element("th", *parts, scope="col"))
     rows = []

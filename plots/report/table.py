@@ -8,59 +8,19 @@ from pathlib import Path
 
 import xarray as xr
 
-from landscape.plots.headline_number import Measured
-from landscape.plots.measured import measured
+from landscape.headline import Headline
+from landscape.plots.measured import Measured, numbers
 from landscape.plots.report import protocols
-from landscape.plots.surface import HEIGHT_RADIUS
 from landscape.results import reader
 from landscape.results.protocols import samples_of
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number of the table: of which probe, under which heading, what it is, and its name among the measured ones."""
-
-    probe: str
-    title: str
-    definition: str
-    names: tuple[str, ...]  # the first that is measured counts
-
-    def get(self, data: xr.Dataset) -> Measured | None:
-        """The number of a result; None where it has none."""
-        known = {one.name: one for one in measured(data)}
-        return next((known[name] for name in self.names if name in known), None)
-
-
-HIGH_FREQUENCY = "relative log amplitude at the highest frequency,"
-NUMBERS: Sequence[Number] = (
-    Number("calibration", "accuracy", "share of right classes", ("accuracy",)),
-    Number("lesion", "accuracy", "share of right classes of the intact network", ("intact accuracy",)),
-    Number("sensitivity", "accuracy", "share of right classes of the intact network", ("intact accuracy",)),
-    Number("surface", "accuracy", "share of right classes at the centre of the surface", ("accuracy",)),
-    Number("surface", "loss", "loss at the centre of the surface, in its units", ("loss",)),
-    Number("calibration", "ECE", "expected calibration error", ("ece",)),
-    Number("hessian", "NEP", "share of negative eigenvalues among the largest by magnitude", ("nep",)),
-    Number("hessian", "APE", "mean of the positive eigenvalues among the largest by magnitude", ("ape",)),
-    Number("trace", "trace", "sum of all Hessian eigenvalues", ("trace",)),
-    Number("surface", "height", f"mean rise of the loss on a circle of radius {HEIGHT_RADIUS:g} (filter norm)",
-           (f"height at {HEIGHT_RADIUS:g}",)),
-    Number("fourier", "high freq. first", f"{HIGH_FREQUENCY} first layer", ("shallowest",)),
-    Number("fourier", "high freq. last", f"{HIGH_FREQUENCY} last layer", ("deepest",)),
-    Number("lesion", "largest drop", "largest accuracy drop, or loss increase, when one unit is removed",
-           ("largest drop", "largest increase")),
-    Number("noise", "noise drop", "largest accuracy drop, or loss increase, under noise of one band of frequencies",
-           ("largest drop", "largest increase")),
-    Number("probe-linear", "linear probe", "accuracy of a linear classifier on the last layer", ("deepest",)),
-    Number("corruption", "corrupted", "accuracy under common corruptions, mean", ("mean accuracy",)),
-    Number("shape-bias", "shape bias", "shape decisions among shape and texture decisions", ("shape bias",)),
-)  # fmt: skip
 
 
 @dataclass
 class Column:
     """One number under one protocol."""
 
-    number: Number
+    number: Headline
+    probe: str
     protocol: int
     example: xr.Dataset  # whose attributes and commands stand for the column
     distinct: str = ""  # in what it differs from other columns of the same number
@@ -102,20 +62,25 @@ def comparison(stored: Sequence[tuple[str, xr.Dataset]], numbered: protocols.Pro
     for name, (_, data) in zip(names, ordered, strict=True):
         table.checkpoints[name] = table.checkpoints.get(name) or str(data.attrs.get("model", ""))
     known: set[str] = set()  # checkpoints with an accuracy
-    for number in NUMBERS:
+    rows: dict[tuple[int, str, str], list[tuple[str, xr.Dataset, Headline, Measured]]] = {}
+    for name, (group, data) in zip(names, ordered, strict=True):
+        for number, estimate in numbers(data):
+            if number.column:
+                row = rows.setdefault((number.column, group.partition("/")[0], number.title), [])
+                row.append((name, data, number, estimate))
+    for (_, probe, title), results in sorted(rows.items(), key=lambda item: item[0]):
         columns: dict[tuple[str, str], Column] = {}
-        for name, (group, data) in zip(names, ordered, strict=True):
-            estimate = number.get(data) if group.partition("/")[0] == number.probe else None
-            if estimate is None or (number.title == "accuracy" and name in known):
+        for name, data, number, estimate in results:
+            if title == "accuracy" and name in known:
                 continue
             key = protocols.key_of(data)
             if key not in columns:
-                columns[key] = Column(number, (numbered or protocols.Protocols()).number(data), data)
+                columns[key] = Column(number, probe, (numbered or protocols.Protocols()).number(data), data)
             columns[key].cells[name] = estimate
             columns[key].partial.pop(name, None)
             if "done" in data and (units := int(data["done"].size)) > (there := reader.finished_units(data)):
                 columns[key].partial[name] = f"{there:,} of {units:,} units"
-        if number.title == "accuracy":
+        if title == "accuracy":
             known |= {name for column in columns.values() for name in column.cells}
         table.columns += columns.values()
     for column in table.columns:

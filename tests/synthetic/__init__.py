@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from analytic import attention_net
 
+from landscape.headline import Headline, stored_headlines
+from landscape.monitoring import stored_series
 from landscape.probe import Plan, Unit, Values
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
@@ -78,7 +80,17 @@ def _key(number: int, network: Network, probe: str, plan: Plan) -> RunKey:
         "checkpoint_sha256": f"{number:064x}",
         "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
     }
+    attributes |= stored_headlines(headlines_of(probe))
     return RunKey(probe, network.label, f"{number:05x}{ALL.index(probe):05x}", plan, attributes)
+
+
+def headlines_of(probe: str) -> Sequence[Headline]:
+    return stored_series.HEADLINES if probe == "monitor" else probe_class(probe).headlines
+
+
+def declared(probe: str, **attributes: Any) -> dict[str, Any]:
+    """Attributes of a made-up result."""
+    return {"probe": probe, **stored_headlines(headlines_of(probe)), **attributes}
 
 
 class Projection:

@@ -104,7 +104,7 @@ def similarity(network: Network) -> tuple[Plan, Measure]:
             **quantities(("layer",), "hsic_layer"),
             **quantities(("other",), "hsic_other"),
         },
-        summaries=quantities(("layer", "other"), "cka", "cka_se"),
+        summaries={**quantities(("layer", "other"), "cka", "cka_se"), **quantities((), "neighbours")},
     )
     place = np.arange(n) / 6 + 0.7 * np.array(network.stages)
 

@@ -14,8 +14,9 @@ from synthetic.networks import Measure, Network, quantities
 
 def scores(*values: Any) -> dict[str, tuple[Quantity, np.ndarray]]:
     """Labels of losses and accuracies on two data sets."""
-    names = ("score_data", "score_kind", "score_units", "score_centre", "score_margin")
-    text = (("prose", "prose", "code", "code"), ("loss", "accuracy") * 2, ("nats", "1") * 2)
+    names = ("score_name", "score_data", "score_kind", "score_units", "score_centre", "score_margin")
+    data, kinds = ("prose", "prose", "code", "code"), ("loss", "accuracy") * 2
+    text = ([f"{one} {kind}" for one, kind in zip(data, kinds, strict=True)], data, kinds, ("nats", "1") * 2)
     return {n: (Quantity(n, dims=("score",)), np.array(v)) for n, v in zip(names, (*text, *values), strict=True)}
 
 
@@ -97,7 +98,7 @@ def align(network: Network) -> tuple[Plan, Measure]:
         quantities={**barriers.means(MEANINGS[cross_entropy]), **barriers.paired(MEANINGS[cross_entropy])},
         labels={"name": (Quantity("curve", dims=("curve",)), np.array(names))},
         summaries=barriers.summaries(MEANINGS[cross_entropy], ("curve",)),
-        facts={"other": "final-2", "similarity": 0.5},
+        facts={"before": 1, "other": "final-2", "similarity": 0.5},
     )
 
     def measure(unit: Unit) -> Values:
@@ -131,6 +132,7 @@ def all_barriers(network: Network) -> tuple[Plan, Measure]:
                 "accuracy_barrier_matrix_se",
             ),
         },
+        facts={"before": 0},
     )  # fmt: skip
 
     def measure(unit: Unit) -> Values:
