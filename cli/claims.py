@@ -18,8 +18,9 @@ import numpy as np
 import xarray as xr
 
 from landscape.cli.edge_of_stability import SERIES, rise, within
+from landscape.plots.measured import measured
 
-HEIGHT_RADIUS, HIGH, MIDDLE = 0.5, 0.9, 0.3  # radius on the plane; centres of two noise bands, in units of pi
+HIGH, MIDDLE = 0.9, 0.3  # centres of two noise bands, in units of pi
 EQUAL_FREQUENCY = 1e-3  # tolerance of a band's centre
 
 Need: TypeAlias = tuple[str, str]  # names of a network and of a measurement
@@ -114,7 +115,7 @@ def _difference(one: str, other: str, measurement: str, value: Value) -> Decidin
 
 
 def _log_ratio(one: str, other: str, measurement: str, name: str) -> Deciding:
-    return _difference(one, other, measurement, lambda data: math.log(scalar(data, name)))
+    return _difference(one, other, measurement, lambda data: math.log(headline(data, name)))
 
 
 def _largest_difference(one: str, other: str, name: str) -> Deciding:
@@ -134,14 +135,9 @@ def _relative_throughput(data: xr.Dataset) -> float:
     return float(data.attrs["frames_per_second_smoothed"] / data.attrs["frames_per_second_deterministic"])
 
 
-def scalar(data: xr.Dataset, name: str) -> float:
-    """A stored number without an axis."""
-    return float(data[name])
-
-
-def height(data: xr.Dataset) -> float:
-    """Mean rise of the loss at `HEIGHT_RADIUS`, nats."""
-    return float(data["height"].sel(radius=HEIGHT_RADIUS))
+def headline(data: xr.Dataset, name: str) -> float:
+    """A headline number; NaN where it is not known."""
+    return next((one.value for one in measured(data) if one.name == name), math.nan)
 
 
 def band(data: xr.Dataset, centre: float) -> float:
@@ -218,7 +214,7 @@ def _stage_ends(results: Results) -> float:
 CLAIMS: tuple[Claim, ...] = (
     Claim("flatter", "A ViT's loss surface is flatter than a ResNet's", "HowViT, question 1",
           "height at radius 0.5, ViT - ResNet, nats", "1.98 - 3.03 = -1.05 (their published surfaces)", -1,
-          *_difference("vit", "resnet", "surface", height)),
+          *_difference("vit", "resnet", "surface", lambda data: headline(data, "height at 0.5"))),
     Claim("sharpness", "A ViT's positive Hessian eigenvalues are smaller", "HowViT, question 1",
           "ln(APE of the ViT / APE of the ResNet)", "figure only", -1,
           *_log_ratio("vit", "resnet", "spectrum", "ape")),
@@ -227,13 +223,13 @@ CLAIMS: tuple[Claim, ...] = (
           *_log_ratio("vit", "resnet", "early spectrum", "ape")),
     Claim("negative", "A ViT has more negative Hessian eigenvalues early in training", "HowViT, question 1",
           "NEP, ViT - ResNet, end of warm-up", "figure only", 1,
-          *_difference("vit", "resnet", "early spectrum", lambda data: scalar(data, "nep"))),
+          *_difference("vit", "resnet", "early spectrum", lambda data: headline(data, "nep"))),
     Claim("less-data", "With less data a ViT has more negative eigenvalues", "HowViT, question 1",
           "NEP, a fifth of the images - all, end of warm-up (312 updates, 500)", "figure only", 1,
-          *_difference("small", "vit", "early spectrum", lambda data: scalar(data, "nep"))),
+          *_difference("small", "vit", "early spectrum", lambda data: headline(data, "nep"))),
     Claim("locality", "Local attention has fewer negative eigenvalues than global", "HowViT, question 1",
           "NEP, 3 x 3 - global, end of warm-up", "figure only", -1,
-          *_difference("k3", "global", "early spectrum", lambda data: scalar(data, "nep"))),
+          *_difference("k3", "global", "early spectrum", lambda data: headline(data, "nep"))),
     Claim("low-pass", "Self-attentions are low-pass filters", "HowViT, question 2",
           "change of DeltaLogA at the highest frequency across an MSA of the ViT, nats", "figure only", -1,
           *_alone("vit", "fourier", lambda data: _sharpness(data, ["msa"]))),
@@ -267,10 +263,10 @@ CLAIMS: tuple[Claim, ...] = (
           *_difference("vit", "resnet", "noise", lambda data: band(data, HIGH) - band(data, MIDDLE))),
     Claim("alternet", "AlterNet is above the CNN it is built from", "HowViT, question 3",
           "accuracy, AlterNet - its CNN", "0.8402 - 0.8248 = 0.0154 (CIFAR-100, 50 layers)", 1,
-          *_difference("alternet", "preresnet", "accuracy", lambda data: scalar(data, "accuracy"))),
+          *_difference("alternet", "preresnet", "accuracy", lambda data: headline(data, "accuracy"))),
     Claim("smoothing", "Spatial smoothing improves MC dropout", "Blurs",
           "NLL of 16 averaged passes, with smoothing - without, nats", "figure only", -1,
-          *_difference("smoothing", "dropout", "ensemble", lambda data: scalar(data, "loss"))),
+          *_difference("smoothing", "dropout", "ensemble", lambda data: headline(data, "loss"))),
     Claim("smoothing-sizes", "... at every number of averaged dropout masks", "Blurs",
           "largest over 1, 2, 3, 5, 10, 20 masks of NLL with smoothing - without, nats", "figure only", -1,
           *_largest_difference("smoothing", "dropout", "nll")),

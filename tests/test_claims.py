@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import synthetic
 import xarray as xr
 from scipy import stats
 
@@ -176,7 +177,8 @@ def test_ends_compares_attention_at_the_end_of_a_stage_with_the_convolution_ther
 
 def test_surface_spectrum_and_noise_are_read_where_they_are_stored() -> None:
     def surface(rise: float) -> xr.Dataset:
-        return xr.Dataset({"height": ("radius", [0.0, rise, 9.0])}, {"radius": [0.25, 0.5, 1.0]})
+        found = {"height": ("radius", [0.0, rise, 9.0])}
+        return xr.Dataset(found, {"radius": [0.25, 0.5, 1.0]}, synthetic.declared("surface"))
 
     def noise(drops: list[float]) -> xr.Dataset:
         return xr.Dataset({"accuracy_drop": ("band", drops)}, {"band": [0.1, 0.30000000000000004, 0.9]})

@@ -28,7 +28,10 @@ def count_of(data: Any, name: str) -> np.ndarray:
 
 def _stored_error(data: Any, name: str) -> Any:
     """The array of the standard error; None where there is none."""
-    return data.get("se" if name == "value" else f"{name}_se")
+    error = "se" if name == "value" else f"{name}_se"
+    if error not in data:  # faster than `get`, for which xarray looks for similar names
+        return None
+    return data[error]
 
 
 def half_width(data: Any, name: str) -> np.ndarray:
