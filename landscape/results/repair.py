@@ -25,6 +25,8 @@ import numpy as np
 
 from landscape.results import group as groups
 from landscape.results.hdf5_file import CHECK, Handle, Limits, attributes_of, hard_links, longest_text
+from landscape.results.malformed import check_array, check_done
+from landscape.results.reader import attributes
 from landscape.results.run_key import safe_label
 from landscape.results.updating import change_file
 
@@ -163,12 +165,12 @@ def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list
                 about = attributes_of(group.id)
                 probe = place.partition("/")[0] if isinstance(place, str) else str(about.get("probe"))
                 identity = [probe, str(about.get("label", "")), str(about.get("digest", ""))]
-                yield [_flaw(group, size, longest), *identity, h5py.h5o.get_info(group.id).addr]
+                yield [_flaw(group, probe, size, longest), *identity, h5py.h5o.get_info(group.id).addr]
             except Exception as error:  # whatever HDF5 raises on damaged bytes
                 yield [" ".join(str(error).split())[:120] or type(error).__name__]
 
 
-def _flaw(group: h5py.Group, size: int, longest: int) -> str:
+def _flaw(group: h5py.Group, probe: str, size: int, longest: int) -> str:
     if not {"probe", "label"} <= set(group.attrs) or "done" not in group:
         return "its attributes are lost"
     arrays, limits = groups.datasets(group), Limits("it", size, longest=longest)
@@ -177,7 +179,9 @@ def _flaw(group: h5py.Group, size: int, longest: int) -> str:
         offset = array.get_offset()
         if offset is not None and offset + array.get_storage_size() > size:
             return f"{name} is lost"
-        limits.add(Handle(array, array.shape, array.dtype), name)
+        handle = Handle(array, array.shape, array.dtype)
+        limits.add(handle, name)
+        check_array(name, handle)
     where, sizes = groups.places(arrays), {name: array.shape[0] for name, array in arrays.items() if array.rank == 1}
     for name, array in arrays.items():
         if not h5py.h5ds.is_scale(array):
@@ -186,6 +190,8 @@ def _flaw(group: h5py.Group, size: int, longest: int) -> str:
                 return f"the axes of {name} are lost"
     if group.attrs.get(CHECK) != groups.checksum(group, arrays):
         return "it is not as it was stored"
+    attributes(group, probe)
+    check_done(group["done"][()])
     with h5py.File("copied", "w", driver="core", backing_store=False) as copied:
         groups.copy(group, copied, "copy")
     return ""
