@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-from landscape import Plan, Probe, Quantity, Unit
+from landscape import Headline, Plan, Probe, Quantity, Unit
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,9 @@ class GradientNorm(Probe):
 
     name: ClassVar[str] = "gradient-norm"
     api: ClassVar[int] = 1
+    headlines: ClassVar[tuple[Headline, ...]] = (
+        Headline("largest norm", "norm", at={"tensor": "largest"}),  # with its interval, in `show`, `report`, `compare`
+    )
 
     order: Annotated[float, "2 for the Euclidean norm, inf for the largest entry"] = 2.0
 
@@ -29,7 +32,6 @@ class GradientNorm(Probe):
             summaries={
                 "norm": Quantity("norm of the gradient", "loss / weight", ("tensor",), bounds="positive"),
                 "norm_se": Quantity("its standard error", "loss / weight", ("tensor",), over="batch"),
-                "largest": Quantity("largest norm of a tensor", "loss / weight"),
             },
             about={"batch": Quantity("mini-batch"), "tensor": Quantity("weight tensor")},
         )
@@ -45,4 +47,4 @@ class GradientNorm(Probe):
         norms = data["batch_norm"][data["done"] == 1]
         error = norms.std(axis=0, ddof=1) / np.sqrt(len(norms)) if len(norms) > 1 else np.full(norms.shape[1], np.nan)
         mean = norms.mean(axis=0) if len(norms) else error
-        return {"norm": mean, "norm_se": error, "largest": mean.max()}
+        return {"norm": mean, "norm_se": error}
