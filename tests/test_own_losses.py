@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from landscape.api import measure
 from landscape.curvature.vectors import flat
-from landscape.plots.report.table import NUMBERS
+from landscape.plots.measured import measured
 from landscape.results.protocols import protocol_of
 from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
@@ -130,8 +130,7 @@ def test_a_loss_made_in_python_is_not_taken_for_cross_entropy() -> None:
     name = f"{test_a_loss_made_in_python_is_not_taken_for_cross_entropy.__name__}.<locals>.confidence"
     assert [protocol_of(data).facts["loss"] for data in (own, default)] == [name, "cross-entropy"]
     assert f"loss {name}" in own.attrs["protocol"]
-    number = next(one for one in NUMBERS if (one.probe, one.title) == ("surface", "loss"))
-    negative, positive = (number.get(data) for data in (own, default))
+    negative, positive = ({one.name: one for one in measured(data)}["loss"] for data in (own, default))
     assert negative.value < 0
     assert negative.high - negative.value == pytest.approx(negative.value - negative.low)
     assert positive.value**2 == pytest.approx(positive.low * positive.high)  # on the logarithm
