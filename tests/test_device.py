@@ -14,7 +14,7 @@ from devices import KINDS, differences, machine, subject_on
 from simulated_accelerator import Simulation
 
 import landscape
-from landscape.probes import PROBES
+from landscape.probes import CORE, PROBES
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.slow
@@ -148,7 +148,11 @@ def test_every_probe_is_here() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # imported while a graph is traced
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.campaign if name in VARIANTS else ()) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.campaign if name in VARIANTS or PROBES[case.probe].group != CORE else ())
+        for name, case in CASES.items()
+    ],
 )
 def test_a_device_gives_the_numbers_of_the_cpu(name: str, kind: str) -> None:
     case = CASES[name]

@@ -250,6 +250,7 @@ def described(folder: Path, config: dict[str, object]) -> Path:
     return folder
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize(
     ("config", "said"),

@@ -211,7 +211,7 @@ def advised(options: tuple[str, ...], said: str) -> list[tuple[str, ...]]:
     return [tuple(word for pair in sorted(way.items()) for word in pair) for way in ways]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_no_advice_leads_back_to_a_message_that_was_seen(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

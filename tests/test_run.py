@@ -99,7 +99,7 @@ run(probe, loaded, Path(OUT), report=lambda done, total: print(done, flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("resolution", "preview"), [("15", False), ("19", True)])
 def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
     snapshots: Path, tmp_path: Path, resolution: str, preview: bool
