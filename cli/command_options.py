@@ -98,8 +98,8 @@ RUN: Mapping[str, Option] = {
     ),
     "memory": option(
         str,
-        "bytes that samples, graphs and stored vectors are planned for, such as 8GiB; no bound of the process, "
-        "whose peak is higher; default: what is free",
+        "bytes that samples, graphs and stored vectors are planned for, such as 8GiB, no bound of the process; "
+        "default: what is free",
         "",
         GENERAL,
     ),

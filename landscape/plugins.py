@@ -63,11 +63,16 @@ def plugins(group: Group) -> Mapping[str, Plugin]:
 
 
 def beside(group: Group, own: Collection[str]) -> Mapping[str, Plugin]:
-    """As `plugins`, without names of this project's own, which win; a line on stderr names each that is left out."""
+    """As `plugins`, without names of this project's own, which win; a line on stderr names, once, each left out."""
     found = plugins(group)
-    for name in found.keys() & set(own):
-        print(f"note: {name} of the package {found[name].package} is left out: landscape has one", file=sys.stderr)
+    for name in sorted(found.keys() & set(own)):
+        _note(f"{name} of the package {found[name].package} is left out: landscape has one")
     return {name: one for name, one in found.items() if name not in own}
+
+
+@cache
+def _note(said: str) -> None:
+    print(f"note: {said}", file=sys.stderr)
 
 
 def place_of(group: Literal["data", "models"], name: str) -> str:
