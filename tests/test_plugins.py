@@ -1,11 +1,11 @@
 """Probes of other packages and of the user: measured, stored and drawn as those of this project are."""
 
-import importlib.util
 import shutil
 import site
 import subprocess
 import sys
 import venv
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -130,7 +130,7 @@ def test_an_unknown_probe_is_told_with_the_nearest_name() -> None:
 @pytest.mark.campaign
 def test_the_package_of_the_documentation_is_built_installed_and_used(tmp_path: Path, snapshots: Path) -> None:
     """In an environment of its own, which sees the libraries of this one."""
-    if importlib.util.find_spec("pip") is None:
+    if not any(metadata.distributions(name="pip")):
         pytest.skip("needs pip")
     source, home, out = tmp_path / "source", tmp_path / "venv", tmp_path / "results.h5"
     shutil.copytree(ROOT / "docs/plugin", source)
