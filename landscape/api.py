@@ -14,6 +14,7 @@ import xarray as xr
 from torch import nn
 
 from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_number, require
+from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.progress import Advice, Progress, in_notebook
@@ -22,7 +23,6 @@ from landscape.results.command_line import SAMPLES
 from landscape.results.run_key import Outcome
 from landscape.run import Report, run
 from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
-from landscape.subject.evaluation import metrics_of
 from landscape.subject.identity import protocol
 from landscape.subject.loading import load
 from landscape.subject.networks_in_memory import named

@@ -23,8 +23,8 @@ from landscape.api import measure
 from landscape.cli.main import exit_code
 from landscape.curvature.vectors import flat
 from landscape.plots.headlines import summary
+from landscape.predictions.evaluation import metrics_of
 from landscape.probes import PROBES, probe_class
-from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load
 from landscape.subject.sanity_check import check_sanity
 

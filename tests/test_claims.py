@@ -24,8 +24,8 @@ from landscape.cli.claims import (
 from landscape.cli.edge_of_stability import SERIES, STUDIES
 from landscape.cli.findings import Finding, findings, markdown_table
 from landscape.cli.main import exit_code
+from landscape.predictions import evaluation
 from landscape.results import reader
-from landscape.subject import evaluation
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from landscape import data
 from landscape.api import measure
-from landscape.subject.evaluation import metrics_of
+from landscape.predictions.evaluation import metrics_of
+from landscape.predictions.scores import sample_scores, summary
 from landscape.subject.loading import load
-from landscape.subject.pixel_scores import image_scores, stacked, summarised
 from landscape.subject.subject import Subject
 
 CLASSES, SIDE, IMAGES = 4, 8, 6
@@ -199,13 +199,13 @@ def test_masks_of_one_channel_and_of_bytes_are_the_same_data() -> None:
 
 
 def test_scores_of_single_classes_equal_those_of_a_classifier() -> None:
-    from landscape.subject.evaluation import evaluate
+    from landscape.predictions.evaluation import evaluate
 
     torch.manual_seed(0)
     model, inputs, targets = nn.Linear(5, 7).double(), torch.randn(40, 5).double() * 3, torch.randint(7, (40,))
     wanted = evaluate(model, [(inputs, targets)])
     logs = model(inputs).log_softmax(1).detach()
-    found = summarised(stacked([image_scores(one, y) for one, y in zip(logs, targets, strict=True)]))
+    found = summary(sample_scores(logs[:, None], targets[:, None]))  # a row per sample
     for name, key in (("nll", "loss"), ("accuracy", "accuracy"), ("top5", "top5"), ("brier", "brier"), ("ece", "ece")):
         assert found[name] == pytest.approx(getattr(wanted, key)), name
     assert found["frequency_90"] == pytest.approx((logs.exp().amax(1) > 0.9).double().mean().item())

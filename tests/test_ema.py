@@ -9,7 +9,7 @@ from torch import nn
 from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.checkpoints.snapshots import of_run
 from landscape.data.recipes import recipe
-from landscape.subject.evaluation import evaluate
+from landscape.predictions.evaluation import evaluate
 from landscape.subject.loading import model_without_data
 from landscape.subject.spec import Spec
 from landscape.training.ema import moving_average

@@ -8,8 +8,11 @@ import torch
 from scipy.special import logsumexp, softmax
 from torch import Tensor, nn
 
-from landscape.results.calibration import SampleScores, gaps, metrics, sums
-from landscape.subject.evaluation import evaluate
+from landscape.predictions.evaluation import evaluate, metrics_of
+from landscape.probes.calibration import Calibration
+from landscape.results.calibration import SampleScores, gaps
+from landscape.subject.loading import load
+from landscape.subject.subject import Subject
 
 
 def batches(count: int = 203, classes: int = 7, size: int = 32) -> list[tuple[Tensor, Tensor]]:
@@ -49,16 +52,38 @@ def test_calibration_error_by_hand_and_of_certain_predictions() -> None:
         ([1, 1, 1, 1], [1, 0, 0, 0], 3 / 4),
         ([0.5, 0.45], [0, 1], abs(0.5 + 0.45 - 1) / 2),
     ):
-        assert gaps(np.array(confidence), np.array(correct)).mean() == pytest.approx(wanted, rel=1e-6)
+        nothing, certain, right = np.zeros(len(correct)), np.array(confidence, float), np.array(correct, float)
+        found = gaps(SampleScores(nothing, right, nothing, nothing, certain))
+        assert found.mean() == pytest.approx(wanted, rel=1e-6)
 
 
-def test_confidences_at_edges_count_in_the_bins_that_the_calibration_probe_stores() -> None:
-    share = torch.tensor([0.5, 0.5, 0.75, 0.9, 1 - 1e-12, 0.6], dtype=torch.float64)
-    logits, targets = torch.stack([share, 1 - share], dim=1).log(), torch.tensor([1, 0, 0, 1, 0, 0])
-    confidence = logits.softmax(dim=1).max(dim=1).values.numpy()
-    correct, nothing = (logits.argmax(dim=1) == targets).numpy().astype(float), np.zeros(len(share))
-    stored = metrics(sums(SampleScores(nothing, correct, nothing, nothing, confidence)).sum(axis=0))
-    assert evaluate(nn.Identity(), [(logits, targets)]).ece == pytest.approx(stored["ece"], rel=1e-12)
+TIED = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1 - 1e-12])  # shares at the edges of the bins of confidence
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_evaluate_prints_the_numbers_that_calibration_stores(seed: int) -> None:
+    """Also of tied confidences, and of probabilities of exactly 0 and 1."""
+    draw = np.random.default_rng(seed)
+    n = draw.integers(2, 60)
+    share = np.where(draw.random(n) < draw.random(), draw.choice(TIED, n), draw.random(n))
+    certain = np.where(draw.random(n) < 0.2, draw.choice([-1000.0, 1000.0], n), np.log(share / (1 - share)))
+    logits, targets = np.stack([certain, np.zeros(n)], axis=1), draw.integers(2, size=n)
+    model = nn.Linear(2, 2, bias=False).double()
+    model.weight.data.copy_(torch.eye(2))
+    data = torch.from_numpy(logits), torch.from_numpy(targets)
+    subject = load(model, data=data, batch_size=int(draw.integers(1, 60)))
+    stored, found = Calibration(draws=2).reduce(as_stored(subject)), metrics_of(subject)
+    for name in ("accuracy", "top5", "brier", "ece"):
+        assert found[name] == stored[name], name
+    assert found["loss"] == stored["nll"]
+
+
+def as_stored(subject: Subject) -> dict[str, np.ndarray]:
+    """What a results file holds of the units of a calibration."""
+    probe = Calibration(draws=2)
+    units = list(probe.plan(subject).units())
+    values = list(probe.sweep(subject, units))
+    return {"done": np.ones(len(units)), **{name: np.stack([one[name] for one in values]) for name in values[0]}}
 
 
 def test_the_batch_size_has_no_effect() -> None:

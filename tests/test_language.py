@@ -20,9 +20,9 @@ from landscape.layers.selection import remarks
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
+from landscape.predictions.evaluation import metrics_of
 from landscape.probes.hessian import Hessian
 from landscape.subject import loading
-from landscape.subject.evaluation import metrics_of
 from landscape.subject.identity import attributes, protocol
 from landscape.subject.outputs import outputs_of
 from landscape.subject.spec import Spec

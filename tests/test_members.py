@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.curvature.hvp_backends import curvature
 from landscape.options import OptionError
+from landscape.predictions.evaluation import metrics_of
 from landscape.probe import derived_seed
 from landscape.probes import PROBES, probe_class
 from landscape.probes.fourier import Fourier
@@ -27,7 +28,6 @@ from landscape.probes.variance import Variance
 from landscape.results.statistics import error_over_members, mean_over_batches
 from landscape.run import run_key
 from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
-from landscape.subject.evaluation import metrics_of
 from landscape.subject.loading import load_spec
 from landscape.subject.members import calls_of, with_members
 from landscape.subject.outputs import per_sample

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.curvature.operator import Curvature
-from landscape.subject.evaluation import metrics_of
+from landscape.predictions.evaluation import metrics_of
 from landscape.subject.identity import protocol
 from landscape.subject.losses import class_accuracy, cross_entropy
 from landscape.subject.subject import Subject

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from landscape.api import measure
-from landscape.subject.evaluation import metrics_of
+from landscape.predictions.evaluation import metrics_of
 from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 

@@ -23,9 +23,9 @@ from landscape.checkpoints.state_dict_loading import load_into
 from landscape.data.augment import Augmentation
 from landscape.data.recipes import Recipe, recipe
 from landscape.options import OptionError
+from landscape.predictions.evaluation import evaluate
 from landscape.probe import derived_seed
 from landscape.subject.device import device
-from landscape.subject.evaluation import evaluate
 from landscape.subject.process_group import ProcessGroup
 from landscape.training import run_folder
 from landscape.training.train import EpochResult, train

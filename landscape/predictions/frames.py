@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.results.calibration import METRICS, SHARES, metrics, resampled_sums
+from landscape.predictions.scores import overlaps, score_rows
+from landscape.results.calibration import (
+    COLUMNS,
+    METRICS,
+    SHARES,
+    SampleScores,
+    mean_iou,
+    mean_scores,
+    metrics,
+    resampled_sums,
+    sums,
+)
 from landscape.statistics.intervals import share_interval
-from landscape.subject.pixel_scores import image_scores
 
 DRAWS = 1000  # of the bootstrap
-TERMS = 35  # of `results.calibration.sums`
+TERMS = COLUMNS
 # Per frame: a number that is NaN where it is undefined -> the summary that is its mean over frames.
 PER_FRAME = {
     "frame_nll": "",
@@ -39,25 +50,23 @@ def frame_scores(
     (H, W) marks the pixels near a boundary between classes. Scores are means over labelled pixels, consistencies over
     all pixels.
     """
-    scores = image_scores(log_probabilities, targets)
-    nll, correct, top5, brier = (scores[name].view(1) for name in ("nll", "correct", "top5", "brier"))
-    unsure = (1 - correct) - (scores["share"] - scores["right"])[-1]
-    parts = [nll, correct, top5, brier, unsure, scores["share"], scores["confidence"], scores["right"]]
-    found = {"terms": torch.cat(parts), "frame_nll": nll[0], "frame_accuracy": correct[0]}
-    found["frame_consistency"] = found["frame_consistency_nll"] = torch.tensor(torch.nan)
+    logs, classes = log_probabilities.flatten(1).T if targets.dim() else log_probabilities[None], targets.flatten()
+    labelled = classes >= 0
+    rows = score_rows(logs[labelled], classes[labelled])
+    scores = mean_scores(SampleScores(*rows.cpu().numpy()), np.zeros(rows.shape[1], dtype=int), 1)
+    found: dict[str, Any] = {"terms": sums(scores)[0], "frame_nll": scores.nll[0], "frame_accuracy": scores.correct[0]}
+    found["frame_consistency"] = found["frame_consistency_nll"] = np.nan
     if before is not None:
         same = log_probabilities.argmax(dim=0) == before.argmax(dim=0)
         p = log_probabilities.exp()
         surprise = -torch.where(p > 0, p * before, 0.0).double().sum(dim=0)
-        found["frame_consistency"] = same.double().mean()
-        found["frame_consistency_nll"] = surprise.mean()
+        found |= {"frame_consistency": same.double().mean(), "frame_consistency_nll": surprise.mean()}
     if boundary is not None:
-        found |= {name: scores[name] for name in ("intersection", "union")}
+        found["intersection"], found["union"] = overlaps(logs, classes)
         for part, inside in (("boundary", boundary), ("interior", ~boundary)):
-            wanted = targets.masked_fill(~inside, -1)
-            there = image_scores(log_probabilities, wanted)
-            found[f"{part}_nll_frame"], found[f"{part}_accuracy_frame"] = there["nll"], there["correct"]
-    return {name: value.cpu().numpy() for name, value in found.items()}
+            means = rows[:2, inside.flatten()[labelled]].mean(dim=1)
+            found[f"{part}_nll_frame"], found[f"{part}_accuracy_frame"] = means
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def near_boundary(targets: Tensor, distance: int) -> Tensor:
@@ -134,11 +143,8 @@ def _scores(total: np.ndarray, dense: bool) -> dict[str, np.ndarray]:
             if name and (dense or name not in DENSE):
                 found[name] = total[..., place] / total[..., place + 1]
             place += 2
-        if dense:
-            hits, either = np.split(total[..., place:], 2, axis=-1)
-            there = either > 0
-            iou = np.divide(hits, either, out=np.zeros_like(hits), where=there)
-            found["mean_iou"] = iou.sum(axis=-1) / there.sum(axis=-1)
+    if dense:
+        found["mean_iou"] = mean_iou(np.stack(np.split(total[..., place:], 2, axis=-1), axis=-2))
     return found
 
 

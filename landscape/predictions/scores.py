@@ -19,7 +19,7 @@ from landscape.results.calibration import (
 )
 
 PART = Quantity("wrong ones below 0.9, then by bin of confidence their number, confidence and right ones")
-AT_ONCE = 1 << 22  # logits of samples of several rows that are scored at a time
+AT_ONCE = 1 << 22  # logits that are scored at a time
 __all__ = [
     "METRICS",
     "Interval",
@@ -27,6 +27,7 @@ __all__ = [
     "bootstrap",
     "joined",
     "labelled",
+    "overlaps",
     "paired_difference",
     "sample_means",
     "sample_scores",
@@ -45,18 +46,21 @@ def sample_scores(log_probabilities: Tensor, targets: Tensor) -> SampleScores:
     Raises:
         ValueError: the shapes do not fit.
     """
-    if log_probabilities.dim() == 3:
-        size = max(1, AT_ONCE // log_probabilities[0].numel())
-        parts = zip(torch.split(log_probabilities, size), torch.split(targets, size), strict=True)
-        return joined([_means_of_rows(*part) for part in parts])
-    return SampleScores(*score_rows(log_probabilities, targets).cpu().numpy())
-
-
-def _means_of_rows(log_probabilities: Tensor, targets: Tensor) -> SampleScores:
-    there = labelled(targets)
-    assert there is not None
+    there = labelled(targets) if log_probabilities.dim() == 3 else None
+    if there is None:
+        return SampleScores(*score_rows(log_probabilities, targets).cpu().numpy())
     rows = SampleScores(*score_rows(log_probabilities[there], targets[there]).cpu().numpy())
     return mean_scores(rows, there.nonzero()[:, 0].cpu().numpy(), len(targets))
+
+
+def overlaps(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+    """Pixels of every class where it is predicted and true, and either, (2, C): of (rows, C) and (rows,)."""
+    there, classes = targets >= 0, log_probabilities.shape[1]
+    predicted, targets = log_probabilities.argmax(dim=1)[there], targets[there].long()
+    own, other, hits = (
+        torch.bincount(of, minlength=classes) for of in (predicted, targets, targets[predicted == targets])
+    )
+    return torch.stack([hits, own + other - hits]).double()
 
 
 def labelled(targets: Tensor) -> Tensor | None:
@@ -77,16 +81,23 @@ def sample_means(values: Tensor, targets: Tensor) -> Tensor:
 
 def score_rows(log_probabilities: Tensor, targets: Tensor) -> Tensor:
     """`sample_scores` as one tensor on the device, (5, N) float64, in the order of the fields of `SampleScores`."""
-    hard = targets.dim() == 1 and not targets.is_floating_point()
-    if log_probabilities.dim() != 2 or (targets.shape != log_probabilities.shape[: targets.dim()]) or not targets.dim():
+    soft = targets.is_floating_point()
+    if log_probabilities.dim() != 2 or targets.shape != log_probabilities.shape[: 2 if soft else 1]:
         raise ValueError(
             f"got targets {tuple(targets.shape)} {targets.dtype} for logits {tuple(log_probabilities.shape)}, expected "
             "classes (N,) or soft targets (N, classes); score a classifier on labelled data"
         )
+    size = max(1, AT_ONCE // log_probabilities.shape[1])
+    parts = zip(torch.split(log_probabilities, size), torch.split(targets, size), strict=True)
+    return torch.cat([_scored(*part) for part in parts], dim=1)
+
+
+def _scored(log_probabilities: Tensor, targets: Tensor) -> Tensor:
     logarithms = log_probabilities.double().log_softmax(dim=1)
     probabilities = logarithms.exp()
     confidence, predicted = probabilities.max(dim=1)
-    if hard:
+    if not targets.is_floating_point():
+        targets = targets.long()  # masks are stored in fewer bytes
         nll = -logarithms.gather(1, targets[:, None])[:, 0]
         shares = torch.nn.functional.one_hot(targets, logarithms.shape[1])
     else:

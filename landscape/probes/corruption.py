@@ -185,6 +185,6 @@ def _by_size(every: Sequence[SampleScores]) -> dict[str, np.ndarray]:
 
 def _block_sums(found: SampleScores) -> dict[str, np.ndarray]:
     """The sums per block of samples behind the errors of the summaries."""
-    terms = {"accuracy": found.correct, "nll": found.nll, "ece": calibration.gaps(found.confidence, found.correct)}
+    terms = {"accuracy": found.correct, "nll": found.nll, "ece": calibration.gaps(found)}
     block = np.arange(len(found)) % BLOCKS
     return {f"{name}_block": np.bincount(block, values) for name, values in terms.items()}

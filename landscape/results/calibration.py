@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from landscape.results.statistics import mean_and_standard_error
 from landscape.statistics.intervals import share_interval
 
 BINS = 10
@@ -75,12 +76,23 @@ def joined(parts: Sequence[SampleScores]) -> SampleScores:
 def mean_scores(rows: SampleScores, sample: np.ndarray, count: int) -> MeanScores:
     """Scores of `count` samples from those of rows, each of which belongs to the sample of a number, (rows,).
 
-    Every sample weighs the same, however many rows it has.
+    Every sample weighs the same, however many rows it has; of one without, the means are NaN.
     """
-    weights = 1 / np.bincount(sample, minlength=count)[sample]
-    means = np.stack([np.bincount(sample, weights * column, count) for column in sums(rows).T])
-    nll, correct, top5, brier, *_ = means
-    return MeanScores(nll, correct, top5, brier, means[_CONFIDENCE].sum(axis=0), means[4:].T)
+    number, of = np.bincount(sample, minlength=count), bin_of(rows.confidence)
+    weights = 1 / number[sample]
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.where(number > 0, np.bincount(sample, weights * values, count), np.nan)
+
+    def per_bin(values: np.ndarray) -> np.ndarray:
+        return np.bincount(of * count + sample, weights * values, BINS * count).reshape(BINS, count)
+
+    unsure = mean((rows.correct == 0) & (of < BINS - 1))
+    confidence = per_bin(rows.confidence)
+    binned = np.concatenate([unsure[None], per_bin(np.ones(len(rows))), confidence, per_bin(rows.correct)])
+    nll, correct, top5, brier = (mean(values) for values in (rows.nll, rows.correct, rows.top5, rows.brier))
+    confident = np.where(number > 0, confidence.sum(axis=0), np.nan)
+    return MeanScores(nll, correct, top5, brier, confident, binned.T)
 
 
 def stored_scores(data: Mapping[Any, Any], *, held_out: bool = False, scaled: bool = False) -> SampleScores:
@@ -106,14 +118,21 @@ def bin_of(confidence: np.ndarray) -> np.ndarray:
     return np.asarray(np.digitize(confidence, EDGES, right=True))
 
 
-def gaps(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
+def gaps(scores: SampleScores) -> np.ndarray:
     """Per sample, what has the expected calibration error as its mean (Guo et al. 2017, equation 3), (N,).
 
     ECE = sum_b (n_b / n) |mean confidence - accuracy in bin b| = mean_i s(b_i) (confidence_i - correct_i), with s(b)
     the sign of the sum of bin b.
     """
-    gap, of = confidence - correct, bin_of(confidence)
-    return np.asarray(np.sign(np.bincount(of, gap, minlength=BINS))[of] * gap)
+    rows = sums(scores)
+    gap = rows[:, _CONFIDENCE] - rows[:, _CORRECT]
+    return np.asarray(gap @ np.sign(gap.sum(axis=0)))
+
+
+def standard_errors(scores: SampleScores) -> dict[str, float]:
+    """Standard errors over samples of the metrics that are means over them; of the ECE with its signs as given."""
+    columns = {"nll": scores.nll, "accuracy": scores.correct, "top5": scores.top5, "brier": scores.brier}
+    return {name: mean_and_standard_error(values)[1] for name, values in (columns | {"ece": gaps(scores)}).items()}
 
 
 def sums(scores: SampleScores) -> np.ndarray:
@@ -167,6 +186,15 @@ def metrics(total: np.ndarray) -> dict[str, np.ndarray]:
             "uncertainty_90": total[..., 4] / (n - total[..., 1]),
             "frequency_90": sure / n,
         }
+
+
+def mean_iou(overlaps: np.ndarray) -> np.ndarray:
+    """Mean over the classes that occur of intersection over union, from the pixels of both per class, (..., 2, C)."""
+    hits, either = overlaps[..., 0, :], overlaps[..., 1, :]
+    there = either > 0
+    iou = np.divide(hits, either, out=np.zeros_like(hits), where=there)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(iou.sum(axis=-1) / there.sum(axis=-1))
 
 
 def summary(scores: SampleScores, weights: np.ndarray | None = None) -> dict[str, float]:

@@ -23,8 +23,8 @@ from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe
 from landscape.data.views import view
 from landscape.models.vit import ViT
+from landscape.predictions.evaluation import evaluate
 from landscape.probe import derived_seed
-from landscape.subject.evaluation import evaluate
 from landscape.subject.restoration import evaluation_mode
 from landscape.training.nearest_neighbours import neighbour_accuracy
 

@@ -7,23 +7,25 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.batch_layout import Forward
 from landscape.data.structure import Nested
 from landscape.options import OptionError, at_least
+from landscape.predictions.classifier import logits_and_targets
+from landscape.predictions.scores import overlaps, sample_scores, score_rows
 from landscape.probe import derived_seed
 from landscape.results import calibration
+from landscape.results.calibration import SampleScores
 from landscape.subject.checks import refuse_stochastic
-from landscape.subject.losses import class_indices, cross_entropy
+from landscape.subject.losses import cross_entropy
 from landscape.subject.next_tokens import of_tokens
 from landscape.subject.outputs import intact_per_sample, outputs_of
-from landscape.subject.pixel_scores import pixel_metrics
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.sample_statistics import mean_and_standard_error
@@ -45,7 +47,7 @@ class ClassificationMetrics:
     top5_se: float
     brier: float  # sum over classes of (p - y)^2
     brier_se: float
-    ece: float  # expected calibration error (`calibration.gaps`); its error takes the sign of each bin's gap as given
+    ece: float  # expected calibration error (`calibration.gaps`)
     ece_se: float
 
 
@@ -78,16 +80,13 @@ def evaluate(
             if passes > 1:  # the logarithm of the mean probabilities, which are their logits
                 logarithms = torch.stack([one.double().log_softmax(dim=1) for one in outputs])
                 logits = logarithms.logsumexp(dim=0) - math.log(passes)
-            parts.append(_per_sample(logits, targets))
+            parts.append(score_rows(logits, targets))
     if passes > 1 and parts and not stochastic:
         _log.warning("the %d passes are equal: this network is deterministic at test time, one pass suffices", passes)
     if not parts:
         raise ValueError("got no batches to evaluate on, expected at least one; raise --samples")
     # Copied to the host once: a copy per batch would make a GPU wait.
-    loss, correct, top5, brier, confidence = torch.cat(parts, dim=1).cpu()
-    ece = torch.from_numpy(calibration.gaps(confidence.numpy(), correct.numpy()))
-    means = map(mean_and_standard_error, (loss, correct, top5, brier, ece))
-    return ClassificationMetrics(len(loss), *chain.from_iterable(means))
+    return ClassificationMetrics(**_with_errors(SampleScores(*torch.cat(parts, dim=1).cpu().numpy())))
 
 
 @exact_arithmetic()
@@ -95,7 +94,8 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     """`ClassificationMetrics` of a classifier; of another model the loss, and the accuracy if the loss defines one.
 
     A language model also has its perplexity (`_perplexity`). Samples are sequences: errors are over sequences because
-    the tokens of one are dependent. A dense prediction has the metrics of `pixel_metrics`.
+    the tokens of one are dependent. A dense prediction has the metrics of a classifier, means
+    over the labelled pixels of every image, and the mean intersection over union; its errors are over images.
 
     Raises:
         OptionError: several passes of a model that is not a classifier, or that has members.
@@ -110,7 +110,7 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         with evaluation_mode(subject.model):
             refuse_stochastic(subject, "; or average several passes (--passes 10)" if classes else "")
     if subject.dense and passes == 1:
-        return pixel_metrics(subject)
+        return _of_masks(subject)
     if classes:
         classifier = evaluate(
             subject.model, subject.each_batch(), passes=passes, seed=subject.seed, forward=subject.forward
@@ -159,23 +159,28 @@ def _passes(run: Callable[[], Tensor], passes: int, seed: int) -> list[Tensor]:
         return [run() for _ in range(passes)]
 
 
-def _per_sample(logits: Tensor, targets: Tensor) -> Tensor:
-    """Loss, correct, top-5 correct, Brier score and confidence of every sample, (5, N) in float64."""
-    logits = logits.double()
-    if targets.dim() == 1 and not targets.is_floating_point():
-        loss, shares = F.cross_entropy(logits, targets, reduction="none"), F.one_hot(targets, logits.shape[1])
-    elif targets.shape == logits.shape:  # soft targets
-        loss = F.cross_entropy(logits, targets.double(), reduction="none")
-        targets, shares = class_indices(targets), targets
-    else:
-        raise ValueError(
-            f"got targets {tuple(targets.shape)} {targets.dtype} for logits {tuple(logits.shape)}, expected classes "
-            "(N,) or soft targets (N, classes); evaluate a classifier on labelled data"
-        )
-    probabilities = logits.softmax(dim=1)
-    confidence, predicted = probabilities.max(dim=1)
-    top5 = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    brier = (probabilities - shares).square().sum(dim=1)
-    return torch.stack(
-        [loss, (predicted == targets).double(), (top5 == targets[:, None]).any(dim=1).double(), brier, confidence]
-    )
+def _with_errors(scores: SampleScores) -> dict[str, Any]:
+    """The metrics that `calibration` stores as far as they have a standard error, with it; the NLL is the loss."""
+    values = calibration.summary(scores)
+    found: dict[str, Any] = {"samples": len(scores)}
+    for metric, error in calibration.standard_errors(scores).items():
+        name = "loss" if metric == "nll" else metric
+        found |= {name: values[metric], f"{name}_se": error}
+    return found
+
+
+def _of_masks(subject: Subject) -> dict[str, float]:
+    """Metrics of a dense prediction; the error of the intersection over union leaves out one image at a time."""
+    parts, pixels = [], []
+    for i in range(len(subject.batches)):
+        logits, targets = logits_and_targets(subject, i)
+        parts.append(sample_scores(logits, targets))
+        pixels += [overlaps(*image) for image in zip(logits, targets, strict=True)]
+    images = torch.stack(pixels).cpu().numpy()
+    total, n = images.sum(axis=0), len(images)
+    left_out = calibration.mean_iou(total - images)
+    error = math.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()) if n > 1 else math.nan
+    return _with_errors(calibration.joined(parts)) | {
+        "mean_iou": float(calibration.mean_iou(total)),
+        "mean_iou_se": error,
+    }
