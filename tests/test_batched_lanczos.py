@@ -1,4 +1,4 @@
-"""Searches side by side against the single search, dense spectra, and what a device must not be asked for."""
+"""Searches side by side against one alone, dense spectra, and what a device must not be asked for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import torch
 from analytic import symmetric
 from torch import Tensor
 
-from landscape.curvature import batched_basis
-from landscape.curvature.batched_basis import BatchedBasis
-from landscape.curvature.batched_lanczos import _Recurrence, batched_lanczos
+from landscape.curvature import krylov_basis
 from landscape.curvature.krylov_basis import Basis
-from landscape.curvature.lanczos import Spectrum, lanczos
+from landscape.curvature.lanczos import Spectrum, _Recurrence, batched_lanczos, lanczos
 from landscape.curvature.stopping import Which
 from landscape.curvature.vectors import random_unit
 
@@ -44,7 +42,7 @@ def _product(matrices: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _both(matrices: Tensor, k: int, **options: Any) -> list[tuple[Spectrum, Spectrum]]:
-    """The single search and that side by side, by operator."""
+    """The search alone and that side by side, by operator."""
     stride = options.pop("stride", 1)
     starts = _starts(len(matrices), matrices.shape[1], matrices.dtype)
     together = batched_lanczos(_product(matrices), starts, k, stride=stride, **options)
@@ -68,7 +66,7 @@ def _expected(matrix: Tensor, k: int, which: Which) -> np.ndarray:
 
 @pytest.mark.parametrize("room", [100, 18])  # the smaller one restarts
 @pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
-def test_every_search_is_the_single_one(which: Which, room: int) -> None:
+def test_every_search_is_that_of_its_operator_alone(which: Which, room: int) -> None:
     matrices = _matrices()
     products = set()
     for i, (alone, found) in enumerate(_both(matrices, 2, which=which, tol=1e-8, room=room, vectors=True, further=1)):
@@ -196,17 +194,17 @@ def test_slices_give_the_basis_of_every_search(
     slice_length: int | None, storage: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a GPU has them, and so few entries converted at once that every loop runs more than once."""
-    monkeypatch.setattr(batched_basis, "CPU_BLOCK", 500)
+    monkeypatch.setattr(krylov_basis, "CPU_BLOCK", 500)
     generator = torch.Generator().manual_seed(0)
     n, close = 100, 1e-5 if storage is None else 3e-3
     starts = torch.randn(3, n, generator=generator)
-    basis = BatchedBasis(starts, 60, storage, slice_length=slice_length)
-    singles = [Basis(start, 60, storage) for start in starts]
+    basis = Basis(starts, 60, storage, slice_length=slice_length)
+    singles = [Basis(start[None], 60, storage) for start in starts]
     coefficients = torch.randn(3, 41, 36, generator=generator).double().numpy()
     for step in range(45):
         rows = torch.randn(3, n, generator=generator)
         rest = basis.orthogonal(rows)
-        expected = torch.stack([single.orthogonal(row) for single, row in zip(singles, rows, strict=True)])
+        expected = torch.cat([single.orthogonal(row[None]) for single, row in zip(singles, rows, strict=True)])
         torch.testing.assert_close(rest, expected, atol=close * 10, rtol=0)
         if step == 40:  # a restart in between
             combined = torch.stack([basis.combinations(i, coefficients[i, :, :3]) for i in range(3)])
@@ -214,11 +212,11 @@ def test_slices_give_the_basis_of_every_search(
             basis.keep(kept)
             for i, single in enumerate(singles):
                 torch.testing.assert_close(
-                    combined[i], single.combinations(coefficients[i, :, :3]), atol=close * 10, rtol=0
+                    combined[i], single.combinations(0, coefficients[i, :, :3]), atol=close * 10, rtol=0
                 )
-                single.keep(kept[i])
+                single.keep(kept[i : i + 1])
         rows = expected / expected.norm(dim=1, keepdim=True)
         basis.append(rows)
         torch.testing.assert_close(basis.last, rows, atol=close, rtol=0)
         for single, row in zip(singles, rows, strict=True):
-            single.append(row)
+            single.append(row[None])

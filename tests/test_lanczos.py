@@ -279,15 +279,15 @@ def test_a_basis_in_several_blocks_is_that_in_one(storage: torch.dtype | None, m
     found = []
     for growth in (32, 5):
         monkeypatch.setattr(krylov_basis, "GROWTH", growth)
-        basis = krylov_basis.Basis(start, 22, storage)
+        basis = krylov_basis.Basis(start[None], 22, storage)
         for row in rows[:21]:
-            remainder = basis.orthogonal(row)
+            remainder = basis.orthogonal(row[None])
             basis.append(remainder / remainder.norm())
         coefficients = np.linalg.qr(np.vander(np.linspace(-1, 1, 22), 7))[0]
-        before = basis.combinations(coefficients)
-        basis.keep(coefficients)
-        basis.append(basis.orthogonal(rows[21]) / basis.orthogonal(rows[21]).norm())
+        before = basis.combinations(0, coefficients)
+        basis.keep(coefficients[None])
+        basis.append(basis.orthogonal(rows[21][None]) / basis.orthogonal(rows[21][None]).norm())
         assert len(basis) == 8
-        found.append((before, basis.orthogonal(vector), basis.last(), basis.combinations(np.eye(8))))
+        found.append((before, basis.orthogonal(vector[None]), basis.last, basis.combinations(0, np.eye(8))))
     for one, several in zip(*found, strict=True):
         torch.testing.assert_close(several, one, rtol=1e-3 if storage else 1e-5, atol=1e-3 if storage else 1e-5)

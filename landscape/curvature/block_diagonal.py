@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Spectrum, lanczos_search
+from landscape.curvature.lanczos import Spectrum, searches
 from landscape.curvature.parameter_selection import ancestor
 from landscape.curvature.vectors import random_unit
 from landscape.probe import derived_seed
@@ -85,17 +85,15 @@ def block_quadratures(
         for block, size in enumerate(partition.sizes)
     ]
     # tol 0: all nodes are wanted, and nothing stops a run before its last step.
-    searches = [lanczos_search(start, steps, tol=0.0, max_steps=steps) for start in starts]
-    vectors = {block: next(search) for block, search in enumerate(searches)}
-    found: list[Spectrum | None] = [None] * len(searches)
+    running = [searches(start[None], steps, tol=0.0, max_steps=steps) for start in starts]
+    vectors = {block: next(search)[0] for block, search in enumerate(running)}
+    found: list[Spectrum | None] = [None] * len(running)
     while vectors:
         images = product(partition.joined(vectors, like))
         for block in list(vectors):
             try:
-                vectors[block] = searches[block].send(partition.part(images, block))
+                vectors[block] = running[block].send(partition.part(images, block)[None])[0]
             except StopIteration as end:
-                found[block] = end.value
-                del vectors[block]
-            except FloatingPointError:
+                (found[block],) = end.value
                 del vectors[block]
     return found

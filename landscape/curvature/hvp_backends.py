@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from landscape.curvature import pattern_cache, stored_hessian
-from landscape.curvature.batched_basis import GROWTH
 from landscape.curvature.chunked_cross_entropy import tokens_at_once
 from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.hvp_candidates import Candidates
 from landscape.curvature.hvp_forecast import PlannedProducts
 from landscape.curvature.hvp_reference import Reference, agrees, reference, require_agreement
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
+from landscape.curvature.krylov_basis import GROWTH
 from landscape.curvature.memory_forecast import planned_micro_batches
 from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.operator import Curvature, Operator

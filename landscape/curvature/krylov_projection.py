@@ -1,73 +1,137 @@
-"""A symmetric operator projected on a Krylov basis that grows by a vector per product, and its Ritz pairs."""
+"""Symmetric operators projected on Krylov bases, and their Ritz pairs: small matrices on the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
-import torch
-from torch import Tensor
 
-from landscape.curvature.krylov_basis import Basis
-from landscape.curvature.stopping import RitzPairs
-from landscape.curvature.vectors import dot, length, random_unit
-
-ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-13}  # residual floor, as a share of the largest |eigenvalue|
-NOT_FINITE = "a Hessian product is not finite"
+from landscape.curvature.stopping import RitzPairs, StoppingRule, wanted
 
 
 class Projection:
-    """The projected operator: after every `extend` with its Ritz pairs; see `Basis`."""
+    """The projected operator of one search, and its Ritz pairs after every test.
 
-    def __init__(self, start: Tensor, room: int, storage: torch.dtype | None) -> None:
-        self.basis, self.room = Basis(start, room, storage), room
-        self.floor = ROUNDING.get(start.dtype, 1e-6)
+    A slot of the basis in which the search waited holds zeros; its row and column of the matrix are left out.
+    """
+
+    def __init__(self, rule: StoppingRule, n: int, room: int, floor: float) -> None:
+        self.rule, self.floor, self.products = rule, floor, 0
+        self._quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart
+        self._n, self._room = n, room
         self._matrix = np.zeros((room, room))  # tridiagonal, except for the arrow that a restart leaves
         self._start = np.eye(room)[0]  # the start vector on the basis
-        self._origin: int | None = 0  # row of the random vector that spans the Krylov space; None after a restart
-        self._size = start.numel()
+        self._origin: int | None = 0  # slot of the random vector that spans the Krylov space; None after a restart
+        self._used = np.zeros(room, dtype=bool)
+        self._size, self._coupling = 0, np.zeros(0)  # slots; coupling of the next basis vector to them
+        self._breakdown = 0  # products at the last invariant subspace
+        self._before: np.ndarray | None = None  # the wanted values there
 
-    def extend(self, image: Tensor) -> None:
-        """Take the image of the last basis vector under the operator, and update all Ritz pairs."""
-        m = len(self.basis)
-        alpha = dot(image, self.basis.last())
-        self._next = self.basis.orthogonal(image)
-        alpha_value, self.beta = torch.stack([alpha, length(self._next)]).tolist()
-        if not np.isfinite(alpha_value) or not np.isfinite(self.beta):
-            raise FloatingPointError(NOT_FINITE)
-        self._matrix[m - 1, m - 1] = alpha_value
-        self.values, self.vectors = np.linalg.eigh(self._matrix[:m, :m])  # vectors: (basis, value)
-        self.scale = float(np.abs(self.values).max()) or 1.0
-        if self.beta <= self.floor * self.scale:
-            self.beta = 0.0  # an invariant subspace: its values are exact
-        random = None if self._origin is None else self.vectors[self._origin]
-        self.pairs = RitzPairs(self.values, self.beta * self.vectors[-1], random, self._size, self.floor)
-        self._coupling = np.append(np.zeros(m - 1), self.beta)  # of the next basis vector to the existing ones
+    def take(self, alphas: np.ndarray, betas: np.ndarray) -> bool:
+        """The coefficients of some steps; False if one is not finite."""
+        waits = False
+        for alpha, beta in zip(alphas, betas, strict=True):
+            m = self._size
+            self._size, self._used[m] = m + 1, not waits
+            if waits:
+                continue
+            if not (np.isfinite(alpha) and np.isfinite(beta)):
+                return False
+            self._matrix[m, :m] = self._matrix[:m, m] = self._coupling
+            self._matrix[m, m] = alpha
+            self._coupling, self._beta = np.append(np.zeros(m), beta), float(beta)
+            self.products += 1
+            waits = beta == 0.0
+        self._coupling = np.append(self._coupling, np.zeros(self._size - len(self._coupling)))
+        return True
 
     @property
-    def full(self) -> bool:
-        return len(self.basis) == self.room
+    def broken(self) -> bool:
+        """Whether the basis spans an invariant subspace: its values are exact."""
+        return self._beta == 0.0
 
+    @property
+    def matrix(self) -> np.ndarray:
+        """The matrix on the slots in use."""
+        used = np.flatnonzero(self._used[: self._size])
+        return self._matrix[np.ix_(used, used)]
+
+    def solved(self, values: np.ndarray, vectors: np.ndarray) -> None:
+        """Take the eigenpairs of the projected matrix."""
+        self.values, self.vectors = values, np.zeros((self._size, len(values)))  # vectors: (slot, value)
+        self.vectors[self._used[: self._size]] = vectors
+        scale = float(np.abs(values).max()) or 1.0
+        if self._beta <= self.floor * scale:
+            self._beta = 0.0
+            self._coupling = np.zeros(self._size)
+        random = None if self._origin is None else self.vectors[self._origin]
+        self.pairs = RitzPairs(values, self._beta * self.vectors[-1], random, self._n, self.floor)
+        self.positions = wanted(values, self.rule.k, self.rule.which)
+
+    def done(self, steps: int) -> bool:
+        """Whether the search ends: the wanted values are known, or its products are spent."""
+        if not self.broken:
+            enough = self.products - self._breakdown > min(self.rule.k, self._n - 1)
+            known = enough and self.rule.done(self.pairs)
+        else:
+            values, before = self.values[self.positions], self._before
+            same = before is not None and len(before) == len(values)
+            known = same and bool((np.abs(values - before) <= self.pairs.least).all())
+            self._breakdown, self._before = self.products, values
+            self._origin = None if self._origin is None else self._size  # the next slot
+        return known or self.products >= steps
+
+    @property
     def start_components(self) -> np.ndarray:
         """The start vector on the Ritz vectors."""
-        components: np.ndarray = self._start[: len(self.basis)] @ self.vectors
+        components: np.ndarray = self._start[: self._size] @ self.vectors
         return components
 
-    def restart(self, kept: np.ndarray) -> None:
-        """Replace the basis by some of the Ritz vectors."""
-        empty = np.zeros(self.room - len(kept))
-        self.basis.keep(self.vectors[:, kept])
-        self._start = np.append(self._start @ self.vectors[:, kept], empty)
-        self._matrix = np.diag(np.append(self.values[kept], empty))
-        self._coupling = self.beta * self.vectors[-1, kept]
-        self._origin = None
+    @property
+    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes and weights of the spectral density of the start, of the basis before the first restart."""
+        return self._quadrature or (self.values, self.start_components**2)
 
-    def append_next(self, start: Tensor, seed: int) -> None:
-        """Add the next Lanczos vector; on breakdown a random unit vector orthogonal to the basis."""
-        m = len(self.basis)
-        self._matrix[m, :m] = self._matrix[:m, m] = self._coupling
-        following, self._next = self._next, self._next.new_empty(0)  # its memory is free during the next product
-        if self.beta > 0.0:
-            self.basis.append(following.div_(self.beta))
-            return
-        vector = self.basis.orthogonal(random_unit(start.numel(), seed, device=start.device, dtype=start.dtype))
-        self.basis.append(vector.div_(length(vector).to(vector.dtype)))
-        self._origin = None if self._origin is None else m
+    def next_ranks(self, further: int) -> np.ndarray:
+        """Positions of the Ritz values of so many ranks after the wanted ones, as far as there are any."""
+        more = wanted(self.values, self.rule.k + further, self.rule.which)
+        return np.array([at for at in more if at not in self.positions], dtype=int)
+
+    def worth_keeping(self) -> np.ndarray:
+        """Positions of the Ritz vectors that a restart keeps: the wanted ones, their neighbours, and both ends."""
+        count, last = (len(self.vectors) + len(self.positions)) // 2, len(self.values) - 1
+        inner = wanted(self.values, count // 2 if self.rule.which == "both" else count, self.rule.which)
+        return np.unique(np.concatenate([inner, [0, last]]))[:last]
+
+    def restart(self, kept: np.ndarray, size: int) -> np.ndarray:
+        """Continue with some of the Ritz vectors as the basis, and empty slots up to a size; their coefficients."""
+        self._quadrature = self.quadrature
+        vectors, count = self.vectors[:, kept], len(kept)
+        coefficients = np.zeros((self._size, size))
+        coefficients[:, :count] = vectors
+        self._start = np.append(self._start[: self._size] @ vectors, np.zeros(self._room - count))
+        self._matrix = np.diag(np.append(self.values[kept], np.zeros(self._room - count)))
+        self._coupling = np.append(self._beta * vectors[-1], np.zeros(size - count))
+        self._used, self._size, self._origin = np.arange(self._room) < count, size, None
+        return coefficients
+
+
+def solve(projections: Iterable[Projection]) -> None:
+    """The Ritz pairs of all searches: eigenproblems of equal size in one call."""
+    by_size: dict[int, list[tuple[Projection, np.ndarray]]] = {}
+    for one in projections:
+        matrix = one.matrix
+        by_size.setdefault(len(matrix), []).append((one, matrix))
+    for group in by_size.values():
+        pairs = zip(*np.linalg.eigh(np.stack([matrix for _, matrix in group])), strict=True)
+        for (one, _), (values, vectors) in zip(group, pairs, strict=True):
+            one.solved(values, vectors)
+
+
+def restarted(projections: Mapping[int, Projection], count: int) -> np.ndarray:
+    """Coefficients of the rows that a thick restart keeps, (count, rows, kept); zero for finished searches."""
+    kept = {i: one.worth_keeping() for i, one in projections.items()}
+    size = max(map(len, kept.values()))
+    rows = {i: one.restart(kept[i], size) for i, one in projections.items()}
+    empty = np.zeros_like(next(iter(rows.values())))
+    return np.stack([rows.get(i, empty) for i in range(count)])

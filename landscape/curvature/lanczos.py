@@ -1,8 +1,12 @@
-"""Extreme eigenvalues of a symmetric operator from its products with vectors (Lanczos 1950)."""
+"""Extreme eigenvalues of symmetric operators from their products with vectors (Lanczos 1950), several side by side.
+
+A step of all searches is one product and a few kernels on one tensor. Their coefficients stay on the device until the
+next test of convergence, which transfers those of all searches at once and solves their small eigenproblems on the CPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.krylov_projection import Projection
-from landscape.curvature.stopping import RitzPairs, StoppingRule, Which, wanted
-from landscape.curvature.vectors import dot, length
+from landscape.curvature.krylov_basis import Basis, dots, lengths
+from landscape.curvature.krylov_projection import Projection, restarted, solve
+from landscape.curvature.stopping import Copies, StoppingRule, Which
+from landscape.curvature.vectors import random_unit
 
-Search = Generator[Tensor, Tensor, "Spectrum"]  # yields v, is sent H v, returns the spectrum
+ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-13}  # residual floor, as a share of the largest |eigenvalue|
+# Steps between tests on a GPU, of one search and of several: a test waits for the device and then keeps it waiting, for
+# longer the more searches there are, and every step between two tests may be a product too many. Not measured.
+GPU_STRIDES = (2, 4)
+FIRST = 2  # products beyond the wanted values before the first test, if not every step is tested
+
+Products = Callable[[Tensor], Tensor]  # rows v_i -> H_i v_i, (M, n) -> (M, n)
+Searches = Generator[Tensor, Tensor, "list[Spectrum | None]"]  # yields rows v_i, is sent rows H_i v_i
 
 
 @dataclass(frozen=True)
@@ -39,8 +51,32 @@ class Spectrum:
     missed: int = 0  # how many of the values only the search of `verification.verified` found
 
 
-def lanczos_search(
-    start: Tensor,
+def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
+    """The k wanted eigenvalues of one operator v -> H v from a random start (n,); see `searches`.
+
+    Raises:
+        FloatingPointError: the operator returned a non-finite vector.
+    """
+    (found,) = batched_lanczos(lambda rows: product(rows[0])[None], start[None], k, **options)
+    if found is None:
+        raise FloatingPointError("a Hessian product is not finite")
+    return found
+
+
+def batched_lanczos(product: Products, starts: Tensor, k: int, **options: Any) -> list[Spectrum | None]:
+    """Run `searches` of M operators with one product for all; that of finished ones is with zeros."""
+    running = searches(starts, k, **options)
+    rows = next(running)
+    try:
+        while True:
+            rows = running.send(product(rows))
+    except StopIteration as end:
+        found: list[Spectrum | None] = end.value
+        return found
+
+
+def searches(
+    starts: Tensor,
     k: int,
     *,
     which: Which = "LM",
@@ -53,146 +89,173 @@ def lanczos_search(
     vectors: bool = False,
     further: int = 0,
     unseen: float = 1.0,
-) -> Search:
-    """The k wanted eigenvalues by Lanczos with full reorthogonalisation, tested at every step; a generator.
+    copies: Sequence[Copies] | None = None,
+    stride: int | None = None,
+) -> Searches:
+    """The k wanted eigenvalues of each of M operators, by Lanczos with full reorthogonalisation; a generator.
 
-    `batched_lanczos` runs several side by side. Two passes of classical Gram-Schmidt per step ("twice is enough",
-    Giraud et al. 2005). A random start is needed: gradient-like starts hide eigenvectors. On breakdown (an invariant
-    subspace) it continues with a random vector orthogonal to the basis, until that changes no wanted value. A full
-    basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
+    Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed:
+    gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) a search continues with a random vector
+    orthogonal to the basis, until that changes no wanted value. A full basis is restarted with its best vectors (thick
+    restart, Wu & Simon 2000). A search that is finished, or whose operator is not finite, goes on with zeros until all
+    are finished. The result of an operator does not depend on the others, to rounding; None if it is not finite.
+
+    With a `stride` above 1 a search may make up to `stride` - 1 products more than needed, whose information it uses,
+    and one that meets an invariant subspace waits for the next test; from then on every step is tested.
 
     Args:
-        start: random vector, (n,); its dtype and device are those of the arithmetic.
-        k: how many.
-        which: which ones.
-        tol: largest estimated relative error, see `StoppingRule`.
-        tol_residual: largest relative residual.
-        ends: also converge both algebraic ends; 0.1: to about one per cent, for about one product.
+        starts: random vectors, (M, n), whose dtype and device are those of the arithmetic.
+        k: how many, `which` ones.
+        tol: largest estimated relative error; `tol_residual`, `ends`, `unseen` and `copies`: see `StoppingRule`.
         max_steps: cap on the number of products, at least k; values unconverged then are returned as such.
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
         vectors: return eigenvectors too.
         further: also the Ritz vectors of so many ranks after the wanted ones, as far as there are any.
-        unseen: as in `StoppingRule`; 0 for a start without a random part.
-
-    Raises:
-        FloatingPointError: the operator returned a non-finite vector.
+        stride: steps between tests of convergence; None is 1 on a CPU and that of `GPU_STRIDES` elsewhere.
     """
-    n, room = start.numel(), max(room, k * (2 if which == "both" else 1) + 10)
+    n, ranks = starts.shape[1], k * (2 if which == "both" else 1)
+    room = max(room, ranks + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
-    ritz, rule = Projection(start, min(steps, room), storage), StoppingRule(k, which, tol, tol_residual, ends, unseen)
-    breakdown, before = 0, np.empty(0)  # products at the last invariant subspace, and the wanted values there
-    quadrature: tuple[np.ndarray, np.ndarray] | None = None  # before the first restart
-    for products in range(1, steps + 1):
-        ritz.extend((yield ritz.basis.last()))
-        positions = wanted(ritz.values, k, which)
-        if ritz.beta > 0.0:
-            done = products - breakdown > min(k, n - 1) and rule.done(ritz.pairs)
-        else:
-            values = ritz.values[positions]
-            done = len(before) == len(values) and bool((np.abs(values - before) <= ritz.floor * ritz.scale).all())
-            breakdown, before = products, values
-        if done or products == steps:
-            break
-        if ritz.full:
-            quadrature = quadrature or (ritz.values, ritz.start_components() ** 2)
-            ritz.restart(worth_keeping(ritz.values, (ritz.room + len(positions)) // 2, which))
-        ritz.append_next(start, products)
-    return (yield from _spectrum(ritz, rule, positions, quadrature, products, vectors, further))
+    stride = (1 if starts.device.type == "cpu" else GPU_STRIDES[len(starts) > 1]) if stride is None else stride
+    stride, first = (1, 1) if room >= n else (stride, ranks + FIRST)
+    room = min(room, steps + (first if stride > 1 else 0))  # while one waits, the others go on
+    recurrence = _Recurrence(starts, room, storage)
+    basis, floor = recurrence.basis, recurrence.floor
+    rules = [StoppingRule(k, which, tol, tol_residual, ends, unseen, one) for one in copies or (None,) * len(starts)]
+    going = {i: Projection(rule, n, room, floor) for i, rule in enumerate(rules)}
+    found: dict[int, _Result] = {}
+    while going:
+        recurrence.extend((yield basis.last))
+        slots = recurrence.steps
+        if stride > 1 and not basis.full and slots < steps and (slots < first or (slots - first) % stride):
+            recurrence.append()
+            continue
+        columns = recurrence.transferred()
+        going = {i: search for i, search in going.items() if search.take(*columns[:, :, i].T)}
+        solve(going.values())
+        for i, search in going.items():
+            if search.done(steps):
+                found[i] = _Result(search, basis, i, vectors, further)
+        going = {i: search for i, search in going.items() if i not in found}
+        if basis.full and going:
+            basis.keep(restarted(going, len(starts)))
+        stride = 1 if any(search.broken for search in going.values()) else stride
+        if going:
+            recurrence.append_after_test(going)
+    if not basis.exact:
+        basis.clear()
+        yield from _recomputed(starts, found)
+    return [found[i].spectrum(vectors) if i in found else None for i in range(len(starts))]
 
 
-def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **options: Any) -> Spectrum:
-    """Run one `lanczos_search` with these options, on the products v -> H v."""
-    return run_search(product, lanczos_search(start, k, **options))
+class _Recurrence:
+    """The part of the searches on the device: their bases, and the coefficients since the last transfer."""
+
+    def __init__(self, starts: Tensor, room: int, storage: torch.dtype | None) -> None:
+        self.basis = Basis(starts, room, storage)
+        self.floor = ROUNDING.get(starts.dtype, 1e-6)
+        self.steps = 0
+        self._columns: list[Tensor] = []  # alpha and beta of every search, (2, M) float64
+        # Lower bound of the largest |eigenvalue|: a breakdown between two tests is found without a transfer.
+        self._scale = torch.zeros(len(starts), dtype=torch.float64, device=starts.device)
+
+    def extend(self, images: Tensor) -> None:
+        """Take the images of the last vectors under the operators, (M, n)."""
+        alpha = dots(images, self.basis.last)
+        self._next = self.basis.orthogonal(images)
+        self._beta = lengths(self._next)
+        self._scale = torch.fmax(self._scale, torch.fmax(alpha.abs(), self._beta))
+        self._columns.append(torch.stack([alpha, self._beta]))
+        self.steps += 1
+
+    def append(self) -> None:
+        """Add the next Lanczos vectors; zeros after a breakdown, whose beta is then 0."""
+        broken = self._beta <= self.floor * self._scale
+        self._columns[-1][1].masked_fill_(broken, 0.0)
+        self.basis.append(self._normalised(broken))
+
+    def transferred(self) -> np.ndarray:
+        """The coefficients of the steps since the last transfer, (steps, 2, M)."""
+        columns = torch.stack(self._columns).cpu().numpy()
+        self._columns = []
+        return columns
+
+    def append_after_test(self, going: Mapping[int, Projection]) -> None:
+        """As `append` for some searches, zeros for all others; on breakdown a random vector orthogonal to the basis."""
+        zero = [i not in going or going[i].broken for i in range(self.basis.searches)]
+        rows = self._normalised(torch.tensor(zero, device=self._beta.device) if any(zero) else None)
+        broken = {i: search.products for i, search in going.items() if search.broken}
+        if broken:
+            drawn = torch.zeros_like(rows)
+            for i, seed in broken.items():
+                drawn[i] = random_unit(drawn.shape[1], seed, device=drawn.device, dtype=drawn.dtype)
+            drawn = self.basis.orthogonal(drawn)
+            size = lengths(drawn)[:, None]
+            rows = rows + drawn / torch.where(size > 0, size, 1.0).to(rows.dtype)
+        self.basis.append(rows)
+
+    def _normalised(self, zero: Tensor | None) -> Tensor:
+        """The next vectors, with zeros, also in place of NaN, for some searches; in place."""
+        rows, self._next = self._next, self._next.new_empty(0)  # its memory is free during the next product
+        rows = rows.div_(self._beta[:, None].to(rows.dtype))
+        return rows if zero is None else rows.masked_fill_(zero[:, None], 0.0)
 
 
-def _spectrum(
-    ritz: Projection,
-    rule: StoppingRule,
-    positions: np.ndarray,
-    quadrature: tuple[np.ndarray, np.ndarray] | None,
-    products: int,
-    vectors: bool,
-    further: int,
-) -> Search:
-    """The result of a search, after one more product per value where the basis is stored in half precision."""
-    components = ritz.start_components()
-    values, residuals, errors = (part[positions] for part in (ritz.values, ritz.pairs.residuals, ritz.pairs.errors))
-    rows: Tensor | None = None
-    next_rows: Tensor | None = None
-    if vectors or further or not ritz.basis.exact:
-        # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
-        coefficients = ritz.vectors * np.where(components < 0, -1.0, 1.0)
-        rows = ritz.basis.combinations(coefficients[:, positions])
-        if (beyond := next_ranks(rule, ritz.values, further)).size:
-            next_rows = ritz.basis.combinations(coefficients[:, beyond])
-        ritz.basis.clear()
-    if rows is not None and not ritz.basis.exact:
-        products += len(positions)
-        values, residuals = yield from _rayleigh_quotients(rows, ritz.pairs.least)
-        errors = ritz.pairs.recomputed(positions, values, residuals).errors[positions]
-    quadrature = quadrature or (ritz.values, components**2)
-    found = (values, residuals, errors)
-    return summarised(ritz.pairs, rule, found, quadrature, products, rows if vectors else None, next_rows)
+class _Result:
+    """What a finished search found, before the basis changes."""
+
+    def __init__(self, search: Projection, basis: Basis, i: int, vectors: bool, further: int) -> None:
+        self.search, at = search, search.positions
+        self.values, self.products = search.values[at], search.products
+        self.residuals, self.errors = search.pairs.residuals[at], search.pairs.errors[at]
+        self.rows: Tensor | None = None
+        self.further: Tensor | None = None
+        if vectors or further or not basis.exact:
+            # The sign LAPACK happens to give is fixed, so that equal searches give equal vectors everywhere.
+            coefficients = search.vectors * np.where(search.start_components < 0, -1.0, 1.0)
+            self.rows = basis.combinations(i, coefficients[:, at])
+            if (beyond := search.next_ranks(further)).size:
+                self.further = basis.combinations(i, coefficients[:, beyond])
+
+    def spectrum(self, vectors: bool) -> Spectrum:
+        """The wanted values with residuals and errors, both ends of all Ritz pairs, and nodes with their weights."""
+        pairs, rule = self.search.pairs, self.search.rule
+        nodes, weights = self.search.quadrature
+        return Spectrum(
+            values=self.values,
+            residuals=self.residuals,
+            converged=rule.converged(self.values, self.residuals, self.errors),
+            errors=self.errors,
+            largest=float(pairs.values[-1]),
+            smallest=float(pairs.values[0]),
+            ends=(float(pairs.residuals[-1]), float(pairs.residuals[0])),
+            nodes=nodes,
+            weights=weights,
+            products=self.products,
+            vectors=self.rows if vectors else None,
+            further=self.further,
+        )
 
 
-def summarised(
-    pairs: RitzPairs,
-    rule: StoppingRule,
-    found: tuple[np.ndarray, np.ndarray, np.ndarray],
-    quadrature: tuple[np.ndarray, np.ndarray],
-    products: int,
-    vectors: Tensor | None,
-    further: Tensor | None,
-) -> Spectrum:
-    """The wanted values with their residuals and errors, both ends of all Ritz pairs, and nodes with their weights."""
-    values, residuals, errors = found
-    return Spectrum(
-        values=values,
-        residuals=residuals,
-        converged=rule.converged(values, residuals, errors),
-        errors=errors,
-        largest=float(pairs.values[-1]),
-        smallest=float(pairs.values[0]),
-        ends=(float(pairs.residuals[-1]), float(pairs.residuals[0])),
-        nodes=quadrature[0],
-        weights=quadrature[1],
-        products=products,
-        vectors=vectors,
-        further=further,
-    )
-
-
-def next_ranks(rule: StoppingRule, values: np.ndarray, further: int) -> np.ndarray:
-    """Positions of the Ritz values of so many ranks after the wanted ones, as far as there are any."""
-    positions = wanted(values, rule.k, rule.which)
-    return np.array([at for at in wanted(values, rule.k + further, rule.which) if at not in positions], dtype=int)
-
-
-def run_search(product: Callable[[Tensor], Tensor], search: Search) -> Spectrum:
-    """Run one search."""
-    vector = next(search)
-    try:
-        while True:
-            vector = search.send(product(vector))
-    except StopIteration as end:
-        spectrum: Spectrum = end.value
-        return spectrum
-
-
-def worth_keeping(theta: np.ndarray, count: int, which: Which) -> np.ndarray:
-    """Positions of the Ritz vectors that a restart keeps: the wanted ones, their neighbours, and both ends."""
-    inner = wanted(theta, count // 2 if which == "both" else count, which)
-    return np.unique(np.concatenate([inner, [0, len(theta) - 1]]))[: len(theta) - 1]
-
-
-def _rayleigh_quotients(vectors: Tensor, floor: float) -> Generator[Tensor, Tensor, tuple[np.ndarray, np.ndarray]]:
-    """Values and residuals of vectors, which are normalised in place."""
-    values, residuals = [], []
-    for vector in vectors:
-        vector.div_(length(vector).to(vector.dtype))
-        w = yield vector
-        value = dot(w, vector)
-        values.append(value.item())
-        residuals.append(max(length(w - value.to(w.dtype) * vector).item(), floor))
-    return np.array(values), np.array(residuals)
+def _recomputed(starts: Tensor, found: Mapping[int, _Result]) -> Generator[Tensor, Tensor, None]:
+    """Values and residuals of vectors from a basis in half precision, with a product per value for all searches."""
+    table: list[Tensor] = []
+    for j in range(max((len(result.values) for result in found.values()), default=0)):
+        batch = torch.zeros_like(starts)
+        for i, result in found.items():
+            if result.rows is not None and j < len(result.rows):
+                result.rows[j].div_(lengths(result.rows[j : j + 1]).to(starts.dtype))
+                batch[i] = result.rows[j]
+        images = yield batch
+        values = dots(images, batch)
+        table.append(torch.stack([values, lengths(images - values[:, None].to(images.dtype) * batch)]))
+    if not table:
+        return
+    numbers = torch.stack(table).cpu().numpy()  # (value, 2, search)
+    for i, result in found.items():
+        count = len(result.values)
+        result.values, result.products = numbers[:count, 0, i], result.products + count
+        pairs, at = result.search.pairs, result.search.positions
+        result.residuals = np.maximum(numbers[:count, 1, i], pairs.least)
+        result.errors = pairs.recomputed(at, result.values, result.residuals).errors[at]

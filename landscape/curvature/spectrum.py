@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.curvature.batched_lanczos import batched_lanczos, device_lanczos
-from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.lanczos import Spectrum, batched_lanczos, lanczos
 from landscape.curvature.stopping import Which
 from landscape.curvature.verification import completed
 from landscape.data.memory import available_on, limit
@@ -67,7 +66,7 @@ def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tenso
         FloatingPointError: the matrix is not finite.
     """
     room, storage = memory(start)
-    found = device_lanczos(product, start, request.top, room=room, storage=storage, **_options(request, storage))
+    found = lanczos(product, start, request.top, room=room, storage=storage, **_options(request, storage))
     (complete,) = _completed(lambda rows: product(rows[0])[None], [found], request, [seed], room, storage)
     assert complete is not None
     return complete

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from landscape.curvature.hvp_backends import CODES_MEANING
-from landscape.curvature.krylov_projection import ROUNDING
-from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.lanczos import ROUNDING, Spectrum
 from landscape.curvature.operator import Matrix
 from landscape.curvature.spectrum import Request
 from landscape.curvature.stability import (

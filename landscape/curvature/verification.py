@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.batched_lanczos import Products, batched_lanczos, device_lanczos
-from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.lanczos import Products, Spectrum, batched_lanczos, lanczos
 from landscape.curvature.stopping import Copies, StoppingRule, Which, wanted
 from landscape.curvature.vectors import length, random_unit
 
@@ -112,7 +111,7 @@ def _searched(
             break
         start = only.projected(_start(off, seed + 1000 * missed + 1)[None])[0]
         tolerances: dict[str, Any] = {"tol": rule.tol, "tol_residual": rule.tol_residual}
-        extra = device_lanczos(only.first, start, 1, which=which, vectors=True, **tolerances, **memory)
+        extra = lanczos(only.first, start, 1, which=which, vectors=True, **tolerances, **memory)
         vector = _vectors(extra)[0]
         residual = length(product(vector) - float(extra.values[0]) * vector).item()
         known = replace(known, products=known.products + extra.products + 1)

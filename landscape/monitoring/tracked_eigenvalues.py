@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.batched_lanczos import device_lanczos
-from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.spectrum import memory
 from landscape.curvature.vectors import length, random_unit
 
@@ -77,7 +76,7 @@ class TrackedEigenvalues:
     def _lanczos(self, product: Callable[[Tensor], Tensor], start: Tensor, *, unseen: float) -> Spectrum:
         room, storage = memory(start)
         k = min(self.k, start.numel())
-        return device_lanczos(
+        return lanczos(
             product, start, k, which="LA", tol=self.tol, max_steps=max(self.max_products, k + 1), room=room,
             storage=storage, vectors=True, further=1, unseen=unseen,
         )  # fmt: skip

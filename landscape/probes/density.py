@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.batched_lanczos import device_lanczos
 from landscape.curvature.block_diagonal import BLOCK_KINDS, BlockKind, Partition, block_quadratures
 from landscape.curvature.hvp_backends import (
     CODES,
@@ -24,7 +23,7 @@ from landscape.curvature.hvp_backends import (
     curvature,
 )
 from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.operator import Curvature
 from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.sample_means import over_all_samples
@@ -190,7 +189,7 @@ class Density(Probe):
     def _quadrature(self, product: Callable[[Tensor], Tensor], start: Tensor) -> dict[str, Any]:
         try:
             # tol 0: all nodes are wanted, and nothing stops the run before its last step.
-            found = device_lanczos(product, start, self.steps, tol=0.0, max_steps=self.steps)
+            found = lanczos(product, start, self.steps, tol=0.0, max_steps=self.steps)
         except FloatingPointError:
             return self._row(None)
         return self._row(found)

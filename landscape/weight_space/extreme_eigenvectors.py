@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.batched_lanczos import device_lanczos
+from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import Curvature
 from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, memory
@@ -47,7 +47,7 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
     room, storage = memory(start)
     try:
         tolerances = {"tol": None, "tol_residual": VECTOR_RESIDUAL}
-        found = device_lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True, **tolerances)
+        found = lanczos(product, start, 1, which="both", room=room, storage=storage, vectors=True, **tolerances)
     except FloatingPointError as error:
         raise ValueError(f"--plane eigen needs finite curvature: {error}; check the weights") from None
     assert found.vectors is not None
