@@ -195,6 +195,17 @@ def test_headline_numbers_know_no_probe_by_name() -> None:
         assert texts & names == set(), name
 
 
+def test_intervals_are_made_in_one_place() -> None:
+    """Quantiles of 95 % intervals, and Student's, are named there alone; rules of doctor test at other levels."""
+    found = set()
+    for module, file in modules().items():
+        names = {alias.name for n in nodes(file) if isinstance(n, ast.ImportFrom) for alias in n.names}
+        numbers = {n.value for n in nodes(file) if isinstance(n, ast.Constant) and isinstance(n.value, float)}
+        if numbers & {1.96, 0.975, 0.025, 97.5} or (names & {"stdtrit", "NormalDist"} and part(module) != "doctor"):
+            found.add(module)
+    assert found == {"landscape.statistics.intervals"}
+
+
 def test_no_number_is_printed_with_a_standard_error_for_its_interval() -> None:
     """What follows a plus-minus sign is half the width of a 95 % interval, in figures, findings and tables."""
     assert {

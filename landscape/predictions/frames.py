@@ -22,7 +22,7 @@ from landscape.results.calibration import (
     resampled_sums,
     sums,
 )
-from landscape.statistics.intervals import share_interval
+from landscape.statistics.intervals import percentile_interval, share_interval
 
 DRAWS = 1000  # of the bootstrap
 TERMS = COLUMNS
@@ -152,5 +152,5 @@ def _interval(value: np.ndarray, drawn: np.ndarray, *, reflected: bool = False) 
     usable = drawn[np.isfinite(drawn)]
     if not len(usable):
         return float(value), np.nan, np.nan
-    low, high = np.percentile(usable, (2.5, 97.5))
+    low, high = percentile_interval(usable)
     return (float(value), 2 * value - high, 2 * value - low) if reflected else (float(value), low, high)

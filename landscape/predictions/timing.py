@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested, common_length, rows_of
+from landscape.statistics.intervals import percentile_interval
 from landscape.subject.device import wait_for
 from landscape.subject.members import Positioned
 from landscape.subject.outputs import logits_in
@@ -58,5 +59,5 @@ def facts(name: str, seconds: Sequence[float]) -> dict[str, float]:
     """Mean of the seconds of several predictions by `name`, with the ends of its 95 % bootstrap interval."""
     values = np.array(seconds)
     drawn = np.random.default_rng(0).choice(values, size=(DRAWS, len(values))).mean(axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return {name: float(values.mean()), f"{name}_low": float(low), f"{name}_high": float(high)}
+    low, high = percentile_interval(drawn)
+    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}

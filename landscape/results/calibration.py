@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from landscape.results.statistics import mean_and_standard_error
-from landscape.statistics.intervals import share_interval
+from landscape.statistics.intervals import percentile_interval, share_interval
 
 BINS = 10
 EDGES = np.arange(1, BINS) / BINS  # between the bins (0, 0.1], (0.1, 0.2], ..., (0.9, 1]; the last one is "at 0.9"
@@ -276,7 +276,7 @@ def _interval(name: str, estimate: np.ndarray, draws: np.ndarray, *, paired: boo
     draws = draws[np.isfinite(draws)]
     if len(draws) < 2 or not np.isfinite(estimate):
         return Interval(np.nan, np.nan, np.nan)
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = percentile_interval(draws)
     if name == "ece":
         low, high = min(2 * estimate - high, estimate), max(2 * estimate - low, estimate)
         low = low if paired else max(low, 0.0)

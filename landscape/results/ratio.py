@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
-from landscape.statistics.intervals import FEWEST, UPPER
+from landscape.statistics.intervals import FEWEST, quantile
 
 
 @dataclass(frozen=True)
@@ -37,19 +36,19 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray, *, spread_at_zero: f
     if n < 3 or not math.isfinite(over + under):
         return Ratio(math.nan, math.nan, math.nan, math.nan, False)
     variances = np.cov(np.stack([numerators, denominators])) / n
-    quantile = float(stdtrit(n - 1, UPPER)) ** 2
+    squared = float(quantile(n, 3)) ** 2
     # The ends are roots of a r^2 - 2 b r + c.
-    a = under**2 - quantile * variances[1, 1]
-    b = over * under - quantile * variances[0, 1]
-    c = over**2 - quantile * variances[0, 0]
+    a = under**2 - squared * variances[1, 1]
+    b = over * under - squared * variances[0, 1]
+    c = over**2 - squared * variances[0, 0]
     if a > 0 and under > 0:
         value, half = over / under, math.sqrt(max(b * b - a * c, 0.0))
         spread = variances[0, 0] - 2 * value * variances[0, 1] + value**2 * variances[1, 1]
         low, high = (max((b - half) / a, 0.0), (b + half) / a) if n >= FEWEST else (math.nan, math.nan)
         return Ratio(value, math.sqrt(max(spread, 0.0)) / under, low, high, True)
     if math.isfinite(spread_at_zero):
-        a = under**2 - quantile * spread_at_zero
-        b += 2 * quantile * math.sqrt(spread_at_zero / 2) * over
+        a = under**2 - squared * spread_at_zero
+        b += 2 * squared * math.sqrt(spread_at_zero / 2) * over
     return Ratio(math.nan, math.nan, _smallest_positive_root(a, b, c) if over > 0 and c > 0 else 0.0, math.inf, False)
 
 

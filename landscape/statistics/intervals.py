@@ -18,15 +18,15 @@ NORMAL = NormalDist().inv_cdf(UPPER)  # standard errors, of many values or on a 
 Ends = tuple[np.ndarray, np.ndarray]  # lower and upper ends of intervals
 
 
-def quantile(n: Any) -> np.ndarray:
+def quantile(n: Any, fewest: int = FEWEST) -> np.ndarray:
     """Half the width of an interval over n independent values, in standard errors: Student's t, n - 1 degrees.
 
-    NaN below `FEWEST`, and where n is not known; `NORMAL` for an infinite number.
+    NaN below `fewest`, and where n is not known; `NORMAL` for an infinite number.
     """
     from scipy.special import stdtrit
 
     n = np.asarray(n, dtype=float)
-    return np.where(n >= FEWEST, stdtrit(np.maximum(n, 2.0) - 1, UPPER), np.nan)
+    return np.where(n >= fewest, stdtrit(np.maximum(n, 2.0) - 1, UPPER), np.nan)
 
 
 def interval(value: Any, error: Any, n: Any) -> Ends:
@@ -61,6 +61,12 @@ def share_interval(share: Any, error: Any, n: Any) -> Ends:
         middle = (share + z / 2) / (1 + z)
         half = wide * np.sqrt(spread / size + z / (4 * size)) / (1 + z)
         return np.minimum(middle - half, share), np.maximum(middle + half, share)
+
+
+def percentile_interval(draws: np.ndarray) -> tuple[float, float]:
+    """Ends of the interval of an estimate from those of its bootstrap resamples, (draws,)."""
+    low, high = np.quantile(draws, [0.025, UPPER])
+    return float(low), float(high)
 
 
 BY_BOUNDS = {"": interval, "share": share_interval, "positive": positive_interval}  # by `Quantity.bounds`
