@@ -25,6 +25,7 @@ from landscape.results import group as groups
 from landscape.results.command_line import OPTIONS, chosen
 from landscape.results.in_memory import MemoryWriter
 from landscape.results.orphans import merge_orphans
+from landscape.results.protocols import USES
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
 from landscape.results.writer import Writer, discard
 from landscape.subject.checks import refuse_stochastic
@@ -188,6 +189,7 @@ def run_key(
         **(choices or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **attributes_of(subject),
+        USES: ",".join(probe.uses),
         "versions": json.dumps(versions()),
         **stored_headlines(probe.headlines),
     }

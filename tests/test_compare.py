@@ -25,10 +25,8 @@ from landscape.plots.comparison_rows import records, sections
 from landscape.plots.grouping import groups_of
 from landscape.plots.measured import measured
 from landscape.plots.pairing import paired
-from landscape.probes import PROBES, probe_class
 from landscape.results import reader
 from landscape.results.paired import paired_t
-from landscape.results.protocols import BATCHWISE, DECAYED, SEEDED
 
 HOSTILE = "a_b $x$ \\input{z} 100% & #1 ~^{} <b>|µ模 ](http://x)"
 Results = list[tuple[str, xr.Dataset]]
@@ -100,12 +98,6 @@ def test_parameters_are_part_of_the_protocol_unless_they_only_change_the_error()
 def test_other_samples_under_the_same_name_are_another_protocol() -> None:
     found = compare([trace("a", 1.0, data_sha256="0"), trace("b", 3.0, data_sha256="1")])
     assert verdicts(found)["b", "a"] == "not comparable: protocols differ (other samples of the same name)"
-
-
-def test_the_protocol_depends_on_what_the_probes_use() -> None:
-    used = {name: probe_class(name).uses for name in PROBES}
-    for field, table in (("batch_size", BATCHWISE), ("weight_decay", DECAYED), ("seed", SEEDED)):
-        assert {name for name in used if field in used[name]} == {name for name in table if name in used}
 
 
 def test_a_half_finished_result_is_marked_and_not_compared() -> None:

@@ -14,21 +14,9 @@ from typing import Any
 
 import xarray as xr
 
-# Probes whose numbers depend on the size of the mini-batches, on weight decay, and on the seed of the loading options.
-BATCHWISE = (
-    "attention",
-    "ensemble",
-    "evaluate",
-    "flatness",
-    "hessian",
-    "sensitivity",
-    "similarity",
-    "step",
-    "trace",
-    "uncertainty",
-)
-DECAYED = ("convexity", "density", "hessian", "noise-scale", "step", "trace")
-SEEDED = ("evaluate", "uncertainty")
+USES = "uses"  # attribute of a result: the loading options that its probe says change the numbers, by commas
+# What such options are as facts; every other one is the same for all probes, or part of the data.
+FACTS = {"batch size": "batch_size", "weight decay": "weight_decay", "seed of the data": "seed"}
 # Parameters that change how exact a number is, how fast it is found, or which numbers there are.
 ACCURACY = ("hvp", "draws", "vectors", "max_vectors", "tol", "tol_residual", "max_products", "ends", "eigenvectors",
             "verify", "timed", "tune", "budget", "measures", "pictures", "memory_format", "compile")  # fmt: skip
@@ -37,7 +25,7 @@ OF_THE_NETWORK = ("members", "snapshots", "run")  # parameters that name checkpo
 # and where a plane or line lies that each network's own curvature, run or checkpoints set.
 FINENESS = ("resolution", "preview", "tolerance", "cap", "precision", "seed")
 OWN_PLACE = ("plane", "along", "range")
-OPTIONS = {"augmentation": "augment", "seed of the data": "seed"}  # facts whose option has another name
+OPTIONS = {**FACTS, "augmentation": "augment"}  # facts whose option has another name
 PREPROCESSING = ("image_size", "mean", "std", "interpolation", "crop")
 CHANGES = ("weights", "mc_dropout")  # loading options that measure another network of the same checkpoint
 OPTIMIZER = r", optimiser (\w+)"  # of a monitored training, in the words of its protocol
@@ -65,7 +53,7 @@ class Protocol:
 
 def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
     """The protocol of a stored result, in words with what was `changed` about the network or training, or without."""
-    probe, spec, parameters = str(data.attrs.get("probe", "")), stored(data, "spec"), stored(data, "parameters")
+    spec, parameters = stored(data, "spec"), stored(data, "parameters")
     words = str(data.attrs.get("protocol", "protocol not stored"))
     if not changed:
         words = re.sub(rf", (mean of \d+ dropout masks|smoothing at \d+ places?( \([^)]*\))?)|{OPTIMIZER}", "", words)
@@ -78,10 +66,8 @@ def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
     facts["augmentation"] = bool(spec.get("augment"))
     facts["recipe"] = spec.get("recipe") if spec.get("augment") else ""
     facts |= {name.replace("_", " "): spec.get(name) for name in PREPROCESSING}
-    for name, key, probes in (("batch size", "batch_size", BATCHWISE), ("weight decay", "weight_decay", DECAYED),
-                              ("seed of the data", "seed", SEEDED)):  # fmt: skip
-        if probe in probes:
-            facts[name] = spec.get(key, data.attrs.get(key, ""))
+    used = str(data.attrs.get(USES, "")).split(",")
+    facts |= {name: spec.get(key, data.attrs.get(key, "")) for name, key in FACTS.items() if key in used}
     random = "random" in (parameters.get("plane"), parameters.get("along"))
     without = (*ACCURACY, *OF_THE_NETWORK, *(("seed", "directions") if random else ()))
     facts |= {name.replace("_", " "): value for name, value in parameters.items() if name not in without}

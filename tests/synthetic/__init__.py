@@ -80,7 +80,8 @@ def _key(number: int, network: Network, probe: str, plan: Plan) -> RunKey:
         "checkpoint_sha256": f"{number:064x}",
         "protocol": "cifar100 test, 1024 samples, batch size 128, no augmentation, weight decay 0, seed 0",
     }
-    attributes |= stored_headlines(headlines_of(probe))
+    attributes = declared(probe, **attributes)
+    del attributes["probe"]  # written from the key
     return RunKey(probe, network.label, f"{number:05x}{ALL.index(probe):05x}", plan, attributes)
 
 
@@ -90,7 +91,8 @@ def headlines_of(probe: str) -> Sequence[Headline]:
 
 def declared(probe: str, **attributes: Any) -> dict[str, Any]:
     """Attributes of a made-up result."""
-    return {"probe": probe, **stored_headlines(headlines_of(probe)), **attributes}
+    uses = "" if probe == "monitor" else ",".join(probe_class(probe).uses)
+    return {"probe": probe, "uses": uses, **stored_headlines(headlines_of(probe)), **attributes}
 
 
 class Projection:
