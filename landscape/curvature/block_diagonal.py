@@ -11,6 +11,7 @@ from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, searches
 from landscape.curvature.parameter_selection import ancestor
+from landscape.curvature.stopping import StoppingRule
 from landscape.curvature.vectors import random_unit
 from landscape.probe import derived_seed
 
@@ -85,7 +86,7 @@ def block_quadratures(
         for block, size in enumerate(partition.sizes)
     ]
     # tol 0: all nodes are wanted, and nothing stops a run before its last step.
-    running = [searches(start[None], steps, tol=0.0, max_steps=steps) for start in starts]
+    running = [searches(start[None], StoppingRule(steps, tol=0.0), max_steps=steps) for start in starts]
     vectors = {block: next(search)[0] for block, search in enumerate(running)}
     found: list[Spectrum | None] = [None] * len(running)
     while vectors:

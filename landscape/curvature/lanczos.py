@@ -2,12 +2,14 @@
 
 A step of all searches is one product and a few kernels on one tensor. Their coefficients stay on the device until the
 next test of convergence, which transfers those of all searches at once and solves their small eigenproblems on the CPU.
+Reorthogonalisation is full, by two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A
+full basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,9 +65,20 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **option
     return found
 
 
-def batched_lanczos(product: Products, starts: Tensor, k: int, **options: Any) -> list[Spectrum | None]:
-    """Run `searches` of M operators with one product for all; that of finished ones is with zeros."""
-    running = searches(starts, k, **options)
+def batched_lanczos(
+    product: Products,
+    starts: Tensor,
+    k: int,
+    *,
+    which: Which = "LM",
+    tol: float | None = 1e-4,
+    tol_residual: float | None = None,
+    ends: float = 1.0,
+    unseen: float = 1.0,
+    **how: Any,
+) -> list[Spectrum | None]:
+    """Run the `searches` of M operators with one product for all; the other arguments are those of `StoppingRule`."""
+    running = searches(starts, StoppingRule(k, which, tol, tol_residual, ends, unseen), **how)
     rows = next(running)
     try:
         while True:
@@ -77,53 +90,44 @@ def batched_lanczos(product: Products, starts: Tensor, k: int, **options: Any) -
 
 def searches(
     starts: Tensor,
-    k: int,
+    rule: StoppingRule,
     *,
-    which: Which = "LM",
-    tol: float | None = 1e-4,
-    tol_residual: float | None = None,
-    ends: float = 1.0,
     max_steps: int = 200,
     room: int = 200,
     storage: torch.dtype | None = None,
     vectors: bool = False,
     further: int = 0,
-    unseen: float = 1.0,
     copies: Sequence[Copies] | None = None,
     stride: int | None = None,
 ) -> Searches:
-    """The k wanted eigenvalues of each of M operators, by Lanczos with full reorthogonalisation; a generator.
+    """The wanted eigenvalues of each of M operators, None for one that is not finite; a generator.
 
-    Two passes of classical Gram-Schmidt per step ("twice is enough", Giraud et al. 2005). A random start is needed:
-    gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) a search continues with a random vector
-    orthogonal to the basis, until that changes no wanted value. A full basis is restarted with its best vectors (thick
-    restart, Wu & Simon 2000). A search that is finished, or whose operator is not finite, goes on with zeros until all
-    are finished. The result of an operator does not depend on the others, to rounding; None if it is not finite.
-
-    With a `stride` above 1 a search may make up to `stride` - 1 products more than needed, whose information it uses,
-    and one that meets an invariant subspace waits for the next test; from then on every step is tested.
+    A random start is needed: gradient-like starts hide eigenvectors. On breakdown (an invariant subspace) a search
+    continues with a random vector orthogonal to the basis, until that changes no wanted value. One that is finished, or
+    whose operator is not finite, goes on with zeros until all are finished. With a `stride` above 1 a search may make
+    up to `stride` - 1 products more than needed, whose information it uses, and one that meets an invariant subspace
+    waits for the next test; from then on every step is tested.
 
     Args:
         starts: random vectors, (M, n), whose dtype and device are those of the arithmetic.
-        k: how many, `which` ones.
-        tol: largest estimated relative error; `tol_residual`, `ends`, `unseen` and `copies`: see `StoppingRule`.
+        rule: what is wanted, and when it is known.
         max_steps: cap on the number of products, at least k; values unconverged then are returned as such.
         room: most vectors kept; at least ten more than wanted values.
         storage: half precision halves the memory of the basis; one more product per value then recomputes it.
         vectors: return eigenvectors too.
         further: also the Ritz vectors of so many ranks after the wanted ones, as far as there are any.
+        copies: those of each operator's rule.
         stride: steps between tests of convergence; None is 1 on a CPU and that of `GPU_STRIDES` elsewhere.
     """
-    n, ranks = starts.shape[1], k * (2 if which == "both" else 1)
+    n, ranks = starts.shape[1], rule.k * (2 if rule.which == "both" else 1)
     room = max(room, ranks + 10)
     steps = min(n, max_steps) if room >= n else max_steps  # n without a restart span everything
     stride = (1 if starts.device.type == "cpu" else GPU_STRIDES[len(starts) > 1]) if stride is None else stride
     stride, first = (1, 1) if room >= n else (stride, ranks + FIRST)
     room = min(room, steps + (first if stride > 1 else 0))  # while one waits, the others go on
-    recurrence = _Recurrence(starts, room, storage)
-    basis, floor = recurrence.basis, recurrence.floor
-    rules = [StoppingRule(k, which, tol, tol_residual, ends, unseen, one) for one in copies or (None,) * len(starts)]
-    going = {i: Projection(rule, n, room, floor) for i, rule in enumerate(rules)}
+    basis = (recurrence := _Recurrence(starts, room, storage)).basis
+    rules = [replace(rule, copies=one) for one in copies or (None,) * len(starts)]
+    going = {i: Projection(rule, n, room, recurrence.floor) for i, rule in enumerate(rules)}
     found: dict[int, _Result] = {}
     while going:
         recurrence.extend((yield basis.last))
@@ -134,14 +138,10 @@ def searches(
         columns = recurrence.transferred()
         going = {i: search for i, search in going.items() if search.take(*columns[:, :, i].T)}
         solve(going.values())
-        for i, search in going.items():
-            if search.done(steps):
-                found[i] = _Result(search, basis, i, vectors, further)
+        found |= {i: _Result(s, basis, i, vectors, further) for i, s in going.items() if s.done(steps)}
         going = {i: search for i, search in going.items() if i not in found}
-        if basis.full and going:
-            basis.keep(restarted(going, len(starts)))
-        stride = 1 if any(search.broken for search in going.values()) else stride
         if going:
+            stride = 1 if any(search.broken for search in going.values()) else stride
             recurrence.append_after_test(going)
     if not basis.exact:
         basis.clear()
@@ -182,7 +182,12 @@ class _Recurrence:
         return columns
 
     def append_after_test(self, going: Mapping[int, Projection]) -> None:
-        """As `append` for some searches, zeros for all others; on breakdown a random vector orthogonal to the basis."""
+        """As `append` for some searches, zeros for all others; on breakdown a random vector orthogonal to the basis.
+
+        A full basis is restarted first.
+        """
+        if self.basis.full:
+            self.basis.keep(restarted(going, self.basis.searches))
         zero = [i not in going or going[i].broken for i in range(self.basis.searches)]
         rows = self._normalised(torch.tensor(zero, device=self._beta.device) if any(zero) else None)
         broken = {i: search.products for i, search in going.items() if search.broken}
