@@ -90,6 +90,17 @@ def checked(module: ModuleType) -> FigureModule:
 
 
 @dataclass(frozen=True)
+class LayerPlot:
+    """A quantity per layer that the report's page draws by itself: under which title, in what units."""
+
+    quantity: str
+    title: str
+    unit: str = ""
+    logarithmic: bool = False
+    bars: bool = False
+
+
+@dataclass(frozen=True)
 class FigureEntry:
     """A row of the table of figures; the module is imported on use."""
 
@@ -100,6 +111,8 @@ class FigureEntry:
     panels: tuple[str | None, ...] = (None,)  # projections of the axes that `draw` takes
     instead: str = ""  # a quantity that is drawn, and may have the finite value, where the first has none
     finite: int = 1  # how many of `needs`, from the first, must have a finite value
+    live: str = ""  # the part of the report's page that draws it by itself, a row of `report.panels.PARTS`
+    layers: tuple[LayerPlot, ...] = ()  # what that part draws, of results per layer
     api: int | None = None  # of another package's figure: the version of the interface, `plugins.API`
     module_name: str = ""  # likewise: the module of its entry point
 

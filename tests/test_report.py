@@ -431,7 +431,7 @@ def test_cells_that_are_not_finite_are_counted_and_an_empty_surface_is_left_out(
     assert panel["lost"] == 3
 
     def nothing(group: h5py.Group) -> None:
-        for name in ("loss", "objective"):
+        for name in ("loss", "objective", "profile_mean"):
             group[name][...] = np.nan
 
     empty = surface_file(tmp_path / "e.h5", nothing)

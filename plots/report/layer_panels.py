@@ -3,56 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from landscape.plots import FIGURES
+from landscape.plots.figure import LayerPlot
 from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
-from landscape.plots.report.panels import Drawn, Panel
+from landscape.plots.report.panels import Drawn, Panel, of_probe
 from landscape.statistics.stored import half_width
 
 AXES = ("layer", "unit")  # of layers, and of units that a lesion removes
 MOST_HEADS = 64
 
 
-@dataclass(frozen=True)
-class LayerPlot:
-    """A quantity per layer: of which probe, under which title, in what units."""
-
-    probe: str
-    quantity: str
-    title: str
-    unit: str = ""
-    logarithmic: bool = False
-    bars: bool = False
-
-
-PLOTS: Sequence[LayerPlot] = (
-    LayerPlot("fourier", "high_frequency", "Fourier: log amplitude at the highest frequency", "nats"),
-    LayerPlot("variance", "variance", "Variance of feature maps over positions", "feature²", logarithmic=True),
-    LayerPlot("lesion", "accuracy_drop", "Lesion: accuracy lost without the unit", bars=True),
-    LayerPlot("lesion", "loss_increase", "Lesion: loss gained without the unit", "nats", bars=True),
-    LayerPlot("attention", "distance", "Attention distance, mean and heads", "pixels"),
-    LayerPlot("attention", "mutual_information", "Attention: mutual information of query and key"),
-    LayerPlot("probe-linear", "accuracy", "Linear probe: accuracy of a linear classifier"),
-    LayerPlot("geometry", "effective_rank", "Geometry: effective rank of the features"),
-    LayerPlot("geometry", "participation_ratio", "Geometry: participation ratio of the features"),
-    LayerPlot("geometry", "intrinsic_dimension", "Geometry: intrinsic dimension of the features (TwoNN)"),
-    LayerPlot("geometry", "class_separation", "Geometry: class separation"),
-    LayerPlot("geometry", "nc1", "Geometry: NC1, variation within classes over that between them", logarithmic=True),
-    LayerPlot("uncertainty", "data_uncertainty", "Uncertainty of feature maps over positions"),
-)
+def collected(drawn: Sequence[Drawn]) -> dict[str, list[Panel]]:
+    """What the page draws layer by layer, under the names that its script knows."""
+    layers, similar = layer_plots(drawn), similarities(drawn)
+    return {"layers": layers or ([{"title": "", "series": []}] if similar else []), "similarity": similar}
 
 
 def layer_plots(drawn: Sequence[Drawn]) -> list[Panel]:
     """Every layer plot that some result has a finite value for, with one series per result."""
     found = []
-    for plot in PLOTS:
-        series = [held for one in drawn if one.data.attrs.get("probe") == plot.probe and (held := _series(one, plot))]
+    for probe, plot in ((figure.probe, plot) for figure in FIGURES.values() for plot in figure.layers):
+        series = [held for one in of_probe(drawn, probe) if (held := _series(one, plot))]
         if series:
             about = {"title": plot.title, "unit": plot.unit, "log": plot.logarithmic, "bars": plot.bars}
-            found.append({**about, "probe": plot.probe, "quantity": plot.quantity, "series": series})
+            found.append({**about, "probe": probe, "quantity": plot.quantity, "series": series})
     return found
 
 
@@ -83,10 +61,12 @@ def _series(one: Drawn, plot: LayerPlot) -> Panel | None:
 def similarities(drawn: Sequence[Drawn]) -> list[Panel]:
     """Similarity of all pairs of layers, rows the layers, columns the other layers."""
     found = []
-    for one in drawn:
-        if one.data.attrs.get("probe") != "similarity" or "cka" not in one.data:
-            continue
-        if not {"name", "other_name"} <= set(one.data) or set(one.data["cka"].dims) != {"layer", "other"}:
+    for one in of_probe(drawn, "similarity"):
+        if (
+            "cka" not in one.data
+            or not {"name", "other_name"} <= set(one.data)
+            or set(one.data["cka"].dims) != {"layer", "other"}
+        ):
             continue
         data = thinned(one.data, "layer", "other").transpose("layer", "other", ...)
         values = data["cka"].values

@@ -14,40 +14,18 @@ import xarray as xr
 
 from landscape.plots import FIGURES, IMPORTED, headlines
 from landscape.plots.appearance import looks
-from landscape.plots.figure import FigureEntry
 from landscape.plots.report import layer_panels, panels, sections
 from landscape.plots.report.checks import Check, checks
 from landscape.plots.report.compared import comparisons
 from landscape.plots.report.findings import findings
 from landscape.plots.report.markup import Html, element, join
 from landscape.plots.report.next_steps import unfinished
-from landscape.plots.report.panels import Drawn
+from landscape.plots.report.panels import PARTS, Drawn
 from landscape.plots.report.protocols import Protocols
 from landscape.plots.report.table import checkpoints, comparison
 from landscape.results import reader
 
 SCRIPTS = ("figures.js", "surface.js", "charts.js", "page.js")
-# Static figures that the page draws by itself, and the part of the page that does.
-LIVE = {
-    "surface": "surface", "surface_heat": "surface", "surface_3d": "surface", "surface_relief": "surface",
-    "path": "surface", "trajectory": "trajectory", "trajectory_loss": "trajectory", "hessian": "spectra",
-    "density": "spectra", "fourier_depth": "layers", "variance": "layers", "lesion": "layers", "attention": "layers",
-    "probe_linear": "layers", "similarity": "layers", "uncertainty": "layers", "geometry": "layers",
-}  # fmt: skip
-TITLES = {
-    "surface": "Loss surface", "trajectory": "Training trajectory", "spectra": "Hessian spectra",
-    "layers": "Layer by layer",
-}  # fmt: skip
-ABOUT = {
-    "surface": ("surface",), "trajectory": ("trajectory",), "spectra": ("hessian", "density"),
-    "layers": ("fourier", "variance", "lesion", "attention", "probe-linear", "similarity", "uncertainty", "geometry"),
-}  # fmt: skip
-MEANINGS = {
-    "surface": "surface", "trajectory": "trajectory", "hessian": "hessian", "density": "density",
-    "fourier": "fourier_depth", "variance": "variance", "lesion": "lesion", "attention": "attention",
-    "probe-linear": "probe_linear", "similarity": "similarity", "uncertainty": "uncertainty",
-    "geometry": "geometry",
-}  # fmt: skip
 Stored = Sequence[tuple[str, xr.Dataset]]
 
 
@@ -56,11 +34,11 @@ def document(stored: Stored, file: Path, figures: Sequence[Path], examined: Sequ
     ordered = reader.by_checkpoint([(name, data) for name, data in stored if not name.startswith("compare/")])
     named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
     data = live_data(ordered)
-    parts = [part for part in TITLES if data.get(part) or (part == "spectra" and data["densities"])]
+    parts = [part for part in PARTS if data.get(part) or (part == "spectra" and data["densities"])]
     numbered = Protocols()
     table = comparison(ordered, numbered)
     static = sections.by_probe(figures, named)
-    drawn = sections.figure_sections(static, numbered, file, LIVE)
+    drawn = sections.figure_sections(static, numbered, file)
     tested = comparisons(stored)
     also = [("checks", "Checks")] * (examined is not None) + [("compared", "Differences, tested")] * bool(tested)
     body = [
@@ -86,36 +64,20 @@ def live_data(ordered: Stored) -> dict[str, Any]:
         for data, look in zip(alike, looks(alike, among=results), strict=True):
             name = look.label.replace("\\$", "$").strip()
             found.append(Drawn(data, name, _hexadecimal(look.color), by_name[id(data)]))
-    own = {probe: [one for one in found if one.data.attrs.get("probe") == probe] for probe in panels.PROBES}
-    layers = layer_panels.layer_plots(found)
-    similar = layer_panels.similarities(found)
-    return {
-        "surface": panels.surfaces(own["surface"]),
-        "trajectory": panels.trajectories(own["trajectory"]),
-        "spectra": panels.spectra(own["hessian"]),
-        "densities": panels.densities(own["density"]),
-        "layers": layers or ([{"title": "", "series": []}] if similar else []),
-        "similarity": similar,
-    }
+    return panels.collected(found) | layer_panels.collected(found)
 
 
 def skipped(ordered: Stored) -> list[str]:
     """Results that no figure shows, each with the reason."""
-    known = {figure.probe for figure in FIGURES.values()}
     lines = []
     for group, data in ordered:
         probe = group.partition("/")[0]
-        main = FIGURES.get(probe.replace("-", "_"))
-        if probe not in known and probe not in IMPORTED:
+        figures = [figure for figure in FIGURES.values() if figure.probe == probe]
+        if not figures and probe not in IMPORTED:
             lines.append(f"{group} is skipped: no figure shows the probe {probe}.")
-        elif main is not None and not any(f.drawable(data) for f in (main, *_others(probe))):
-            lines.append(f"{group} is not drawn: no finite value in {main.needs[0]} ({_how_much(data)}).")
+        elif figures and not any(figure.drawable(data) for figure in figures):
+            lines.append(f"{group} is not drawn: no finite value in {figures[0].needs[0]} ({_how_much(data)}).")
     return lines
-
-
-def _others(probe: str) -> list[FigureEntry]:
-    """Figures that stand for the main one of a probe, as that of layers does for a spectrum."""
-    return [figure for figure in FIGURES.values() if figure.probe == probe and probe != "surface"]
 
 
 def _how_much(data: xr.Dataset) -> str:
@@ -149,7 +111,7 @@ def _header(named: Sequence[tuple[str, xr.Dataset]], file: Path) -> Html:
 def _contents(parts: Sequence[str], static: Sequence[sections.ProbeSection], also: Sequence[tuple[str, str]]) -> Html:
     items = [_link("answers", "What these results say"), _link("checkpoints", "Checkpoints")]
     items += [_link(target, text) for target, text in also]
-    items += [_link(part, TITLES[part], live=True) for part in parts]
+    items += [_link(part, PARTS[part], live=True) for part in parts]
     inner = element("ul", *(_link(f"probe-{section.probe}", section.probe) for section in static))
     items.append(element("li", element("a", "Figures", href="#figures"), inner))
     items += [_link("protocols", "Protocols"), _link("everything", "Everything in the file")]
@@ -162,13 +124,13 @@ def _link(target: str, text: str, *, live: bool = False) -> Html:
 
 def _live(part: str, data: dict[str, Any], probes: Sequence[str]) -> Html:
     """The place of a part that the script draws, with links to what its numbers mean."""
+    meanings = {figure.probe: figure.name for figure in reversed(FIGURES.values()) if figure.live == part}
     links = [
-        element("a", f"About {probe}", href=f"#about-{probe}", class_="info", data_about=probe,
-                data_meaning=MEANINGS[probe])
-        for probe in ABOUT[part]
+        element("a", f"About {probe}", href=f"#about-{probe}", class_="info", data_about=probe, data_meaning=figure)
+        for probe, figure in reversed(meanings.items())
         if probe in probes
-    ]  # fmt: skip
-    heading = element("h2", TITLES[part])
+    ]
+    heading = element("h2", PARTS[part])
     where = element("p", join(links, " "), class_="links")
     return element("section", heading, element("div", id=f"{part}-view"), where, id=part, class_="live", hidden=True)
 

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import density
-from landscape.plots.figure import FigureEntry
+from landscape.plots import FIGURES, density
 from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
 from landscape.results import reader
 from landscape.statistics.stored import half_width
 
 Panel = dict[str, Any]
 MOST_NODES = 4000  # of a spectrum that is drawn
-PROBES = ("surface", "trajectory", "hessian", "density")  # whose panels are here
+PARTS = {  # of the page, by their names in `FigureEntry.live`
+    "surface": "Loss surface", "trajectory": "Training trajectory", "spectra": "Hessian spectra",
+    "layers": "Layer by layer",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,28 @@ class Drawn:
         return found | ({"missing": missing, "units": units} if missing else {})
 
 
-SURFACE = FigureEntry("surface", "surface", needs=("loss", "done", "x", "y"))
-TRAJECTORY = FigureEntry("trajectory", "trajectory", needs=("radius", "angle", "pc1", "pc2"))
-HESSIAN = FigureEntry("hessian", "hessian", needs=("eigenvalue",), lacks=("group",))
-DENSITY = FigureEntry("density", "density", needs=("nodes", "weights"), lacks=("block",))
+def of_probe(drawn: Sequence[Drawn], probe: str) -> list[Drawn]:
+    """The results of a probe."""
+    return [one for one in drawn if one.data.attrs.get("probe") == probe]
+
+
+def _drawable(drawn: Sequence[Drawn], figure: str) -> list[Drawn]:
+    """The results that a figure can show."""
+    return [one for one in of_probe(drawn, FIGURES[figure].probe) if FIGURES[figure].drawable(one.data)]
+
+
+def collected(drawn: Sequence[Drawn]) -> dict[str, list[Panel]]:
+    """What the page draws of each kind, under the names that its script knows."""
+    return {
+        "surface": surfaces(drawn), "trajectory": trajectories(drawn), "spectra": spectra(drawn),
+        "densities": densities(drawn),
+    }  # fmt: skip
 
 
 def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:
     """Surfaces that have a finite value: loss and error over the grid, rows along y, with the path on their plane."""
     found = []
-    for one in drawn:
+    for one in of_probe(drawn, "surface"):
         if {"x", "y"} - set(one.data.dims) or "loss" not in one.data or "done" not in one.data:
             continue
         data = thinned(one.data, "x", "y").transpose("y", "x", ...)
@@ -79,24 +93,22 @@ def trajectories(drawn: Sequence[Drawn]) -> list[Panel]:
     """Training runs: place on the principal plane, radius and angle, own loss and that on the plane, by epoch."""
     found = []
     names = ("epoch", "radius", "angle", "pc1", "pc2", "off_plane", "loss", "accuracy", "plane_loss")
-    for one in drawn:
-        if TRAJECTORY.drawable(one.data):
-            held = {name: float32(one.data[name].values) for name in names if name in one.data}
-            held.setdefault("epoch", float32(np.arange(one.data["radius"].size)))
-            held |= {"loss_half": float32(half_width(one.data, "loss"))} if "loss_se" in one.data else {}
-            found.append(one.head | held)
+    for one in _drawable(drawn, "trajectory"):
+        held = {name: float32(one.data[name].values) for name in names if name in one.data}
+        held.setdefault("epoch", float32(np.arange(one.data["radius"].size)))
+        held |= {"loss_half": float32(half_width(one.data, "loss"))} if "loss_se" in one.data else {}
+        found.append(one.head | held)
     return found
 
 
 def spectra(drawn: Sequence[Drawn]) -> list[Panel]:
     """Max-eigenvalue spectra: the finite eigenvalues of all mini-batches, and how many did not converge."""
     found = []
-    for one in drawn:
-        if HESSIAN.drawable(one.data):
-            values = one.data["eigenvalue"].values
-            known = np.isfinite(values)
-            unsure = int((known & (one.data["converged"].values == 0)).sum()) if "converged" in one.data else 0
-            found.append(one.head | {"values": float32(values[known][:MOST_NODES]), "unsure": unsure})
+    for one in _drawable(drawn, "hessian"):
+        values = one.data["eigenvalue"].values
+        known = np.isfinite(values)
+        unsure = int((known & (one.data["converged"].values == 0)).sum()) if "converged" in one.data else 0
+        found.append(one.head | {"values": float32(values[known][:MOST_NODES]), "unsure": unsure})
     return found
 
 
@@ -105,7 +117,7 @@ def densities(drawn: Sequence[Drawn]) -> list[Panel]:
 
     `kernel` is what broadens a node there, on the axis that is linear up to `linear`.
     """
-    shown = [one for one in drawn if DENSITY.drawable(one.data)]
+    shown = _drawable(drawn, "density")
     resolution = density.axis_resolution_of([one.data for one in shown]) if shown else None
     found = []
     for one in shown:

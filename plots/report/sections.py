@@ -123,11 +123,11 @@ def by_probe(figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]]) -
     return list(found.values())
 
 
-def figure_sections(sections: Sequence[ProbeSection], numbered: Protocols, file: Path, live: Mapping[str, str]) -> Html:
+def figure_sections(sections: Sequence[ProbeSection], numbered: Protocols, file: Path) -> Html:
     """Every static figure with its meaning, and per probe the protocols and the commands."""
     blocks = []
     for section in sections:
-        pictures = [_picture(image, section, image.stem in live) for image in section.images]
+        pictures = [_picture(image, section) for image in section.images]
         blocks.append(
             element(
                 "section", element("h3", section.probe), *pictures, _about(section, numbered, file),
@@ -137,7 +137,8 @@ def figure_sections(sections: Sequence[ProbeSection], numbered: Protocols, file:
     return element("section", element("h2", "Figures"), join(blocks), id="figures")
 
 
-def _picture(image: Path, section: ProbeSection, live: bool) -> Html:
+def _picture(image: Path, section: ProbeSection) -> Html:
+    live = image.stem in FIGURES and bool(FIGURES[image.stem].live)
     title = image.stem.replace("_", " ")
     picture = element("img", src=_embedded(image), alt=alternative(title, section), decoding="async")
     meaning, misleads = meaning_of(image.stem)
