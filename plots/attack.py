@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -13,7 +13,7 @@ from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers, change
 from landscape.results.calibration import Interval
-from landscape.results.paired import comparable, mean_difference
+from landscape.results.paired import Difference, comparable, mcnemar, mean_difference, paired_t
 from landscape.statistics.intervals import positive_interval, share_interval
 from landscape.statistics.stored import ends_of
 
@@ -135,3 +135,17 @@ def title_of(data: xr.Dataset, method: int) -> str:
 def quantity_of(data: xr.Dataset) -> str:
     """The quantity to draw: the loss where it defines no accuracy."""
     return "accuracy" if change(data) == "accuracy_drop" else "loss"
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
+    """Of every attack with the largest perturbation."""
+    quantity, eps = quantity_of(data), data["eps"].values[-1:]
+    units = data["done"].shape, other["done"].shape
+    if quantity != quantity_of(other) or eps != other["eps"].values[-1:] or units[0] != units[1]:
+        return {}
+    found = {}
+    for method in names_of(data):
+        mine, theirs = (samples_of(one, method, eps, quantity)[0] for one in (data, other))
+        name = f"{NAMES.get(method, method)} at {255 * eps[0]:g}/255"
+        found[name] = mcnemar(mine, theirs) if quantity == "accuracy" else paired_t(mine, theirs)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import ground, muted, narrow, page_width
 from landscape.results import calibration as statistics
-from landscape.results.paired import comparable
+from landscape.results.paired import Difference, by_error, comparable, mcnemar, paired_t
 from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import share_interval
 from landscape.statistics.stored import half_width
@@ -102,7 +102,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         differences.draw(
             differences.axes_in(under, len(COMPARED)),
             COMPARED,
-            [paired(results[i], results[first]) for i in others],
+            [_resampled(results[i], results[first]) for i in others],
             [looks[i] for i in others],
         )
     return figure
@@ -135,13 +135,13 @@ def against(data: xr.Dataset, others: Sequence[xr.Dataset]) -> Numbers:
     if not found or found[-1] != len(others):
         return {}
     reference = others[found[0]]
-    changes = paired(data, reference)
+    changes = _resampled(data, reference)
     return differences.words(
         str(reference.attrs.get("label", "")), {name: changes[name] for name in ("nll", "accuracy", "ece")}
     )
 
 
-def paired(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, statistics.Interval]]:
+def _resampled(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, statistics.Interval]]:
     """Every metric of a result minus that of another one on the same samples."""
     draws = int(parameters_of(data).get("draws", 1000))
     pair = (statistics.stored_scores(one) for one in (data, other))
@@ -155,3 +155,19 @@ def notes(data: xr.Dataset) -> dict[str, str]:
         before, after = (float(data.get(f"{half}_{name}", np.nan)) for half in ("held", "scaled"))
         found |= {f"held-out {name}": f"{before:.4g} scaled {after:.4g}"} if np.isfinite(after) else {}
     return found
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
+    """Means over samples by Student's t, shares by McNemar's test, and the calibration error by bootstrap."""
+    if data["done"].shape != other["done"].shape:
+        return {}
+    mine, theirs = (statistics.stored_scores(one) for one in (data, other))
+    draws = int(parameters_of(data).get("draws", 1000))
+    ece, interval = _resampled(data, other)["ece"]
+    resampled = f"paired bootstrap of {draws} resamples"
+    return {
+        "nll": paired_t(mine.nll, theirs.nll),
+        "accuracy": mcnemar(mine.correct, theirs.correct),
+        "ece": by_error(ece, interval.error, len(mine), resampled, (interval.low, interval.high)),
+        "signed ece": paired_t(mine.confidence - mine.correct, theirs.confidence - theirs.correct),
+    }

@@ -15,9 +15,10 @@ from landscape.headline import FLATTER, FLATTER_ABOVE, HIGHER
 from landscape.options import OptionError, did_you_mean
 from landscape.plots.appearance import parameters_of
 from landscape.plots.compared import Compared, Entry, compared
+from landscape.plots.figure import Pairing, Unpaired
 from landscape.plots.grouping import Groups
+from landscape.plots.headlines import main_figure
 from landscape.plots.measured import Measured
-from landscape.plots.pairing import mini_batches, paired, why_unpaired
 from landscape.results import reader
 from landscape.results.paired import Difference, unpaired
 from landscape.results.protocols import Protocol
@@ -185,16 +186,25 @@ def _contrasts(
             yield replace(base, difference=difference, verdict=verdict)
 
 
+def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
+    """A result minus another one, for those numbers that are paired; none where the samples are not known to be same.
+
+    Both are finished and of one probe and protocol.
+    """
+    module, sha256 = main_figure(str(data.attrs.get("probe", ""))), data.attrs.get("data_sha256")
+    same = sha256 and sha256 == other.attrs.get("data_sha256")
+    return module.paired(data, other) if same and isinstance(module, Pairing) else {}
+
+
 def _of_two(name: str, first: Entry, second: Entry) -> Difference:
     """The difference of two networks, not paired: over planes or mini-batches where both have several, or by errors."""
     planes = [np.array(entry.planes.get(name, ())) for entry in (first, second)]
     if min(map(len, planes)) >= FEWEST:
         return two_groups(planes[0], planes[1], "planes")
-    batches = [mini_batches(entry.data).get(name, np.empty(0)) for entry in (first, second)]
-    if min(map(len, batches)) >= FEWEST:
-        return two_groups(batches[0], batches[1], "mini-batches")
+    module, why = main_figure(first.probe), ""
+    if isinstance(module, Unpaired) and not isinstance(why := module.unpaired(name, first.data, second.data), str):
+        return why
     one, other = first.numbers[name], second.numbers[name]
-    why = why_unpaired(name, first.data, second.data)
     mine, theirs = ((each.value, _error(each), each.n) for each in (one, other))
     return unpaired(mine, theirs, why)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -13,7 +13,7 @@ from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import Numbers
 from landscape.results import corruption_summary
-from landscape.results.paired import comparable
+from landscape.results.paired import Difference, by_error, comparable
 from landscape.statistics.stored import ends_of
 
 MEANING = (
@@ -76,3 +76,16 @@ def images_of(data: xr.Dataset) -> tuple[str, ...]:
 def short_names(data: xr.Dataset) -> list[str]:
     """Names of the corruptions, for axes."""
     return rows.names(data, "corruption_name")
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
+    """Of the means over corruptions and severities, paired over blocks of samples of the same images."""
+    if data["done"].shape != other["done"].shape or images_of(data) != images_of(other):
+        return {}
+    found = corruption_summary.paired_difference(data, other)
+    names = {"accuracy": "mean accuracy", "nll": "mean nll", "ece": "mean ece"}
+    blocks = data.sizes["block"]
+    return {
+        names[name]: by_error(value, interval.error, blocks, f"paired over {blocks} blocks of samples")
+        for name, (value, interval) in found.items()
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from landscape.plots import broken, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
+from landscape.results.paired import Difference, mcnemar, paired_t
 from landscape.results.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
 
@@ -142,3 +143,15 @@ def _no_ticks() -> Any:
     from matplotlib.ticker import NullLocator
 
     return NullLocator()
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
+    """Of the means over all members."""
+    if data["done"].shape != other["done"].shape:
+        return {}
+    nll, right = ([one[f"sample_{name}"].isel(size=-1).values for one in (data, other)] for name in ("nll", "correct"))
+    there = np.isfinite(right[0]) & np.isfinite(right[1])
+    return {
+        "nll of all members": paired_t(*(part[there] for part in nll)),
+        "accuracy of all members": mcnemar(*(part[there] for part in right)),
+    }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from landscape.plots.appearance import Look
     from landscape.plots.headlines import Numbers
+    from landscape.results.paired import Difference
 else:
     Axes = Figure = Any  # for annotations in modules that do not import matplotlib
 
@@ -62,8 +63,24 @@ class Comparing(Protocol):
         """Differences of one result from the first of the others on the same samples; empty where there is none."""
 
 
+@runtime_checkable
+class Pairing(Protocol):
+    """The main figure module of a probe whose results hold more than one value per number."""
+
+    def paired(self, data: xr.Dataset, other: xr.Dataset, /) -> Mapping[str, Difference]:
+        """A result minus another one of the same samples, by the names of those numbers that are paired."""
+
+
+@runtime_checkable
+class Unpaired(Protocol):
+    """Likewise, with what is said of a number that is not paired."""
+
+    def unpaired(self, name: str, data: xr.Dataset, other: xr.Dataset, /) -> Difference | str:
+        """The difference of two results, or why it is not paired, for that by the errors of both."""
+
+
 REQUIRED = ("MEANING", "draw", "page")
-OPTIONAL = ("select", "notes", "against")
+OPTIONAL = ("select", "notes", "against", "paired", "unpaired")
 
 
 @cache

@@ -13,7 +13,10 @@ from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import muted
+from landscape.results.flatness import MEASURES, Parts, parts
+from landscape.results.paired import Difference, paired_t
 from landscape.results.rounding import plus_minus
+from landscape.results.seed_groups import FEWEST
 from landscape.statistics.intervals import interval
 
 MEANING = (
@@ -26,6 +29,7 @@ NOTE = (
     "Bars: 95 % intervals by the error of the network's own number. Right: the first network's value with its own. "
     "Arrows at the left edge: not above 0."
 )
+OF_SAMPLES = 6  # mini-batches from which measures are paired whose own errors are over all samples
 ROW = 0.17  # inches of a measure, and of each further network in it
 BESIDE = 0.7  # share of a row over which networks are drawn
 LEAST = 1e-3  # lower end of an interval, as a share of its value, where it is not above 0: the axis has no 0
@@ -117,3 +121,48 @@ def _relative(row: Row, reference: Mapping[str, float]) -> tuple[float, float, f
 def _number(row: Row) -> str:
     units = {"loss per squared weight": "", "nats per squared weight": ""}.get(row.units, f" {row.units}")
     return f"{plus_minus(row.value, row.high - row.value)}{units}"
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
+    """Of every measure over mini-batches of the same samples, or over random vectors, which are the same too.
+
+    Of few pairs the interval by Student's t is wider than that by the errors of both where these are over samples.
+    """
+    mine, theirs = (_parts(one) for one in (data, other))
+    alike = data.attrs.get("batch_size") == other.attrs.get("batch_size")
+    return {
+        name: paired_t(one.values, theirs[name].values, one.of, one.shares)
+        for name, one in mine.items()
+        if name in theirs
+        and _fewest(name) <= len(one.values)
+        and np.array_equal(one.numbers, theirs[name].numbers)
+        and (alike or one.of != "mini-batches")
+    }
+
+
+def unpaired(name: str, data: xr.Dataset, other: xr.Dataset) -> Difference | str:
+    """Why a measure of two results is not paired."""
+    over = MEASURES[name].over
+    if over == "noise draws":
+        return "its noise draws are not stored one by one"
+    if over == "residual":
+        return "its error is that of the search"
+    sha256 = data.attrs.get("data_sha256")
+    if not sha256 or sha256 != other.attrs.get("data_sha256"):
+        return "the samples are not known to be the same"
+    if over != "random vectors" and data.attrs.get("batch_size") != other.attrs.get("batch_size"):
+        return "mini-batches of different sizes"
+    counts = [len(one[name].values) if name in one else 1 for one in map(_parts, (data, other))]
+    units = "random vectors" if over == "random vectors" else "mini-batches"
+    if min(counts) < _fewest(name):
+        return f"fewer than {_fewest(name)} {units}"
+    return f"different numbers of {units}" if counts[0] != counts[1] else f"different {units}"
+
+
+def _fewest(name: str) -> int:
+    """How many pairs a difference is tested by, at least."""
+    return OF_SAMPLES if MEASURES[name].over == "samples" else FEWEST
+
+
+def _parts(data: xr.Dataset) -> dict[str, Parts]:
+    return parts({str(name): data[name].values for name in data.variables})

@@ -42,11 +42,7 @@ def _found(data: xr.Dataset, form: Callable[[Measured], float | str]) -> Numbers
 
 def notes_of(probe: str) -> Callable[[xr.Dataset], Mapping[str, str]]:
     """What the figure of a probe, or of a study, notes about a result besides its numbers."""
-    figure = FIGURES.get(probe.replace("-", "_"))
-    if probe in STUDIES:
-        module: Any = import_module(f"landscape.plots.{STUDIES[probe]}")
-    else:
-        module = figure.module if figure is not None and figure.probe == probe else None
+    module = import_module(f"landscape.plots.{STUDIES[probe]}") if probe in STUDIES else main_figure(probe)
     return module.notes if isinstance(module, Noted) else lambda data: {}
 
 
@@ -123,22 +119,23 @@ def headline(path: Path | str, group: str) -> str:
     """
     found = _or_why(reader.result(path, group))
     probe = group.partition("/")[0]
-    return text(found | compared(group, reader.find(path, probe) if _comparing(probe) else []))
+    return text(found | compared(group, reader.find(path, probe) if isinstance(main_figure(probe), Comparing) else []))
 
 
 def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
     """Differences of a result from the first one of its probe on the same samples, where the probe has such."""
     probe = group.partition("/")[0]
     alike = [name for name, _ in stored if name.partition("/")[0] == probe]
-    if group not in alike[1:] or (module := _comparing(probe)) is None:
+    if group not in alike[1:] or not isinstance(module := main_figure(probe), Comparing):
         return {}
     results = dict(stored)
     return module.against(results[group], [results[name] for name in alike[: alike.index(group)]])
 
 
-def _comparing(probe: str) -> Comparing | None:
+def main_figure(probe: str) -> Any:
+    """The module of the figure that is named like a probe; None where it has none."""
     figure = FIGURES.get(probe.replace("-", "_"))
-    return module if figure is not None and isinstance(module := figure.module, Comparing) else None
+    return figure.module if figure is not None and figure.probe == probe else None
 
 
 def finite(data: xr.Dataset, name: str) -> np.ndarray:

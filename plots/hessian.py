@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,10 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import look as look_of
+from landscape.results.paired import Difference, paired_t
+from landscape.results.ratio import linearised
 from landscape.results.rounding import plus_minus
+from landscape.results.seed_groups import FEWEST, two_groups
 from landscape.statistics.stored import half_width
 
 if TYPE_CHECKING:
@@ -183,3 +186,37 @@ def _mini_batches(where: np.ndarray, most: int = 5) -> str:
     indices = np.flatnonzero(where.reshape(-1, where.shape[-1]).any(0))
     named = ", ".join(str(i) for i in indices[:most])
     return f"mini-batch{'es' if len(indices) > 1 else ''} {named}{', ...' if len(indices) > most else ''}"
+
+
+def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
+    """Over mini-batches, which hold the same samples; NEP and APE linearised around their values."""
+    sizes = [(one["done"].shape, one.attrs.get("batch_size")) for one in (data, other)]
+    if data["eigenvalue"].ndim != 2 or sizes[0] != sizes[1]:
+        return {}
+    mine, theirs = _of_batches(data), _of_batches(other)
+    if any(len(values) != one.sizes["batch"] for one in (data, other) for values in _of_batches(one).values()):
+        return {}  # a mini-batch whose spectrum is not finite has no pair
+    return {name: paired_t(values, theirs[name], "mini-batches") for name, values in mine.items()}
+
+
+def unpaired(name: str, data: xr.Dataset, other: xr.Dataset) -> Difference | str:
+    """The difference of two means over mini-batches of other samples; "" of too few."""
+    one, another = (_of_batches(result).get(name, np.empty(0)) for result in (data, other))
+    return two_groups(one, another, "mini-batches") if min(len(one), len(another)) >= FEWEST else ""
+
+
+def _of_batches(data: xr.Dataset) -> dict[str, np.ndarray]:
+    """Values per mini-batch, (batch,), whose means are NEP, APE and the mean largest eigenvalue; none otherwise.
+
+    A ratio is linearised, so that the spread of the values gives its error.
+    """
+    if data["eigenvalue"].ndim != 2:
+        return {}
+    values = data["eigenvalue"].transpose("batch", "rank").values
+    values = values[np.isfinite(values).any(axis=1)]
+    positive = values > 0
+    return {
+        "nep": linearised((values < 0).sum(axis=1), np.isfinite(values).sum(axis=1)),
+        "ape": linearised(np.where(positive, values, 0.0).sum(axis=1), positive.sum(axis=1)),
+        "largest eigenvalue": data["largest"].values,
+    }

@@ -19,12 +19,11 @@ from landscape.options import OptionError
 from landscape.plots import comparison_text, drawing
 from landscape.plots.compare_study import Study, page
 from landscape.plots.compare_study import draw as draw_panel
-from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatness
+from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatness, paired
 from landscape.plots.comparison import compare_results as compare
 from landscape.plots.comparison_rows import records, sections
 from landscape.plots.grouping import groups_of
 from landscape.plots.measured import measured
-from landscape.plots.pairing import paired
 from landscape.results import reader
 from landscape.results.paired import paired_t
 

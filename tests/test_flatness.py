@@ -33,7 +33,8 @@ from torch.func import functional_call
 import landscape
 from landscape.options import OptionError
 from landscape.plots import comparison
-from landscape.plots.pairing import paired, why_unpaired
+from landscape.plots.comparison import paired
+from landscape.plots.flatness import unpaired as why_unpaired
 from landscape.probe import NotApplicable
 from landscape.probes.flatness import Flatness
 from landscape.results.flatness import MEASURES, parts
