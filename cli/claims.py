@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.cli.edge_of_stability import SERIES, rise, within
-from landscape.plots.measured import measured
+from landscape.results.measured import measured
 
 HIGH, MIDDLE = 0.9, 0.3  # centres of two noise bands, in units of pi
 EQUAL_FREQUENCY = 1e-3  # tolerance of a band's centre

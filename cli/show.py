@@ -101,7 +101,7 @@ def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
 def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
     """A row per result, with its samples; on request with the numbers of its headline, their errors and units."""
     from landscape.plots import headlines
-    from landscape.plots.measured import as_json
+    from landscape.results.measured import as_json
     from landscape.results.protocols import samples_of
 
     def summary() -> list[dict[str, Any]]:

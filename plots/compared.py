@@ -11,8 +11,8 @@ import xarray as xr
 
 from landscape.plots.appearance import parameters_of
 from landscape.plots.grouping import Groups, groups_of
-from landscape.plots.measured import Measured, measured
 from landscape.results import reader
+from landscape.results.measured import Measured, measured
 from landscape.results.protocols import Protocol, optimizer_of, protocol_of, variant_of
 from landscape.results.seed_groups import mean_interval
 

@@ -18,8 +18,8 @@ from landscape.plots.compared import Compared, Entry, compared
 from landscape.plots.figure import Pairing, Unpaired
 from landscape.plots.grouping import Groups
 from landscape.plots.headlines import main_figure
-from landscape.plots.measured import Measured
 from landscape.results import reader
+from landscape.results.measured import Measured
 from landscape.results.paired import Difference, unpaired
 from landscape.results.protocols import Protocol
 from landscape.results.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, two_groups

@@ -14,8 +14,8 @@ import xarray as xr
 
 from landscape.plots.compared import NAME, compared
 from landscape.plots.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
-from landscape.plots.measured import Measured
 from landscape.results import stored_table
+from landscape.results.measured import Measured
 from landscape.results.rounding import interval
 
 Row = dict[str, str]

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import FIGURES, STUDIES, measured
+from landscape.plots import FIGURES, STUDIES
 from landscape.plots.figure import Comparing, Noted
-from landscape.plots.measured import Measured
 from landscape.probe import MICRO_BATCHES
-from landscape.results import on_demand, reader
+from landscape.results import measured, on_demand, reader
 from landscape.results.malformed import readable
+from landscape.results.measured import Measured
 
 Numbers = dict[str, float | str]
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.options import OptionError
-from landscape.plots.measured import measured
 from landscape.probes.align import Align, alignment_of
 from landscape.probes.barriers import Barriers
 from landscape.probes.line import Line
 from landscape.results import reader
+from landscape.results.measured import measured
 from landscape.subject.outputs import per_sample
 from landscape.subject.subject import Subject
 from landscape.symmetry.networks import recorded, tensors_of

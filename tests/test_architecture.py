@@ -188,10 +188,8 @@ def test_cuda_is_named_only_where_it_is_chosen() -> None:
 
 def test_headline_numbers_know_no_probe_by_name() -> None:
     names = {"evaluate", "monitor", *PROBES}
-    for name in ("measured", "headlines", "report/table"):
-        texts = {
-            node.value for node in nodes(FOLDERS["landscape.plots"] / f"{name}.py") if isinstance(node, ast.Constant)
-        }
+    for name in ("landscape/results/measured", "plots/headlines", "plots/report/table"):
+        texts = {node.value for node in nodes(ROOT / f"{name}.py") if isinstance(node, ast.Constant)}
         assert texts & names == set(), name
 
 

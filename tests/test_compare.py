@@ -23,8 +23,8 @@ from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatnes
 from landscape.plots.comparison import compare_results as compare
 from landscape.plots.comparison_rows import records, sections
 from landscape.plots.grouping import groups_of
-from landscape.plots.measured import measured
 from landscape.results import reader
+from landscape.results.measured import measured
 from landscape.results.paired import paired_t
 
 HOSTILE = "a_b $x$ \\input{z} 100% & #1 ~^{} <b>|µ模 ](http://x)"

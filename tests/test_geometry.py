@@ -19,8 +19,8 @@ from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.neural_collapse import collapse
 from landscape.layers.selection import layers_of
 from landscape.plots.headlines import with_intervals
-from landscape.plots.measured import measured
 from landscape.probes.geometry import DIMENSIONS, OF_CLASSES, Geometry
+from landscape.results.measured import measured
 from landscape.statistics.intervals import quantile
 from landscape.subject.subject import Subject
 

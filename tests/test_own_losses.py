@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from landscape.api import measure
 from landscape.curvature.vectors import flat
-from landscape.plots.measured import measured
 from landscape.predictions.evaluation import metrics_of
+from landscape.results.measured import measured
 from landscape.results.protocols import protocol_of
 from landscape.subject.loading import load
 

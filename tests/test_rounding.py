@@ -5,7 +5,7 @@ import pytest
 
 from landscape.plots import headlines
 from landscape.plots.comparison_rows import signed
-from landscape.plots.measured import Measured
+from landscape.results.measured import Measured
 from landscape.results.rounding import interval, plus_minus
 
 

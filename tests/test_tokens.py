@@ -13,10 +13,10 @@ import landscape
 from landscape.layers.principal_tokens import attended_layers, on_principal_axes, tokens_around
 from landscape.options import OptionError
 from landscape.plots import drawing
-from landscape.plots.measured import measured
 from landscape.probe import NotApplicable
 from landscape.probes.tokens import Tokens
 from landscape.results import reader
+from landscape.results.measured import measured
 from landscape.run import run_key
 
 PRINCIPAL = Tokens(images=5, method="principal", depths="0,1")

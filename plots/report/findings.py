@@ -13,11 +13,11 @@ import numpy as np
 import xarray as xr
 
 from landscape.headline import FLATTER, FLATTER_ABOVE
-from landscape.plots.measured import Measured, measured, number
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.next_steps import listed, unfinished
 from landscape.plots.report.table import checkpoints
 from landscape.results import reader
+from landscape.results.measured import Measured, measured, number
 from landscape.results.paired import unpaired
 from landscape.statistics.intervals import LEVEL
 from landscape.statistics.stored import count_of, error_of

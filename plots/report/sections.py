@@ -12,13 +12,13 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, headlines
-from landscape.plots.measured import Measured
 from landscape.plots.report import commands
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
 from landscape.plots.report.next_steps import unfinished
 from landscape.plots.report.protocols import Protocols
 from landscape.plots.report.table import Table
+from landscape.results.measured import Measured
 
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 MARK = "◐"  # of what is unfinished

@@ -9,9 +9,9 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.headline import Headline
-from landscape.plots.measured import Measured, numbers
 from landscape.plots.report import protocols
 from landscape.results import reader
+from landscape.results.measured import Measured, numbers
 from landscape.results.protocols import samples_of
 
 
