@@ -48,7 +48,7 @@ def compare(
     compared. A difference is real where p, after Holm's correction, is below 0.05.
     """
     from landscape.plots import comparison, comparison_text, drawing
-    from landscape.results.replacing import check_place
+    from landscape.results.replacing import check_place, write_text
 
     known = tuple(comparison_text.FORMATS)
     kind = format or (SUFFIXES.get(out.suffix.lower(), "text") if out else "text")
@@ -64,21 +64,13 @@ def compare(
     if out is None:
         typer.echo(text, nl=False)
     else:
-        _write(out, text)
+        write_text(out, text)
         say(f"compared {len(found.networks)} networks in {out}", quiet=quiet)
     if store:
         _store(files[0], found, quiet=quiet)
     if figures is not None:
         for path in drawing.draw_comparison(found, figures):
             say(str(path), quiet=quiet)
-
-
-def _write(out: Path, text: str) -> None:
-    from landscape.results.replacing import replacing
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as stream:
-        stream.write(text.encode())
 
 
 def _store(path: Path, found: Comparison, *, quiet: bool) -> None:

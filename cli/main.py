@@ -16,20 +16,17 @@ from typer.core import TyperGroup
 from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.cli import (
     animate,
-    build_up,
     compare,
     demo,
     doctor,
     evaluate,
     figures,
-    heads,
     import_export,
     layers,
     merging,
     reproduce,
     show,
-    smoothing,
-    sweep,
+    studies,
     training,
 )
 from landscape.cli.command_options import ProbeCommand
@@ -90,10 +87,9 @@ def _placeholder() -> None:
 for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
 _command: Any
-app.command(rich_help_panel=STUDIES)(smoothing.smoothing)
-app.command(rich_help_panel=STUDIES)(heads.heads)
-app.command(rich_help_panel=STUDIES)(sweep.sweep)
-app.command("build-up", rich_help_panel=TRAIN)(build_up.build_up)
+for _command in (studies.smoothing, studies.heads, studies.sweep):
+    app.command(rich_help_panel=STUDIES)(_command)
+app.command("build-up", rich_help_panel=TRAIN)(studies.build_up)
 for _command in (training.train, training.models, demo.demo, reproduce.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (

@@ -25,9 +25,9 @@ from landscape.cli.command_options import (
     typed_options,
     with_options,
 )
-from landscape.cli.flatness_table import flatness_table
 from landscape.cli.loading import load, several_checkpoints
 from landscape.cli.process_setup import executor_of, free_large_blocks, importing, sharing_processes
+from landscape.cli.text_table import flatness_table
 from landscape.event_log import event_log, record
 from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import xarray as xr
 
 from landscape.plots.theme import dark
+from landscape.results.protocols import stored
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -179,8 +180,8 @@ def _in_words(key: str, value: Any) -> str:
 
 
 def _facts(data: xr.Dataset) -> dict[str, Any]:
-    spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
-    protocol = {key: spec[key] for key in ("loss", "weight_decay", "split", "augment") if key in spec}
+    spec = stored(data, "spec")
+    protocol: dict[str, Any] = {key: spec[key] for key in ("loss", "weight_decay", "split", "augment") if key in spec}
     if "loss" in protocol:
         protocol["loss"] = str(data.attrs.get("loss") or protocol["loss"] or "cross-entropy").rpartition("/")[2]
     attributes = {key: data.attrs.get(key, "") for key in ("data", "samples", "batch_size", "checkpoint_sha256")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import xarray as xr
@@ -13,6 +12,7 @@ from landscape.plots import calibration_train, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import looks as looks_of
 from landscape.plots.theme import panel_width
+from landscape.results.protocols import stored
 
 MEANING = (
     "Networks further to the left have a lower negative log likelihood, those further up a higher accuracy: a "
@@ -51,4 +51,4 @@ def select(results: Sequence[xr.Dataset]) -> list[int]:
 
 
 def _split(data: xr.Dataset) -> str:
-    return str(json.loads(str(data.attrs.get("spec", "{}")) or "{}").get("split", "")) or "test"
+    return str(stored(data, "spec").get("split", "")) or "test"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from landscape.plots import style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import looks as looks_of
 from landscape.plots.theme import panel_width
+from landscape.results.protocols import stored
 
 MEANING = (
     "Networks to the left fit their training data better, those further down generalise better: a network that is left "
@@ -73,10 +73,9 @@ def pairs(results: Sequence[xr.Dataset]) -> list[tuple[int, int]]:
     """Positions of the results of each checkpoint on the train and on the test split, the newest of each."""
     found: dict[tuple[str, str, str], dict[str, int]] = {}
     for i, data in enumerate(results):
-        spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
         names = ("label", "checkpoint_sha256", "data")
         label, digest, source = (str(data.attrs.get(name, "")) for name in names)
-        found.setdefault((label, digest, source), {})[str(spec.get("split", ""))] = i
+        found.setdefault((label, digest, source), {})[str(stored(data, "spec").get("split", ""))] = i
     return [(splits["train"], splits["test"]) for splits in found.values() if {"train", "test"} <= splits.keys()]
 
 

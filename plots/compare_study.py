@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -18,6 +17,7 @@ from landscape.plots.comparison_rows import OVER, outdated
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import muted, narrow, page_width
 from landscape.results.stored_table import rows_of
+from landscape.studies.study import Row
 
 MEANING = (
     "Headline numbers of networks with 95 % intervals, or means of groups over seeds with those of Student's t and a "
@@ -27,11 +27,10 @@ MEANING = (
 MOST, COLUMNS, LONGEST = 12, 3, 26  # panels, panels side by side on a page, characters of a name
 ROW = 0.16  # inches
 MEAN = "#0072B2"
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Study:
+class Records:
     """The records of one comparison."""
 
     label: str
@@ -67,12 +66,12 @@ class Study:
         return sorted(chosen, key=lambda key: probes.index(key[0]))
 
 
-def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Study]:
+def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Records]:
     """Every stored comparison."""
     stored = list(stored)
     found = [(data, rows_of(data)) for name, data in stored if name.partition("/")[0] == NAME]
     return [
-        Study(_label(data, outdated(data, stored)), rows, json.loads(str(data.attrs.get("protocols", "{}"))))
+        Records(_label(data, outdated(data, stored)), rows, json.loads(str(data.attrs.get("protocols", "{}"))))
         for data, rows in found
         if rows
     ]
@@ -83,7 +82,7 @@ def _label(data: xr.Dataset, age: str) -> str:
     return f"{label} ({age})" if age else label
 
 
-def page(study: Study) -> Figure:
+def page(study: Records) -> Figure:
     """The panels, with the names at the left of each row of them."""
     panels = study.panels
     columns = min(1 if narrow() else COLUMNS, len(panels))
@@ -100,7 +99,7 @@ def page(study: Study) -> Figure:
     return figure
 
 
-def _caption(study: Study, panels: Sequence[tuple[str, str, str]]) -> str:
+def _caption(study: Records, panels: Sequence[tuple[str, str, str]]) -> str:
     """What is compared, and the protocols of the panels, equal ones once."""
     said: dict[str, list[str]] = {}
     for probe, protocol in dict.fromkeys((probe, protocol) for probe, protocol, _ in panels):
@@ -112,7 +111,7 @@ def _caption(study: Study, panels: Sequence[tuple[str, str, str]]) -> str:
     return escaped(f"{study.label}. {protocols}.".replace("..", "."))
 
 
-def _note(study: Study, panels: Sequence[tuple[str, str, str]]) -> str:
+def _note(study: Records, panels: Sequence[tuple[str, str, str]]) -> str:
     shown = {(row["probe"], row["protocol"], row["number"]) for row in study.rows if row["kind"] == study.kind}
     more = f" {len(shown) - len(panels)} more numbers in the table." if len(shown) > len(panels) else ""
     if study.kind == "group":
@@ -123,7 +122,7 @@ def _note(study: Study, panels: Sequence[tuple[str, str, str]]) -> str:
     return f"Bars: 95 % intervals over samples{others}.{crosses}{more}"
 
 
-def draw(study: Study, ax: Axes, panel: tuple[str, str, str], *, marked: bool = False) -> Axes:
+def draw(study: Records, ax: Axes, panel: tuple[str, str, str], *, marked: bool = False) -> Axes:
     """Draw one number: a row per network or group; several protocols of a probe are `marked` in the title."""
     probe, protocol, number = panel
     own = [r for r in study.rows if (r["probe"], r["protocol"], r["number"]) == panel]
@@ -136,9 +135,9 @@ def draw(study: Study, ax: Axes, panel: tuple[str, str, str], *, marked: bool = 
         if name in shown:
             row = shown[name]
             value, low, high = (float(np.nan if row[key] is None else row[key]) for key in ("value", "low", "high"))
-            bars = np.nan_to_num(np.array([[value - low], [high - value]])).clip(min=0.0)
-            ax.errorbar([value], [at], xerr=bars, color=MEAN, marker="D" if row.get("partial") is None else "x",
-                        markersize=3.2, elinewidth=1.0)  # fmt: skip
+            marker = "D" if row.get("partial") is None else "x"
+            ends = style.bars(value, low, high)
+            ax.errorbar([value], [at], xerr=ends, color=MEAN, marker=marker, markersize=3.2, elinewidth=1.0)
     example = next(iter(shown.values()), {})
     unit = f" ({example['unit']})" if example.get("unit") else ""
     ax.set_yticks(range(len(study.names)), [escaped(_shortened(name)) for name in study.names])

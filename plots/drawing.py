@@ -177,7 +177,7 @@ def draw_comparison(comparison: Comparison, out: Path | str, formats: Sequence[s
     from landscape.plots import compare_study
     from landscape.plots.comparison_rows import label_of, records, words_of
 
-    study = compare_study.Study(label_of(comparison), records(comparison), words_of(comparison))
+    study = compare_study.Records(label_of(comparison), records(comparison), words_of(comparison))
     with applied(SCREEN):
         return _save("compare", partial(compare_study.page, study), Path(out), formats)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
@@ -12,8 +10,9 @@ import xarray as xr
 from landscape.plots import hessian, style, surface
 from landscape.plots.appearance import Look, escaped
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.smoothing_study import members_of
 from landscape.plots.theme import page_width
+from landscape.studies import kinds
+from landscape.studies.study import Network, Study, members_of, smoothed
 
 MEANING = (
     "A column per network: contours of the loss as it is and of the mean prediction over dropout masks, on levels that "
@@ -22,62 +21,17 @@ MEANING = (
 )
 KINDS = {False: Look("deterministic", "tab:blue", "", "-"), True: Look("with dropout masks", "tab:orange", "", "--")}
 UNEVEN = 10.0  # ratio of peaks of densities from which a linear axis hides the lower one
-
-
-@dataclass
-class Network:
-    """The results of one network: of surface and hessian, deterministic (False) and with dropout masks (True)."""
-
-    labels: list[str] = field(default_factory=list)
-    smoothed: bool = False  # by blocks that were inserted, not trained with
-    results: dict[tuple[str, bool], xr.Dataset] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """What the labels of its results have in common."""
-        alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*self.labels, strict=False))
-        common = "".join(letters[0] for letters in alike).rstrip(" -_.") or self.labels[0]
-        return f"{common}, smoothing inserted" if self.smoothed else common
-
-
-@dataclass
-class Study:
-    """Networks in the order in which they were measured."""
-
-    networks: list[Network]
-    label: str = ""
-
-
-def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Study]:
-    """One study of all networks with a surface and a spectrum, if there are two and one of them has dropout masks.
-
-    Of results of one kind the last counts.
-    """
-    found: dict[tuple[str, bool], Network] = {}
-    for name, data in stored:
-        probe = name.partition("/")[0]
-        quantity, planar = {"surface": ("loss", True), "hessian": ("eigenvalue", "group" not in data.dims)}.get(
-            probe, ("", False)
-        )
-        if not planar or quantity not in data or not np.isfinite(data[quantity].values).any():
-            continue
-        label = str(data.attrs.get("label", ""))
-        smoothed = bool(data.attrs.get("smoothing", ""))
-        key = str(data.attrs.get("checkpoint_sha256", "")) or label, smoothed
-        network = found.setdefault(key, Network(smoothed=smoothed))
-        network.labels.append(label)
-        network.results[probe, members_of(data) > 0] = data
-    whole = [one for one in found.values() if {probe for probe, _ in one.results} == {"surface", "hessian"}]
-    masked = any(masks for one in whole for _, masks in one.results)
-    return [Study(whole)] if len(whole) > 1 and masked else []
+studies = kinds.heads
 
 
 def page(study: Study) -> Figure:
     """A column per network; rows for the surfaces of each kind, and for the spectra of both."""
-    networks = study.networks
-    surfaces = [data for one in networks for (probe, _), data in one.results.items() if probe == "surface"]
-    spectra = [data for one in networks for (probe, _), data in one.results.items() if probe == "hessian"]
-    kinds = [kind for kind in KINDS if any(("surface", kind) in one.results for one in networks)]
+    networks = list(study.networks.values())
+    surfaces, spectra = (
+        [one.results[probe, kind] for one in networks for probe, kind in one.results if probe == wanted]
+        for wanted in ("surface", "hessian")
+    )
+    rows = [kind for kind in KINDS if any(("surface", kind) in one.results for one in networks)]
     side = (page_width() - 0.9) / len(networks)
     shown = [*surfaces, *spectra]
     looks = [Look(str(data.attrs.get("label", ""))) for data in shown]
@@ -85,14 +39,14 @@ def page(study: Study) -> Figure:
         "Cross: the trained weights. APE: mean of the positive eigenvalues, NEP: share of negative ones, with 95 % "
         "intervals over mini-batches."
     )
-    legend = [KINDS[kind].legend_handle() for kind in kinds]
-    heights = [*(len(kinds) * [side + 0.1]), 1.3]
+    legend = [KINDS[kind].legend_handle() for kind in rows]
+    heights = [*(len(rows) * [side + 0.1]), 1.3]
     caption = _protocols(surfaces, spectra)
     figure = style.page(shown, looks, height=sum(heights), legend=legend, note=note, caption=caption)
     grid = figure.subplots(len(heights), len(networks), height_ratios=heights, squeeze=False)
     levels = surface.contour_levels(surfaces)
     for column, one in enumerate(networks):
-        for row, kind in enumerate(kinds):
+        for row, kind in enumerate(rows):
             ax = grid[row, column]
             data = one.results.get(("surface", kind))
             if data is None:
@@ -103,17 +57,22 @@ def page(study: Study) -> Figure:
             ax.set_title(_title(one, data, row, side), fontsize=style.SMALL + 1)
             ax.set(xlabel="", ylabel="")
             ax.locator_params(nbins=5)
-            ax.tick_params(labelsize=style.SMALL, labelleft=column == 0, labelbottom=row == len(kinds) - 1)
-    surface.add_colour_bar(figure, list(grid[: len(kinds)].flat), surfaces, levels)
+            ax.tick_params(labelsize=style.SMALL, labelleft=column == 0, labelbottom=row == len(rows) - 1)
+    surface.add_colour_bar(figure, list(grid[: len(rows)].flat), surfaces, levels)
     _draw_spectra(grid[-1], networks, spectra)
     return figure
+
+
+def label_of(network: Network) -> str:
+    """The label of a network, and whether blocks were inserted that it was not trained with."""
+    return network.label + ", smoothing inserted" * smoothed(next(iter(network.results.values())))
 
 
 def _title(network: Network, data: xr.Dataset | None, row: int, side: float) -> str:
     """The name of the network above its first panel, and the kind of prediction."""
     masks = members_of(data) if data is not None else 0
     kind = f"{masks} dropout masks" if masks else "deterministic" if data is not None else ""
-    name = style.fitted(escaped(network.label), side, style.SMALL + 1, lines=2) if row == 0 else ""
+    name = style.fitted(escaped(label_of(network)), side, style.SMALL + 1, lines=2) if row == 0 else ""
     return f"{name}\n{kind}".strip()
 
 

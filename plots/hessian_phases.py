@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.appearance import Look, parameters_of
 from landscape.plots.appearance import looks as looks_of
+from landscape.results.protocols import stored
 
 MEANING = (
     "NEP (share of negative eigenvalues) and APE (mean of the positive ones) with their 95 % bootstrap intervals over "
@@ -67,8 +68,7 @@ def runs(results: Sequence[xr.Dataset]) -> dict[tuple[str, str, str], list[int]]
     """Positions of results of equal parameters at several snapshots of one run, by epoch."""
     found: dict[tuple[str, str, str], dict[float, int]] = {}
     for i, data in enumerate(results):
-        spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
-        folder = str(PurePath(str(spec.get("checkpoint") or "")).parent)
+        folder = str(PurePath(str(stored(data, "spec").get("checkpoint") or "")).parent)
         if np.isfinite(epoch(data)) and folder not in ("", "."):
             key = (folder, str(data.attrs.get("protocol", "")), json.dumps(parameters_of(data), sort_keys=True))
             found.setdefault(key, {})[epoch(data)] = i  # the newer of two at one epoch

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
 import numpy as np
 import xarray as xr
 
@@ -13,7 +9,10 @@ from landscape.plots import style
 from landscape.plots.appearance import LINES, OTHERS, escaped, looks
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import panel_width
+from landscape.results.protocols import stored
 from landscape.statistics.stored import ends_of
+from landscape.studies import kinds
+from landscape.studies.study import Study
 
 MEANING = (
     "Encoders trained with (1 - weight) x masked-image loss + weight x contrastive loss: imported accuracies over the "
@@ -22,68 +21,56 @@ MEANING = (
 )
 WEIGHTS = {"mim": 0.0, "simclr": 1.0}  # of our own objectives
 ACCURACY = "_accuracy"
-
-
-@dataclass
-class Study:
-    """Imported tables, and results of probe-linear."""
-
-    tables: list[xr.Dataset] = field(default_factory=list)
-    measured: list[xr.Dataset] = field(default_factory=list)
-    label: str = ""
-
-
-def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Study]:
-    """One study of everything, if a table was imported."""
-    study = Study()
-    for name, data in stored:
-        probe = name.partition("/")[0]
-        if probe == "hybrid":
-            study.tables.append(data)
-        elif probe == "probe-linear" and np.isfinite(data["accuracy"].values).any():
-            study.measured.append(data)
-    return [study] if study.tables else []
+studies = kinds.hybrid
 
 
 def page(study: Study) -> Figure:
     """All accuracies in one panel."""
     from matplotlib.lines import Line2D
 
-    shown = looks(study.measured)
-    tables = [escaped(str(data.attrs.get("label", ""))) for data in study.tables]
-    names = list(dict.fromkeys(name for data in study.tables for name in columns(data)))
+    imported, measured = (
+        [data for (_, probe), data in study.cells.items() if probe == wanted] for wanted in ("hybrid", "probe-linear")
+    )
+    shown = looks(measured)
+    tables = [escaped(str(data.attrs.get("label", ""))) for data in imported]
+    names = list(dict.fromkeys(name for data in imported for name in columns(data)))
     colors = [OTHERS[i % len(OTHERS)] for i in range(len(tables))]
     legend = [
         Line2D([], [], color=color, marker=marker, linestyle=LINES[names.index(name) % len(LINES)],
                label=f"{label}: {in_words(name)}")
-        for label, (color, marker), data in zip(tables, colors, study.tables, strict=True) for name in columns(data)
+        for label, (color, marker), data in zip(tables, colors, imported, strict=True) for name in columns(data)
     ]  # fmt: skip
     for look in shown:
         handle = look.legend_handle()
         handle.set_linestyle("none")
         legend.append(handle)
-    sources = ", ".join(
-        escaped(str(data.attrs.get("source", "")).removeprefix("imported from ")) for data in study.tables
-    )
-    own = f" Measured: {style.protocol(study.measured, shown)}" if study.measured else ""
+    sources = ", ".join(escaped(str(data.attrs.get("source", "")).removeprefix("imported from ")) for data in imported)
+    own = f" Measured: {style.protocol(measured, shown)}" if measured else ""
     caption = f"Imported: {sources}.{own}"
     note = (
         "Points beside the curves: linear probes of the last layer, with 95 % intervals over samples; at weight 0 "
         "encoders trained by reconstruction (mim), at 1 by contrast (simclr), level lines: others."
     )
     figure = style.page(
-        study.measured, shown, height=2.6, width=panel_width(5.0), legend=legend, caption=caption,
-        note=note if study.measured else "",
+        measured, shown, height=2.6, width=panel_width(5.0), legend=legend, caption=caption,
+        note=note if measured else "",
     )  # fmt: skip
     ax = figure.subplots()
-    for data, (color, marker) in zip(study.tables, colors, strict=True):
+    for data, (color, marker) in zip(imported, colors, strict=True):
         draw(data, ax, color, marker, names)
-    for data, look in zip(study.measured, shown, strict=True):
+    for data, look in zip(measured, shown, strict=True):
         value, low, high = last_layer(data)
         weight = weight_of(data)
         if np.isfinite(weight):
-            bars = np.nan_to_num(np.array([[value - low], [high - value]])).clip(min=0.0)
-            ax.errorbar([weight], [value], yerr=bars, color=look.color, marker=look.marker, elinewidth=0.8, zorder=3)
+            ax.errorbar(
+                [weight],
+                [value],
+                yerr=style.bars(value, low, high),
+                color=look.color,
+                marker=look.marker,
+                elinewidth=0.8,
+                zorder=3,
+            )
         else:
             ax.axhline(value, color=look.color, linewidth=0.9)
             ax.plot([0.5], [value], color=look.color, marker=look.marker)
@@ -112,8 +99,7 @@ def in_words(name: str) -> str:
 
 def weight_of(data: xr.Dataset) -> float:
     """The weight that an encoder of ours was trained with; NaN of any other network."""
-    configuration = json.loads(str(data.attrs.get("configuration", "")) or "{}")
-    return WEIGHTS.get(str(configuration.get("objective", "")), np.nan)
+    return WEIGHTS.get(str(stored(data, "configuration").get("objective", "")), np.nan)
 
 
 def last_layer(data: xr.Dataset) -> tuple[float, float, float]:

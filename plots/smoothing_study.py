@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
@@ -14,8 +10,8 @@ import xarray as xr
 from landscape.plots import depth, hessian, style
 from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
-from landscape.results import reader
-from landscape.results.calibration import paired_difference, stored_scores
+from landscape.studies import kinds
+from landscape.studies.study import Row, Study
 
 MEANING = (
     "The same weights with and without smoothing blocks: scores against the number of dropout masks whose "
@@ -24,80 +20,14 @@ MEANING = (
 )
 LOOKS = {False: Look("without smoothing", "tab:blue", "D"), True: Look("with smoothing", "tab:green", "o", "--")}
 SCORES = {"nll": "NLL (nats)", "accuracy": "accuracy", "ece": "calibration error (ECE)"}
-PERCENT = ("accuracy", "ece")
-Row = dict[str, str]
-
-
-@dataclass
-class Study:
-    """The results of one checkpoint on one set of samples."""
-
-    label: str
-    scores: dict[tuple[int, bool], xr.Dataset] = field(default_factory=dict)  # by dropout masks and smoothing
-    others: dict[tuple[str, bool], xr.Dataset] = field(default_factory=dict)  # by probe and smoothing
-
-    @property
-    def sizes(self) -> list[int]:
-        """Numbers of dropout masks that were measured with and without smoothing; 0 is the network as it is."""
-        return sorted({size for size, smooth in self.scores if (size, not smooth) in self.scores})
-
-
-def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Study]:
-    """The checkpoints that were scored with and without smoothing; of results of one kind the last counts."""
-    found: dict[str, Study] = {}
-    scored: dict[str, Any] = {}
-    for name, data in stored:
-        probe, smooth = name.partition("/")[0], bool(data.attrs.get("smoothing", ""))
-        label = str(data.attrs.get("label", ""))
-        key = str(data.attrs.get("checkpoint_sha256", "")) or label
-        study = found.setdefault(key, Study(label))
-        if probe == "calibration" and not (data["done"] == 0).any():
-            same = scored.setdefault(key, data.attrs.get("data_sha256"))
-            if same == data.attrs.get("data_sha256"):
-                study.scores[members_of(data), smooth] = data
-        elif probe in ("fourier", "uncertainty", "hessian"):
-            study.others[probe, smooth] = data
-    return [study for study in found.values() if study.sizes]
-
-
-def members_of(data: xr.Dataset) -> int:
-    """The number of dropout masks that a result was measured with."""
-    return int(json.loads(str(data.attrs.get("spec", "{}")) or "{}").get("mc_dropout", 0))
-
-
-def tables(path: Path | str) -> list[list[Row]]:
-    """One table per checkpoint: scores by number of dropout masks, without and with smoothing, and their difference."""
-    return [table(study) for study in studies(reader.groups(path))]
-
-
-def table(study: Study) -> list[Row]:
-    """Scores in percent or nats, with the difference by smoothing and its 95 % interval, paired over samples."""
-    rows = []
-    for size in study.sizes:
-        row: Row = {"dropout masks": str(size) if size else "no dropout"}
-        without, smooth = (study.scores[size, key] for key in (False, True))
-        differences = paired_difference(*(stored_scores(_arrays(data)) for data in (smooth, without)))
-        for name in SCORES:
-            unit, digits = (100.0, 1) if name in PERCENT else (1.0, 3)
-            value, interval = differences[name]
-            numbers = [unit * number for number in (float(without[name]), float(smooth[name]))]
-            short = {"nll": "NLL", "ece": "ECE"}.get(name, name)
-            row[f"{short}{' %' * (unit > 1)}"] = " → ".join(f"{number:.{digits}f}" for number in numbers)
-            ends = f"[{unit * interval.low:+.{digits}f}, {unit * interval.high:+.{digits}f}]"
-            row[f"{short} difference"] = f"{unit * value:+.{digits}f} {ends}"
-        rows.append(row)
-    return rows
-
-
-def _arrays(data: xr.Dataset) -> Mapping[str, Any]:
-    return {str(name): values.values for name, values in data.data_vars.items()}
+studies = kinds.smoothing
 
 
 def page(study: Study) -> Figure:
     """Scores over ensemble sizes, features and curvature in six panels, and the table."""
-    shown = [study.scores[size, smooth] for size in study.sizes[-1:] for smooth in (False, True)]
-    rows = table(study)
-    plain = "; lines without markers: the network without dropout" if 0 in study.sizes and len(study.sizes) > 1 else ""
+    sizes, rows = kinds.sizes(study), kinds.smoothing_table(study)
+    shown = [study.cells[smooth, ("calibration", sizes[-1])] for smooth in LOOKS]
+    plain = "; lines without markers: the network without dropout" if 0 in sizes and len(sizes) > 1 else ""
     note = (
         f"Error bars of scores: 95 % intervals over samples{plain}. Differences in the table: paired over samples, "
         "with 95 % intervals. Hollow: smoothing blocks. Lines among eigenvalues: mean of the positive ones."
@@ -119,9 +49,10 @@ def page(study: Study) -> Figure:
 
 def draw_scores(study: Study, ax: Axes, name: str) -> Axes:
     """Draw a score over the number of dropout masks, with and without smoothing."""
-    sizes = [size for size in study.sizes if size]
+    every = kinds.sizes(study)
+    sizes = [size for size in every if size]
     for smooth, look in LOOKS.items():
-        found = {size: study.scores[size, smooth] for size in study.sizes}
+        found = {size: study.cells[smooth, ("calibration", size)] for size in every}
         if 0 in found:
             kind = "D" if not sizes and not smooth else "o" if not sizes else ""
             ax.axhline(float(found[0][name]), color=look.color, linestyle=look.line, linewidth=0.8, alpha=0.7)
@@ -148,19 +79,19 @@ def draw_scores(study: Study, ax: Axes, name: str) -> Axes:
 def _ends(results: Sequence[xr.Dataset], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Values, and how far their intervals reach below and above."""
     value, low, high = (np.array([float(data[f"{name}{end}"]) for data in results]) for end in ("", "_low", "_high"))
-    return value, np.clip(np.nan_to_num(np.stack([value - low, high - value])), 0.0, None)
+    return value, style.bars(value, low, high)
 
 
 def _uncertainty(study: Study) -> str:
     """Model uncertainty where both networks have it."""
-    both = [study.others.get(("uncertainty", smooth), xr.Dataset()) for smooth in LOOKS]
+    both = [study.cells.get((smooth, "uncertainty"), xr.Dataset()) for smooth in LOOKS]
     return "model_uncertainty" if all("model_uncertainty" in data for data in both) else "data_uncertainty"
 
 
 def _draw_depth(study: Study, ax: Axes, probe: str, quantity: str) -> None:
     labels = {"high_frequency": "Δ\u00a0ln\u00a0A, highest frequency"}
     for smooth, look in LOOKS.items():
-        data = study.others.get((probe, smooth))
+        data = study.cells.get((smooth, probe))
         if data is not None and quantity in data:
             depth.over_depth(data, ax, quantity, look=look, shade=False)
     ax.set_ylabel(labels.get(quantity, quantity.replace("_", " ")))
@@ -171,7 +102,7 @@ def _draw_depth(study: Study, ax: Axes, probe: str, quantity: str) -> None:
 def _draw_eigenvalues(study: Study, ax: Axes) -> None:
     """Each mini-batch's eigenvalues as points, the mean of the positive ones (APE) as a line."""
     for smooth, look in LOOKS.items():
-        data = study.others.get(("hessian", smooth))
+        data = study.cells.get((smooth, "hessian"))
         if data is None or not hessian.eigenvalues(data).size:
             continue
         values = data["eigenvalue"].values.reshape(data.sizes["batch"], -1)

@@ -97,7 +97,7 @@ def draw_time(results: Sequence[xr.Dataset], ax: Axes, looks: Sequence[Look]) ->
             for end in ("", "_low", "_high")
         )
         ax.errorbar(
-            np.arange(len(names)) + shift, value, yerr=np.nan_to_num(np.stack([value - low, high - value])).clip(min=0),
+            np.arange(len(names)) + shift, value, yerr=style.bars(value, low, high),
             color=look.color, marker=look.marker, linestyle="none", elinewidth=0.8,
         )  # fmt: skip
         everything.append(value)

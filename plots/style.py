@@ -200,3 +200,9 @@ def protocol(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
     if len(labels) == 1:
         return f"{next(iter(labels))}."
     return "; ".join(f"{', '.join(names)}: {text}" for text, names in labels.items()) + "."
+
+
+def bars(value: Any, low: Any, high: Any) -> np.ndarray:
+    """How far intervals reach below and above their values, (2, n); nothing where an end is not known."""
+    reach: np.ndarray = np.nan_to_num(np.stack([np.atleast_1d(value) - low, high - np.atleast_1d(value)]))
+    return reach.clip(min=0.0)

@@ -34,6 +34,7 @@ ORDER = (
     ("executors", "event_log"),
     ("run",),
     ("shared_pass", "progress"),
+    ("studies",),
     ("api",),
     ("plots",),
     ("cli",),
@@ -46,7 +47,7 @@ ONLY = {
     "headline": set(),
     "probe": {"headline", "options"},
     "statistics": set(),
-    "plots": {"headline", "probe", "options", "plugins", "statistics", "results"},
+    "plots": {"headline", "probe", "options", "plugins", "statistics", "results", "studies"},
 }  # stricter than their floor
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines
 WITHOUT_TORCH = ("headline", "probe", "options", "statistics", "results", "exchange", "doctor", "plots")
@@ -62,6 +63,9 @@ LIGHT = [
     "landscape.exchange.exporting",
     "landscape.subject.spec",
     "landscape.doctor.rules",
+    "landscape.studies.claims",
+    "landscape.studies.papers",
+    "landscape.studies.kinds",
     "landscape.plots",
     "landscape.cli.main",
 ]

@@ -10,22 +10,21 @@ import xarray as xr
 from scipy import stats
 
 import landscape
-from landscape.cli.claims import (
+from landscape.cli.main import exit_code
+from landscape.predictions import evaluation
+from landscape.results import reader
+from landscape.results.rounding import plus_minus
+from landscape.studies.claims import Claim, Finding, Measurement, findings, markdown_table, over_seeds
+from landscape.studies.edge_of_stability import SERIES, TRAININGS
+from landscape.studies.papers import (
     CLAIMS,
     MEASUREMENTS,
     NETWORKS,
-    Claim,
-    Measurement,
-    Results,
     at_stage_ends,
     first_against_rest,
     mean_step,
 )
-from landscape.cli.edge_of_stability import SERIES, STUDIES
-from landscape.cli.findings import Finding, findings, markdown_table
-from landscape.cli.main import exit_code
-from landscape.predictions import evaluation
-from landscape.results import reader
+from landscape.studies.study import Results
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +45,7 @@ def units(kinds: list[str], stages: list[int], drops: list[float]) -> xr.Dataset
 
 
 def claim(claimed: int = 1) -> Claim:
-    return Claim("made-up", "A is above B", "nobody", "A - B", "none", claimed, (), lambda _: 0.0)  # type: ignore[arg-type]
+    return Claim("made-up", "A is above B", "nobody", "A - B", claimed, (), lambda _: 0.0)  # type: ignore[arg-type]
 
 
 def test_the_value_at_stage_ends_is_that_of_the_last_layer_with_one() -> None:
@@ -102,17 +101,16 @@ def test_every_claim_needs_known_networks_and_measurements() -> None:
     for one in CLAIMS:
         assert one.needs
         for network, measurement in one.needs:
-            assert (network in STUDIES and measurement == SERIES) or (
+            assert (network in TRAININGS and measurement == SERIES) or (
                 network in NETWORKS and measurement in MEASUREMENTS
             )
 
 
 def test_the_interval_is_student_s_over_seeds() -> None:
-    assert math.isnan(Finding(claim(), [0.9, 1.4, 1.3]).half_width)  # from four seeds on
     numbers = [0.9, 1.4, 1.3, 1.0]
-    low, high = stats.t.interval(0.95, 3, loc=np.mean(numbers), scale=stats.sem(numbers))
-    finding = Finding(claim(), numbers)
-    assert (finding.mean - finding.half_width, finding.mean + finding.half_width) == pytest.approx((low, high))
+    half = stats.t.ppf(0.975, 3) * stats.sem(numbers)
+    assert over_seeds(numbers) == plus_minus(1.15, half, 2) == "1.15 ± 0.38"
+    assert over_seeds(numbers[:3]) == "1.2"  # from four seeds on
 
 
 @pytest.mark.parametrize(

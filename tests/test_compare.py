@@ -17,7 +17,7 @@ import landscape
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.plots import comparison_text, drawing
-from landscape.plots.compare_study import Study, page
+from landscape.plots.compare_study import Records, page
 from landscape.plots.compare_study import draw as draw_panel
 from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatness, paired
 from landscape.plots.comparison import compare_results as compare
@@ -495,7 +495,7 @@ def test_the_figure_of_groups_has_a_point_per_seed() -> None:
     from matplotlib.figure import Figure
 
     found = compare([*seeds("x", 1.0, 1.1, 0.9), *seeds("y", 3.0, 3.2)], group=[r"-s\d$"])
-    study = Study("2 groups", records(found), {"trace": ["digits test"]})
+    study = Records("2 groups", records(found), {"trace": ["digits test"]})
     ax = Figure().subplots()
     assert draw_panel(study, ax, study.panels[0]) is ax
     points = [line.get_xdata() for line in ax.lines if line.get_fillstyle() == "none"]
@@ -508,7 +508,7 @@ def test_the_figure_shows_flatness_first_and_numbers_that_two_have() -> None:
     many = [result("calibration", name, values) for name in "ab"]
     many += [result("corruption", name, {f"mean_{key}": value for key, value in values.items()}) for name in "ab"]
     many += [trace("a", 1.0), trace("b", 3.0), result("density", "a", {"mean": 1.0, "mean_se": 0.1})]
-    study = Study("2 networks", records(compare(many)))
+    study = Records("2 networks", records(compare(many)))
     assert study.panels[0] == ("trace", "a", "trace")
     assert len(study.panels) == 7
     assert not any(probe == "density" for probe, *_ in study.panels)

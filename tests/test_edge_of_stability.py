@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from landscape.cli.edge_of_stability import STUDIES, plateau, ratios, rise, table_of, within
 from landscape.cli.main import exit_code
 from landscape.results import reader
+from landscape.studies.edge_of_stability import TRAININGS, plateau, ratios, rise, table_of, within
 
 
 def series(name: str, values: list[float]) -> xr.Dataset:
     """A series whose sharpness is so many times its threshold, 200."""
-    study = STUDIES[name]
+    study = TRAININGS[name]
     sharpness = 200.0 * np.array(values)[:, None]
     return xr.Dataset(
         {study.sharpness: (("step", "rank"), sharpness), study.threshold: ("step", np.full(len(values), 200.0))}
     )
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", TRAININGS)
 def test_the_plateau_begins_where_the_threshold_is_first_reached(name: str) -> None:
     data = series(name, [0.5, 0.8, math.nan, 1.0, 1.06, 0.97])
-    assert ratios(STUDIES[name], data) == pytest.approx([0.5, 0.8, 1.0, 1.06, 0.97])
-    assert plateau(ratios(STUDIES[name], data)) == pytest.approx([1.0, 1.06, 0.97])
+    assert ratios(TRAININGS[name], data) == pytest.approx([0.5, 0.8, 1.0, 1.06, 0.97])
+    assert plateau(ratios(TRAININGS[name], data)) == pytest.approx([1.0, 1.06, 0.97])
     assert within(name, data, 0.03) == pytest.approx(0.02)
     assert rise(name, data) == pytest.approx(math.log(1.01 / 0.5))
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", TRAININGS)
 def test_a_mean_beyond_the_margin_is_negative_and_no_plateau_is_no_number(name: str) -> None:
     assert within(name, series(name, [0.5, 1.0, 0.8, 0.9]), 0.05) == pytest.approx(-0.05)
     never = series(name, [0.5, 0.9, 0.99])
@@ -45,7 +45,7 @@ def test_the_table_has_the_ratio_of_every_seed() -> None:
     results = [
         {("gradient descent", "series"): series("gradient descent", [0.5, 1.0 + e])} for e in (0.0, 0.01, 0.02, 0.03)
     ]
-    row = table_of({"gradient descent": STUDIES["gradient descent"]}, results).splitlines()[5]
+    row = table_of({"gradient descent": TRAININGS["gradient descent"]}, results).splitlines()[5]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[0] == "gradient descent"
     assert cells[-2:] == ["1.015 ± 0.021", "1.000, 1.010, 1.020, 1.030"]
@@ -56,9 +56,9 @@ def test_the_table_has_the_ratio_of_every_seed() -> None:
 def test_a_study_is_reproduced_from_training_to_the_table_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, study in STUDIES.items():
+    for name, study in TRAININGS.items():
         short = replace(study, steps=6, every=2, images=20, width=4)
-        monkeypatch.setitem(STUDIES, name, short)  # type: ignore[index]
+        monkeypatch.setitem(TRAININGS, name, short)  # type: ignore[index]
     command = ["reproduce", "--data", "digits", "--seeds", "2", "--out", str(tmp_path / "new"), "--device", "cpu"]
     command += ["--claim", "edge-of-stability", "--claim", "adaptive-edge"]
     assert exit_code(command) == 0

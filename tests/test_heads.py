@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xarray as xr
 from analytic import random_batch
 from command_line import Command
 from torch import nn
@@ -14,6 +15,8 @@ import landscape
 from landscape.cli.main import exit_code
 from landscape.plots import drawing, heads_study
 from landscape.results import reader
+from landscape.studies import kinds
+from landscape.studies.study import Network
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +40,10 @@ def measured(path: Path, masks: tuple[int, ...], networks: int = 2) -> Path:
 
 def test_results_of_one_network_share_a_column_and_have_their_rows(tmp_path: Path) -> None:
     path = measured(tmp_path / "r.h5", (0, 2))
-    (study,) = heads_study.studies(reader.groups(path))
-    assert [network.label for network in study.networks] == ["net0", "net1"]
-    assert heads_study.Network(["gap-det", "gap-mc"], smoothed=True).label == "gap, smoothing inserted"
+    (study,) = kinds.heads(reader.groups(path))
+    assert [network.label for network in study.networks.values()] == ["net0", "net1"]
+    inserted = Network(["gap-det", "gap-mc"], results={"surface": xr.Dataset(attrs={"smoothing": "blur=3"})})
+    assert heads_study.label_of(inserted) == "gap, smoothing inserted"
     figure = heads_study.page(study)
     titles = [ax.get_title() for ax in figure.axes[:4]]
     assert titles == ["net0\ndeterministic", "net1\ndeterministic", "2 dropout masks", "2 dropout masks"]
@@ -51,8 +55,8 @@ def test_results_of_one_network_share_a_column_and_have_their_rows(tmp_path: Pat
 
 
 def test_a_network_alone_or_without_masks_is_no_study(tmp_path: Path) -> None:
-    assert heads_study.studies(reader.groups(measured(tmp_path / "one.h5", (0, 2), networks=1))) == []
-    assert heads_study.studies(reader.groups(measured(tmp_path / "det.h5", (0,)))) == []
+    assert kinds.heads(reader.groups(measured(tmp_path / "one.h5", (0, 2), networks=1))) == []
+    assert kinds.heads(reader.groups(measured(tmp_path / "det.h5", (0,)))) == []
 
 
 def test_networks_of_which_nothing_can_be_measured_are_an_error(
@@ -81,8 +85,8 @@ def test_networks_are_measured_and_drawn_by_one_command(
     assert code == 0, err
     assert out.split() == ["figures/heads.png"]
     assert "b has no dropout" in err
-    (study,) = heads_study.studies(reader.groups(Path("results.h5")))
-    assert [sorted(one.results) for one in study.networks] == [
+    (study,) = kinds.heads(reader.groups(Path("results.h5")))
+    assert [sorted(one.results) for one in study.networks.values()] == [
         [("hessian", False), ("hessian", True), ("surface", False), ("surface", True)],
         [("hessian", False), ("surface", False)],
     ]

@@ -12,6 +12,7 @@ from landscape.exchange import hybrid_csv, importing
 from landscape.plots import drawing, hybrid_study
 from landscape.results import reader
 from landscape.run import reduce_of
+from landscape.studies import kinds
 
 # Park et al. 2023 (arXiv 2305.00729), Fig. 12, as read from the figure
 PUBLISHED = """weight,linear_accuracy,fine_tuning_accuracy
@@ -59,7 +60,7 @@ def test_measured_encoders_stand_at_the_weight_of_their_objective(tmp_path: Path
     out = tmp_path / "r.h5"
     importing.import_file(published(tmp_path), out, reduce_of=reduce_of)
     own = [probe_of("simclr", "a"), probe_of("mim", "b"), probe_of("classification", "c")]
-    (study,) = hybrid_study.studies([*reader.groups(out), *own])
+    (study,) = kinds.hybrid([*reader.groups(out), *own])
     (ax,) = hybrid_study.page(study).axes
     fine_tuning, linear = ax.lines[:2]
     assert linear.get_ydata().tolist() == [0.18, 0.615, 0.62, 0.62, 0.58]
@@ -67,7 +68,7 @@ def test_measured_encoders_stand_at_the_weight_of_their_objective(tmp_path: Path
     places = [(container[0].get_xdata()[0], container[0].get_ydata()[0]) for container in ax.containers]
     assert places == [(1.0, 0.4), (0.0, 0.4)]  # the last layer that is finished
     assert ax.lines[-2].get_ydata() == [0.4, 0.4]  # a network trained otherwise is a level line
-    assert hybrid_study.studies(own) == []
+    assert kinds.hybrid(own) == []
 
 
 @pytest.mark.parametrize(

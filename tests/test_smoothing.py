@@ -21,8 +21,9 @@ from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.discovery.discover import discover
 from landscape.models.blocks import Smoothing
 from landscape.options import OptionError
-from landscape.plots import drawing, smoothing_study
+from landscape.plots import drawing
 from landscape.results import reader
+from landscape.studies import kinds
 from landscape.subject.identity import identity, protocol
 from landscape.subject.smoothing import insert, inserted
 from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
@@ -242,10 +243,9 @@ def test_the_study_pairs_networks_by_their_dropout_masks(tmp_path: Path) -> None
                 model, data=(3 * inputs.float(), targets), smooth=smooth, mc_dropout=masks, label="a"
             )
             found[masks, smooth] = landscape.measure("calibration", subject, out=path, quiet=True, draws=50)
-    assert smoothing_study.tables(tmp_path / "results.h5")
-    (study,) = smoothing_study.studies(reader.groups(path))
-    assert study.sizes == [0, 3]
-    for masks, row in zip((0, 3), smoothing_study.table(study), strict=True):
+    (study,) = kinds.smoothing(reader.groups(path))
+    assert kinds.sizes(study) == [0, 3]
+    for masks, row in zip((0, 3), kinds.smoothing_table(study), strict=True):
         without, smooth = (float(found[masks, key]["nll"]) for key in (False, True))
         assert without != smooth
         assert row["dropout masks"] == ("3" if masks else "no dropout")

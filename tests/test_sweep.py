@@ -15,6 +15,7 @@ from landscape import models
 from landscape.cli.main import exit_code
 from landscape.plots import drawing, sweep_study
 from landscape.results import reader
+from landscape.studies import kinds
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +42,9 @@ def results(value: Any, *, seed: int = 0, epoch: float = 9.0, accuracy: float = 
 
 def test_networks_that_differ_in_one_argument_are_a_sweep_in_its_order() -> None:
     stored = [*results(None), *results(8, accuracy=0.4), *results(16), *results(4), *results(4, seed=1, accuracy=0.7)]
-    (study,) = sweep_study.studies(stored)
+    (study,) = kinds.sweep(stored)
     assert (study.argument, study.values, study.label) == ("patch", ["4", "8", "16", "none"], "vit_demo-patch")
-    rows = sweep_study.table(study)
+    rows = kinds.sweep_table(study)
     assert [(row["patch"], row["seed"], row["accuracy"]) for row in rows[:3]] == [
         ("4", "0", 0.5), ("4", "1", 0.7), ("8", "0", 0.4),
     ]  # fmt: skip
@@ -63,17 +64,17 @@ def test_networks_that_differ_in_one_argument_are_a_sweep_in_its_order() -> None
 
 
 def test_other_networks_and_too_few_values_are_no_sweep() -> None:
-    assert sweep_study.studies([*results(4), *results(8)]) == []
-    assert sweep_study.studies([*results(4), *results(8, heads=6), *results(16, heads=12)]) == []
+    assert kinds.sweep([*results(4), *results(8)]) == []
+    assert kinds.sweep([*results(4), *results(8, heads=6), *results(16, heads=12)]) == []
     plain = [(name, data.drop_attrs()) for value in (4, 8, 16) for name, data in results(value)]
-    assert sweep_study.studies(plain) == []
+    assert kinds.sweep(plain) == []
 
 
 def test_the_command_without_a_sweep_fails_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as of networks of which one has no second token."""
-    monkeypatch.setattr("landscape.cli.sweep.measure_all", lambda *_, **options: None)
+    monkeypatch.setattr("landscape.cli.studies.measure_all", lambda *_, **options: None)
     monkeypatch.setattr(reader, "groups", lambda path: [*results(4), *results(8)])
     monkeypatch.setattr(drawing, "draw_studies", lambda *_, **options: [])
     assert exit_code(["sweep", "p4.pt", "p8.pt", "--out", str(tmp_path / "r.h5"), "--quiet"]) == 1
@@ -85,13 +86,13 @@ def test_the_command_without_a_sweep_fails_in_one_line(
 
 def test_of_the_snapshots_of_a_run_the_last_one_counts() -> None:
     stored = [*results(4, epoch=9.0), *results(4, epoch=1.0, accuracy=0.1), *results(8), *results(16)]
-    (study,) = sweep_study.studies(stored)
-    assert [row["accuracy"] for row in sweep_study.table(study)] == [0.5, 0.5, 0.5]
+    (study,) = kinds.sweep(stored)
+    assert [row["accuracy"] for row in kinds.sweep_table(study)] == [0.5, 0.5, 0.5]
 
 
 def test_a_sweep_without_some_of_its_numbers_is_drawn() -> None:
     stored = [pair for value in (4, 8, 16) for pair in results(value)[:1]]
-    (study,) = sweep_study.studies(stored)
+    (study,) = kinds.sweep(stored)
     texts = [[text.get_text() for text in ax.texts] for ax in sweep_study.page(study).axes]
     assert texts == [[], *[["not measured"]] * 5]
 
@@ -113,6 +114,6 @@ def test_networks_are_measured_and_drawn_by_one_command(
     code, out, err = command(*words)
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines()] == ["patch", "2", "4", "8", "figures/sweep.png"]
-    (study,) = sweep_study.studies(reader.groups(Path("results.h5")))
-    assert all(np.isfinite([row["training NLL"], row["NEP"], row["APE"]]).all() for row in sweep_study.table(study))
+    (study,) = kinds.sweep(reader.groups(Path("results.h5")))
+    assert all(np.isfinite([row["training NLL"], row["NEP"], row["APE"]]).all() for row in kinds.sweep_table(study))
     assert [path.stem for path in drawing.draw_studies(Path("results.h5"), tmp_path / "f")] == ["sweep"]

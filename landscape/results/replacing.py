@@ -69,3 +69,11 @@ def replacing(path: Path, *, temporary: str = "") -> Iterator[BinaryIO]:
         raise
     finally:
         between.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Replace a text file, in a folder that is made where there is none; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as stream:
+        stream.write(text.encode())
+    return path

@@ -11,7 +11,7 @@ from landscape.plots.report.page import document
 from landscape.plots.report.table import summary_table as summary_table
 from landscape.results import reader
 from landscape.results.malformed import readable
-from landscape.results.replacing import check_place, replacing
+from landscape.results.replacing import check_place, write_text
 
 PLACE = ("page", "report.html")
 
@@ -28,10 +28,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path], examined:
     check_place(out, *PLACE)
     with reader.streaming(path) as stored, readable(path):
         text = document(stored, path, figures, examined)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as stream:
-        stream.write(text.encode())
-    return out
+    return write_text(out, text)
 
 
 def findings_of(path: Path | str) -> list[findings.Finding]:

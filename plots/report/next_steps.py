@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import xarray as xr
 
 from landscape.plots.report import commands, protocols
 from landscape.results import reader
+from landscape.results.protocols import stored
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 WANTED = ("hessian", "surface", "fourier", "lesion")  # probes that the first questions need
@@ -71,11 +72,7 @@ def unfinished(data: xr.Dataset) -> int:
 
 def checkpoint(data: xr.Dataset) -> str:
     """The path of the checkpoint that a result was measured from; "" if it is not known."""
-    try:
-        spec = json.loads(str(data.attrs.get("spec", "{}")) or "{}")
-    except ValueError:
-        return ""
-    return str(spec.get("checkpoint") or "") if isinstance(spec, Mapping) else ""
+    return str(stored(data, "spec").get("checkpoint") or "")
 
 
 def listed(words: Iterable[str], most: int | None = None) -> str:

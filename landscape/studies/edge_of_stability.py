@@ -1,4 +1,4 @@
-"""The edge-of-stability studies of `reproduce`: full-batch training of a small network, followed by a monitor.
+"""Follow full-batch trainings of small networks by a monitor: those of `reproduce` at the edge of stability.
 
 As in "Gradient Descent on Neural Networks Typically Occurs at the Edge of Stability" (Cohen et al., ICLR 2021, arXiv
 2103.00065; below EoS) and "Adaptive Gradient Methods at the Edge of Stability" (Cohen et al., arXiv 2207.14484; below
@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import xarray as xr
+
+from landscape.studies.claims import markdown, over_seeds
+from landscape.studies.study import Results
 
 if TYPE_CHECKING:
-    import xarray as xr
     from torch import Tensor, nn
 
-SERIES = "series"  # the measurement of a study, where a claim needs it
+SERIES = "series"  # the measurement of such a training, where a claim needs it
 
 
 @dataclass(frozen=True)
-class Study:
+class FullBatch:
     """A training whose sharpness is followed, and the optimiser it is about."""
 
     optimizer: str  # class of torch.optim
@@ -41,15 +44,17 @@ class Study:
         return "threshold" if self.sharpness == "eigenvalue" else "preconditioned_threshold"
 
 
-STUDIES: Mapping[str, Study] = {
-    "gradient descent": Study("SGD", {"lr": 0.01}, "eigenvalue", steps=3000, every=25),
-    "full-batch Adam": Study("Adam", {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-7}, "preconditioned", 1000, every=10),
+TRAININGS: Mapping[str, FullBatch] = {
+    "gradient descent": FullBatch("SGD", {"lr": 0.01}, "eigenvalue", steps=3000, every=25),
+    "full-batch Adam": FullBatch(
+        "Adam", {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-7}, "preconditioned", 1000, every=10
+    ),
 }
 
 
-def ratios(study: Study, data: xr.Dataset) -> np.ndarray:
+def ratios(training: FullBatch, data: xr.Dataset) -> np.ndarray:
     """Sharpness / threshold at every measured step that has both, (step,)."""
-    found = (data[study.sharpness].isel(rank=0) / data[study.threshold]).values
+    found = (data[training.sharpness].isel(rank=0) / data[training.threshold]).values
     return np.asarray(found[np.isfinite(found)])
 
 
@@ -59,67 +64,62 @@ def plateau(values: np.ndarray) -> np.ndarray:
     return values[reached[0] :] if reached.size else values[:0]
 
 
-def within(study: str, data: xr.Dataset, margin: float) -> float:
+def within(training: str, data: xr.Dataset, margin: float) -> float:
     """By how much the mean ratio on the plateau lies within a margin around 1; NaN without a plateau."""
-    values = plateau(ratios(STUDIES[study], data))
+    values = plateau(ratios(TRAININGS[training], data))
     return float(margin - abs(values.mean() - 1)) if values.size else math.nan
 
 
-def rise(study: str, data: xr.Dataset) -> float:
+def rise(training: str, data: xr.Dataset) -> float:
     """ln(mean ratio on the plateau / first ratio); NaN without a plateau."""
-    values = ratios(STUDIES[study], data)
+    values = ratios(TRAININGS[training], data)
     level = plateau(values)
     return float(np.log(level.mean() / values[0])) if level.size else math.nan
 
 
-def table_of(studies: Mapping[str, Study], results: Sequence[Mapping[tuple[str, str], xr.Dataset]]) -> str:
+def table_of(trainings: Mapping[str, FullBatch], seeds: Sequence[Results]) -> str:
     """The trainings as a Markdown table, with their ratios on the plateau over seeds; empty without any."""
-    from landscape.cli.findings import half_width_over_seeds
-    from landscape.results.rounding import plus_minus
-
-    lines = [
-        "",
-        "Full-batch trainings of fully connected tanh networks with half the squared error, followed step by step:",
-        "",
-        "| training | optimiser | images | hidden layers | updates | first ratio to the threshold | mean ratio from "
-        "where it first reaches 1, 95 % over seeds | per seed |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, study in studies.items():
-        series = [ratios(study, one[name, SERIES]) for one in results]
+    if not trainings:
+        return ""
+    head = (
+        "training", "optimiser", "images", "hidden layers", "updates", "first ratio to the threshold",
+        "mean ratio from where it first reaches 1, 95 % over seeds", "per seed",
+    )  # fmt: skip
+    rows = []
+    for name, one in trainings.items():
+        series = [ratios(one, results[name, SERIES]) for results in seeds]
         means = [plateau(values).mean() if plateau(values).size else math.nan for values in series]
-        arguments = ", ".join(f"{key} {value}" for key, value in study.arguments.items())
+        arguments = ", ".join(f"{key} {value}" for key, value in one.arguments.items())
         each, first = (", ".join(f"{value:.3f}" for value in some) for some in (means, [v[0] for v in series]))
-        lines.append(
-            f"| {name} | {study.optimizer}, {arguments} | {study.images} | 2 x {study.width} | {study.steps} | {first} "
-            f"| {plus_minus(float(np.mean(means)), half_width_over_seeds(means), 2)} | {each} |"
-        )
-    return "\n".join([*lines, ""]) if studies else ""
+        about = (name, f"{one.optimizer}, {arguments}", one.images, f"2 x {one.width}", one.steps)
+        rows.append((*about, first, over_seeds(means), each))
+    title = "Full-batch trainings of fully connected tanh networks with half the squared error, followed step by step:"
+    return "\n".join(["", title, "", *markdown(head, rows), ""])
 
 
 def followed(name: str, *, data: str, data_root: Path | None, seed: int, device: str, out: Path) -> xr.Dataset:
-    """The series of a study with one seed: from the results file, or from a training that writes it there."""
+    """The series of a training with one seed: from the results file, or from a training that writes it there."""
     import torch
 
     from landscape.monitoring.monitor import Monitor
     from landscape.results import reader
     from landscape.subject import device as devices
 
-    study, label = STUDIES[name], f"{name.replace(' ', '-')}-{Path(data).stem}-s{seed}"
+    training, label = TRAININGS[name], f"{name.replace(' ', '-')}-{Path(data).stem}-s{seed}"
     for group, stored in reader.find(out, "monitor") if out.exists() else ():
-        if stored.attrs["label"] == label and study.steps in stored["step"].values:
+        if stored.attrs["label"] == label and training.steps in stored["step"].values:
             return reader.result(out, group)
     place = devices.device(device)
-    inputs, targets = (part.to(place) for part in _samples(study, data, data_root))
+    inputs, targets = (part.to(place) for part in _samples(training, data, data_root))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _network(study, inputs[0].numel(), targets.shape[1]).to(place)
-    optimizer = getattr(torch.optim, study.optimizer)(model.parameters(), **study.arguments)
+        model = _network(training, inputs[0].numel(), targets.shape[1]).to(place)
+    optimizer = getattr(torch.optim, training.optimizer)(model.parameters(), **training.arguments)
     with Monitor(
-        model, half_squared_error, (inputs, targets), every=study.every, out=out, label=label, optimizer=optimizer,
+        model, half_squared_error, (inputs, targets), every=training.every, out=out, label=label, optimizer=optimizer,
         noise=0, tol=1e-3, overhead=math.inf, seed=seed, overwrite=True, data=f"{Path(data).stem} train",
     ) as monitor:  # fmt: skip
-        for _ in range(study.steps):
+        for _ in range(training.steps):
             optimizer.zero_grad()
             half_squared_error(model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -132,16 +132,16 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (outputs - targets).square().sum(dim=1)
 
 
-def _network(study: Study, pixels: int, classes: int) -> nn.Module:
+def _network(training: FullBatch, pixels: int, classes: int) -> nn.Module:
     from torch import nn
 
     layers: list[nn.Module] = [nn.Flatten()]
-    for before in (pixels, study.width):
-        layers += [nn.Linear(before, study.width), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(study.width, classes))
+    for before in (pixels, training.width):
+        layers += [nn.Linear(before, training.width), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(training.width, classes))
 
 
-def _samples(study: Study, data: str, data_root: Path | None) -> tuple[Tensor, Tensor]:
+def _samples(training: FullBatch, data: str, data_root: Path | None) -> tuple[Tensor, Tensor]:
     """The first training images of a class-balanced order, and one-hot targets."""
     from torch.nn.functional import one_hot
 
@@ -149,5 +149,5 @@ def _samples(study: Study, data: str, data_root: Path | None) -> tuple[Tensor, T
     from landscape.data.sampling import subset
 
     images = datasets.load(data, root=data_root, split="train")
-    images = images.take(subset(images.targets.numpy(), study.images))
+    images = images.take(subset(images.targets.numpy(), training.images))
     return images.normalised(images.inputs), one_hot(images.targets, images.classes).float()

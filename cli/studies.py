@@ -1,0 +1,225 @@
+"""The commands `smoothing`, `heads`, `sweep` and `build-up`: networks beside each other, in one table and one figure.
+
+Each turns its options into the steps of a study and prints what the study gives.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from landscape.cli.command_options import OWN, RUN, Debug, Quiet, loading_options, loading_values, option, with_options
+from landscape.cli.loading import CHECKPOINT, load
+from landscape.cli.measuring import measure_all
+from landscape.cli.text_table import text_table
+from landscape.cli.training import run_training
+from landscape.options import OptionError, at_least, invalid, parse_arguments
+from landscape.progress import say
+
+if TYPE_CHECKING:
+    from landscape.studies.study import Step
+
+Option = typer.Option
+COLUMNS = ("model", "data", "msa", "seed", "accuracy", "loss", "checkpoint")
+
+
+def smoothing(
+    checkpoint: Path | None, sizes: str, batches: int, out: Path, figures: Path, quiet: bool, **options: Any
+) -> None:
+    """Compare a checkpoint with and without smoothing blocks: scores over ensemble sizes, features and curvature.
+
+    Measures calibration for every ensemble size (of a network with dropout; else the network alone), fourier,
+    uncertainty and a few mini-batches of hessian, each twice, into one results file. What the file holds is not
+    measured again.
+    """
+    from landscape.results import reader
+    from landscape.studies import kinds
+
+    counts = _sizes(sizes)
+    at_least("batches", batches, 1)
+    values = {**loading_values(options), "smooth": True}
+    members = kinds.ensemble_sizes(load(checkpoint, values, quiet=quiet), counts, quiet=quiet)
+    _measure(kinds.smoothing_steps(checkpoint, values, members, batches), out, quiet=quiet)
+    for study in kinds.smoothing(reader.groups(out)):
+        typer.echo(text_table(kinds.smoothing_table(study)))
+    _draw("smoothing", out, figures)
+
+
+def heads(
+    checkpoint: list[Path] | None, masks: int, resolution: str, batches: int, out: Path, figures: Path, quiet: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Surfaces and Hessian spectra of networks side by side, deterministic and with dropout masks, in one figure.
+
+    Such as an MLP head, average pooling, and average pooling with smoothing blocks. Measures surface and hessian of
+    every network, twice where it has dropout, into one results file, and draws all networks of that file: with --smooth
+    a second run adds a network with blocks that are inserted. What the file holds is not measured again.
+    """
+    from landscape.studies.kinds import heads_steps
+
+    at_least("masks", masks, 1)
+    at_least("batches", batches, 1)
+    values, measured = loading_values(options), 0
+    paths: list[Path | None] = [*(checkpoint or [])]
+    for path in paths or [None]:
+        subject = load(path, dict(values), quiet=quiet)
+        measured += _measure(
+            heads_steps(subject, path, values, masks, resolution, batches, quiet=quiet), out, quiet=quiet
+        )
+    if not measured:
+        raise ValueError(
+            "nothing to measure: the networks draw random numbers in evaluation, and not by dropout that masks could "
+            "freeze; give a network with dropout, or a deterministic one"
+        )
+    if not _draw("heads", out, figures):
+        say(f"no figure yet: {out} needs two networks, one of them with dropout; run it on another one", quiet=quiet)
+
+
+def sweep(checkpoint: list[Path], batches: int, out: Path, figures: Path, quiet: bool, **options: Any) -> None:
+    """Compare networks that differ in one argument, such as the kernel or patch size or the number of heads.
+
+    Measures calibration on the test and on the train split, and a few mini-batches of hessian, of every network into
+    one results file; draws accuracy, error against training NLL and curvature over the argument. Networks with other
+    seeds are drawn as runs of the same value. What the file holds is not measured again.
+    """
+    from landscape.results import reader
+    from landscape.studies import kinds
+
+    at_least("batches", batches, 1)
+    _measure(kinds.sweep_steps(checkpoint, loading_values(options), batches), out, quiet=quiet)
+    stored = reader.groups(out)
+    found = kinds.sweep(stored)
+    for study in found:
+        typer.echo(text_table(kinds.sweep_table(study)))
+    _draw("sweep", out, figures)
+    if not found:
+        labels = ", ".join(dict.fromkeys(str(data.attrs["label"]) for _, data in stored))
+        raise ValueError(
+            f"no sweep in {out}: it holds {labels}, expected networks that landscape train wrote, with "
+            f"{kinds.FEWEST} values of one argument and all others equal; run it with those that are missing"
+        )
+
+
+def _measure(steps: Iterable[Step], out: Path, *, quiet: bool) -> int:
+    """Measure what the results file lacks; the number of steps."""
+    count = 0
+    for step in steps:
+        count += 1
+        say(step.words, quiet=quiet)
+        measure_all(step.probe, step.paths, step.parameters, step.loading, out=out, quiet=True)
+    return count
+
+
+def _draw(name: str, out: Path, figures: Path) -> list[Path]:
+    """Draw the figures of a study that a file holds, and print their paths."""
+    from landscape.plots import drawing
+
+    drawn = drawing.draw_studies(out, figures, names=(name,))
+    for path in drawn:
+        typer.echo(path)
+    return drawn
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise invalid("sizes", text, "numbers of dropout masks such as 1,2,5,10") from None
+    if counts[0] < 1:
+        raise OptionError(f"--sizes must be at least 1, got {counts[0]}; the network without dropout comes by itself")
+    return counts
+
+
+def _argument(kind: Any, default: Any, help: str) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Argument(help=help)], default
+
+
+def _with_loading(function: Any, own: dict[str, Any], *without: str) -> None:
+    """Give a command its own options, those of loading, and those of every study."""
+    batches = {"batches": option(int, "mini-batches of hessian", 4, OWN)}
+    figures = {"figures": option(Path, "folder for the figure", Path("figures"), OWN)}
+    run = {name: RUN[name] for name in ("quiet", "verbose", "debug")}
+    with_options(
+        function, {**own, **batches, **loading_options({}, without=without), "out": RUN["out"], **figures, **run}
+    )
+
+
+_SIZES = option(str, "numbers of dropout masks whose probabilities are averaged", "1,2,3,5,10", OWN)
+_with_loading(smoothing, {"checkpoint": CHECKPOINT, "sizes": _SIZES}, "smooth", "mc_dropout")
+_with_loading(
+    heads,
+    {
+        "checkpoint": _argument(
+            list[Path] | None, None, "networks, or their run folders; default: the newest under ./checkpoints"
+        ),
+        "masks": option(int, "dropout masks whose predictions are averaged", 5, OWN),
+        "resolution": option(str, "points per axis of the surfaces", "11", OWN),
+    },
+    "mc_dropout",
+)
+_with_loading(sweep, {"checkpoint": _argument(list[Path], ..., "trained networks, or their run folders")}, "split")
+
+
+def build_up(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="trained AlterNets, files or run folders; default: train them")
+    ] = None,
+    model: Annotated[str, Option(help="AlterNet that is built up, see: landscape models")] = "alternet_demo",
+    data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable to train on")] = "",
+    data_root: Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")] = None,
+    model_arg: Annotated[list[str], Option(help="KEY=VALUE argument of the model; repeatable")] = [],  # noqa: B006
+    recipe: Annotated[str | None, Option(help="recipe of the training, see: landscape train --help")] = None,
+    epochs: Annotated[int | None, Option(help="epochs of each network")] = None,
+    seeds: Annotated[int, Option(help="networks of each kind, with seeds 0, 1, ...")] = 3,
+    fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 1.0,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
+    out: Annotated[Path, Option(help="folder for checkpoints, build_up.csv and the figure")] = Path("build-up"),
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train AlterNets with 0, 1, 2, ... self-attentions, or take trained ones, and draw their accuracy.
+
+    Self-attentions replace convolutions from the end of the last stage backward. Finished networks are kept.
+    """
+    from landscape import models
+    from landscape.plots import drawing
+    from landscape.plots.build_up import column
+    from landscape.results.replacing import write_text
+    from landscape.results.rounding import interval
+    from landscape.results.seed_groups import mean_interval
+    from landscape.studies.kinds import build_up_rows
+
+    at_least("seeds", seeds, 1)
+    if runs and data:
+        raise OptionError(f"got {len(runs)} trained networks and --data {data}; give the networks, or --data to train")
+    if not runs and not data:
+        raise OptionError("give trained AlterNets, or --data NAME to train them on, for example --data digits")
+    arguments = parse_arguments("model_arg", model_arg)
+    if "msa" in arguments:
+        raise OptionError(f"--model-arg msa={arguments['msa']}: build-up sets the self-attentions itself; drop it")
+    trained = list(runs or [])
+    for seed in range(seeds if data else 0):
+        for count, placement in enumerate(models.build_up(model)):
+            final = run_training(
+                model, data, {} if epochs is None else {"epochs": epochs}, recipe=recipe,
+                out=out / "checkpoints" / f"{model}-msa{count}-s{seed}", data_root=data_root,
+                model_args={**arguments, "msa": placement}, fraction=fraction, seed=seed, device=device, quiet=quiet,
+            )  # fmt: skip
+            trained.append(final)
+    rows = list(build_up_rows(trained))
+    table = csv.DictWriter(text := io.StringIO(), COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    file = write_text(out / "build_up.csv", text.getvalue())
+    for count in sorted({row["msa"] for row in rows}):
+        accuracies = column(rows, "accuracy", count)
+        of = f" over {len(accuracies)} seeds" if len(accuracies) > 1 else ""
+        typer.echo(f"{count} MSA  accuracy {interval(*mean_interval(accuracies, 'share'))}{of}")
+    typer.echo(file)
+    for path in drawing.draw_build_up(rows, out):
+        typer.echo(path)

@@ -1,0 +1,193 @@
+"""Judge claims: what decides each, how that is measured of trained networks, the verdicts, and their table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import xarray as xr
+
+from landscape.results.rounding import interval, plus_minus
+from landscape.results.seed_groups import mean_interval
+from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.intervals import FEWEST, LEVEL, p_value, quantile
+from landscape.studies.study import Cell, Results
+
+LEAST_SEEDS = 3  # for a verdict: two may agree by chance
+RULE = (
+    "A claim holds if Student's t test over seeds tells its number apart from zero, at 95 %, on the claimed side, and "
+    "fails if on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Intervals are given from "
+    f"{FEWEST} seeds on. Small networks with short training decide little."
+)
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # batch-norm buffers, not parameters
+Verdict: TypeAlias = Literal["holds", "fails", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How one network of the comparison is trained, relative to the others."""
+
+    model: str  # a trainer's name
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    images: float = 1.0  # its share of the training images that the others see
+    epochs: float = 1.0  # factor on the epochs of the others
+    objective: Literal["classification", "simclr", "mim"] = "classification"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured on a snapshot: a probe with its options; "evaluate", on the test split; or "metrics".
+
+    The metrics are those that the trainer stored, on the whole test split. With an option `moving`, the data are
+    sequences that a perturbation of that name makes of the test images.
+    """
+
+    probe: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    snapshot: Literal["final.pt", "warmup.pt"] = "final.pt"
+
+    def of(
+        self, folder: Path, measure: Callable[..., xr.Dataset], *, out: Path, data_root: Path | None, device: str
+    ) -> xr.Dataset:
+        """The result for a run folder, from the results file if that holds it; `measure`: as `landscape.measure`."""
+        from landscape.checkpoints.checkpoint import read_checkpoint
+
+        options: dict[str, Any] = {"data_root": data_root, "device": device, **self.options}
+        checkpoint = folder / self.snapshot
+        if self.probe == "metrics":
+            return xr.Dataset(read_checkpoint(checkpoint).metrics)
+        label = folder.name if self.snapshot == "final.pt" else f"{folder.name}-{checkpoint.stem}"
+        if self.probe == "evaluate":
+            return _evaluate(checkpoint, out, label, **options)
+        if moving := options.pop("moving", ""):
+            options |= _moving_images(checkpoint, moving, **options)
+        return measure(self.probe, checkpoint, out=out, label=label, **options)
+
+
+def _evaluate(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
+    from landscape.probes.evaluation import Evaluation
+    from landscape.results import reader
+    from landscape.run import run
+    from landscape.subject import loading
+
+    outcome = run(Evaluation(passes), loading.load(checkpoint, label=label, **options), out)
+    return reader.result(out, outcome.group).sel(passes=passes)
+
+
+def _moving_images(
+    checkpoint: Path, perturbation: str, *, samples: int, data_root: Path | None, device: str, **_: Any
+) -> dict[str, Any]:
+    """The test images of a checkpoint as clips of slowly changing frames, as options of `stream`."""
+    from landscape.data import perturbations
+    from landscape.subject import loading
+    from landscape.subject.corrupted_images import images_of
+
+    still = images_of(loading.load(checkpoint, samples=samples, data_root=data_root, device=device), "moving images")
+    frames = perturbations.generated(still.inputs.cpu(), perturbation, seed=0)
+    clip_length = frames.shape[1]
+    targets = still.targets.cpu().repeat_interleave(clip_length)
+    moved = still.normalised(frames.flatten(0, 1))
+    return {"data": (moved, targets), "samples": "all", "data_root": None, "clip_length": clip_length}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper and the number whose sign decides it."""
+
+    name: str  # for `--claim`
+    statement: str
+    source: str
+    number: str  # what is computed per seed, in words, with its unit
+    sign: Literal[-1, 1]  # of the number if the statement is true
+    needs: tuple[Cell, ...]
+    compute: Callable[[Results], float]  # the number, from the results it needs
+    published: str = "figure only"  # the same number from the paper, if it gives one
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim with its numbers, one per seed."""
+
+    claim: Claim
+    numbers: Sequence[float]
+
+    @property
+    def verdict(self) -> Verdict:
+        """See `RULE`."""
+        if len(self.numbers) < LEAST_SEEDS:
+            return "cannot tell"
+        mean, error = mean_and_standard_error(np.asarray(self.numbers, dtype=float))
+        if not p_value(mean, error, len(self.numbers)) < 1 - LEVEL:
+            return "cannot tell"
+        return "holds" if math.copysign(1, mean) == self.claim.sign else "fails"
+
+
+def over_seeds(numbers: Sequence[float]) -> str:
+    """The mean in words, with half the width of its 95 % interval from four numbers on."""
+    mean, error = mean_and_standard_error(np.asarray(numbers, dtype=float))
+    half = float(quantile(len(numbers)) * error)
+    return plus_minus(mean, half, 2)
+
+
+def findings(claims: Iterable[Claim], seeds: Sequence[Results]) -> list[Finding]:
+    """Every claim with its numbers, one per seed that has all results it needs."""
+    return [
+        Finding(claim, [claim.compute(results) for results in seeds if all(need in results for need in claim.needs)])
+        for claim in claims
+    ]
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def markdown_table(findings: Sequence[Finding]) -> str:
+    """The findings as a Markdown table, a row per claim, and the number of each verdict below it."""
+    head = ("claim", "source", "number", "claimed", "published", "here, 95 % over seeds", "per seed", "verdict")
+    rows = [
+        (
+            one.claim.statement, one.claim.source, one.claim.number, "negative" if one.claim.sign < 0 else "positive",
+            one.claim.published, over_seeds(one.numbers) if one.numbers else "not measured",
+            ", ".join(f"{number:.3g}" for number in one.numbers), f"**{one.verdict}**",
+        )
+        for one in findings
+    ]  # fmt: skip
+    verdicts = [finding.verdict for finding in findings]
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(sorted(verdicts, reverse=True)))
+    return "\n".join([*markdown(head, rows), "", f"In all: {counts}.", ""])
+
+
+def protocol(
+    networks: Mapping[str, Training], out: Path, *, data: str, seeds: int, fraction: float, epochs: int
+) -> str:
+    """The protocol in words, and a table of the networks with their accuracies."""
+    lines = ["# The papers' claims, reproduced", "", f"Last output of `landscape reproduce`. {RULE}"]
+    if networks:
+        how = f"{data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, {epochs} epochs, recipe demo:"
+        accuracy = "accuracy, mean over seeds (95 % from four seeds on)"
+        rows = [_network_row(name, one, out, seeds, fraction) for name, one in networks.items()]
+        lines += ["", how, "", *markdown(("network", "model", "parameters", "images", "epochs", accuracy), rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _network_row(name: str, network: Training, out: Path, seeds: int, fraction: float) -> Sequence[str]:
+    from landscape.checkpoints.checkpoint import read_checkpoint
+
+    runs = [read_checkpoint(run_folder(out, name, seed) / "final.pt") for seed in range(seeds)]
+    mean = mean_interval(np.array([run.metrics.get("accuracy", np.nan) for run in runs]), "share")
+    size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not key.endswith(BUFFERS))
+    arguments = "".join(f" {key}={value}" for key, value in network.model_args.items())
+    arguments += f" objective={network.objective}" if network.objective != "classification" else ""
+    accuracy = interval(*mean) if np.isfinite(mean[0]) else "no labels"
+    images, epochs = f"{fraction * network.images:g}", f"{runs[0].epoch:g}"
+    return name, f"{network.model}{arguments}", f"{size:,}", images, epochs, accuracy
+
+
+def run_folder(out: Path, network: str, seed: int) -> Path:
+    """The folder of one training."""
+    return out / "checkpoints" / f"{network}-s{seed}"

@@ -1,0 +1,270 @@
+"""Plan, find and tabulate the studies of trained networks: smoothing blocks, dropout masks, one argument, objectives.
+
+Of each kind: the steps that a command measures, the studies that a results file holds, and the rows of the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.progress import say
+from landscape.results.calibration import paired_difference, stored_scores
+from landscape.results.protocols import stored as options_of
+from landscape.studies.study import (
+    Cell,
+    Network,
+    Row,
+    Step,
+    Stored,
+    Study,
+    identity,
+    in_words,
+    members_of,
+    smoothed,
+)
+
+if TYPE_CHECKING:
+    from landscape.subject.subject import Subject
+
+SCORES = {"nll": ("NLL", 1.0, 3), "accuracy": ("accuracy", 100.0, 1), "ece": ("ECE", 100.0, 1)}  # unit, and digits
+FEWEST = 3  # values that make a sweep
+REST = ("seed", "name")  # what may differ in a sweep too: the seed, and the name of the recipe
+
+
+def smoothing_steps(path: Path | None, loading: Row, members: Sequence[int], batches: int) -> Iterator[Step]:
+    """Calibration for every ensemble size, features of the largest and curvature of the smallest, of both networks."""
+    without = {key: value for key, value in loading.items() if key not in ("smooth_at", "smooth_block")}
+    networks = {"without smoothing": {**without, "smooth": False}, "with smoothing": loading}
+    probes: list[tuple[str, Row, int]] = [*(("calibration", {}, masks) for masks in members)]
+    probes += [("fourier", {"spectrum": "diagonal"}, members[-1]), ("uncertainty", {}, members[-1])]
+    for probe, parameters, masks in (*probes, ("hessian", {"batches": batches}, members[0])):
+        for name, how in networks.items():
+            drawn = f", {masks} dropout mask{'s' if masks > 1 else ''}" if masks else ""
+            yield Step(probe, f"{probe} {name}{drawn}", parameters, {**how, "mc_dropout": masks}, [path])
+
+
+def ensemble_sizes(subject: Subject, counts: list[int], *, quiet: bool) -> list[int]:
+    """The ensemble sizes that the network allows, 0 for the network as it is where that is deterministic.
+
+    Raises:
+        ValueError: the network draws random numbers that no mask freezes.
+    """
+    from landscape.subject.checks import refuse_stochastic, variation
+    from landscape.subject.members import calls_of
+
+    stochastic = bool(variation(subject))
+    if not any(call.rate for call in calls_of(subject)):
+        refuse_stochastic(subject)
+        say("note: the network has no dropout, so that there is no ensemble of it", quiet=quiet)
+        return [0]
+    return counts if stochastic else [0, *counts]
+
+
+def smoothing(stored: Stored) -> list[Study]:
+    """The checkpoints that were scored with and without smoothing, on one set of samples."""
+    own: dict[str, list[tuple[str, xr.Dataset]]] = {}
+    for name, data in stored:
+        own.setdefault(identity(data), []).append((name, data))
+    return [study for study in map(_with_and_without, own.values()) if sizes(study)]
+
+
+def _with_and_without(stored: list[tuple[str, xr.Dataset]]) -> Study:
+    samples: list[Any] = []
+
+    def place(probe: str, data: xr.Dataset) -> Cell | None:
+        if probe == "calibration" and not (data["done"] == 0).any():
+            samples.append(data.attrs.get("data_sha256"))
+            return (smoothed(data), (probe, members_of(data))) if samples[-1] == samples[0] else None
+        return (smoothed(data), probe) if probe in ("fourier", "uncertainty", "hessian") else None
+
+    study = Study.of(stored, place)
+    study.label = str(stored[0][1].attrs.get("label", ""))
+    return study
+
+
+def sizes(study: Study) -> list[int]:
+    """Numbers of dropout masks that were scored with and without smoothing; 0 is the network as it is."""
+    found = [key[1] for (smooth, key) in study.cells if isinstance(key, tuple) and (not smooth, key) in study.cells]
+    return sorted(set(found))
+
+
+def smoothing_table(study: Study) -> list[Row]:
+    """Scores in percent or nats, with the difference by smoothing and its 95 % interval, paired over samples."""
+    rows = []
+    for size in sizes(study):
+        row: Row = {"dropout masks": str(size) if size else "no dropout"}
+        without, smooth = (study.cells[key, ("calibration", size)] for key in (False, True))
+        differences = paired_difference(*(stored_scores(_arrays(data)) for data in (smooth, without)))
+        for name, (short, unit, digits) in SCORES.items():
+            value, interval = differences[name]
+            numbers = [unit * number for number in (float(without[name]), float(smooth[name]))]
+            row[f"{short}{' %' * (unit > 1)}"] = " → ".join(f"{number:.{digits}f}" for number in numbers)
+            ends = f"[{unit * interval.low:+.{digits}f}, {unit * interval.high:+.{digits}f}]"
+            row[f"{short} difference"] = f"{unit * value:+.{digits}f} {ends}"
+        rows.append(row)
+    return rows
+
+
+def _arrays(data: xr.Dataset) -> Mapping[str, Any]:
+    return {str(name): values.values for name, values in data.data_vars.items()}
+
+
+def heads_steps(
+    subject: Subject, path: Path | None, loading: Row, masks: int, resolution: str, batches: int, *, quiet: bool
+) -> Iterator[Step]:
+    """Surface and hessian of a network without its dropout, and with frozen masks."""
+    from landscape import models
+    from landscape.subject.checks import variation
+    from landscape.subject.members import calls_of
+
+    stored, kinds = subject.checkpoint, dict[str, Row]()
+    if not variation(subject):
+        kinds["deterministic"] = {**loading, "mc_dropout": 0}
+    elif stored is not None and stored.native and "mc_dropout" in models.accepts(stored.model):  # dropout at test time
+        without = {**loading.get("model_arg", {}), "mc_dropout": 0}
+        kinds["deterministic"] = {**loading, "model_arg": without, "mc_dropout": 0}
+    else:
+        note = f"{subject.label} draws random numbers in evaluation, so that there is no deterministic one"
+        say(f"note: {note}", quiet=quiet)
+    if any(call.rate for call in calls_of(subject)):
+        kinds[f"{masks} dropout masks"] = {**loading, "mc_dropout": masks}
+    for kind, how in kinds.items():
+        for probe, parameters in (("surface", {"resolution": resolution}), ("hessian", {"batches": batches})):
+            yield Step(probe, f"{probe} {subject.label}, {kind}", parameters, how, [path])
+    if f"{masks} dropout masks" not in kinds:
+        say(f"note: {subject.label} has no dropout, so that there are no masks of it", quiet=quiet)
+
+
+def heads(stored: Stored) -> list[Study]:
+    """One study of all networks with a surface and a spectrum, if there are two and one of them has dropout masks."""
+
+    def place(probe: str, data: xr.Dataset) -> Cell | None:
+        quantity = {"surface": "loss", "hessian": "eigenvalue"}.get(probe, "")
+        if (probe == "hessian" and "group" in data.dims) or quantity not in data:
+            return None
+        if not np.isfinite(data[quantity].values).any():
+            return None
+        return (identity(data), smoothed(data)), (probe, members_of(data) > 0)
+
+    study = Study.of(stored, place)
+    study.networks = {key: one for key, one in study.networks.items() if len({probe for probe, _ in one.results}) == 2}
+    masked = any(masks for _, (_, masks) in study.cells)
+    return [study] if len(study.networks) > 1 and masked else []
+
+
+def sweep_steps(paths: Sequence[Path], loading: Row, batches: int) -> Iterator[Step]:
+    """Calibration on both splits and a few mini-batches of hessian, of all networks."""
+    for split in ("test", "train"):
+        yield Step("calibration", f"calibration on the {split} split", {}, {**loading, "split": split}, paths)
+    yield Step("hessian", "hessian", {"batches": batches}, loading, paths)
+
+
+def sweep(stored: Stored) -> list[Study]:
+    """A study of every argument of which networks have three values or more, and that alone differs among them.
+
+    Of snapshots of one run the one with the most epochs counts.
+    """
+    newest: dict[str, Network] = {}
+    for (_, masks, blocks), network in Study.of(stored, _place_in_sweep).networks.items():
+        network.configuration |= {"dropout masks": masks, "smoothing inserted": blocks}
+        key = _key(network.configuration)
+        if key not in newest or network.epoch >= newest[key].epoch:
+            newest[key] = network
+    found = []
+    arguments = dict.fromkeys(name for one in newest.values() for name in one.configuration if name not in REST)
+    for argument in arguments:
+        groups: dict[str, list[Network]] = {}
+        for network in newest.values():
+            groups.setdefault(_key(network.configuration, argument, *REST), []).append(network)
+        for networks in groups.values():
+            networks.sort(key=lambda one: _order(one.configuration.get(argument)))
+            label = f"{networks[0].configuration['model']}-{argument}"
+            found.append(Study(label, dict(enumerate(networks)), argument))
+    return [study for study in found if len(study.values) >= FEWEST]
+
+
+def _place_in_sweep(probe: str, data: xr.Dataset) -> Cell | None:
+    """Of the results whose checkpoints say how the network was built."""
+    split = {"calibration": options_of(data, "spec").get("split"), "hessian": "hessian"}.get(probe)
+    if not options_of(data, "configuration") or "group" in data.dims or split not in ("test", "train", "hessian"):
+        return None
+    return (identity(data), members_of(data), str(data.attrs.get("smoothing", ""))), split
+
+
+def _key(configuration: Row, *without: str) -> str:
+    """What tells configurations apart, without some arguments."""
+    return json.dumps({name: value for name, value in configuration.items() if name not in without}, sort_keys=True)
+
+
+def _order(value: Any) -> tuple[Any, ...]:
+    """Numbers in their order, then words, then none."""
+    if isinstance(value, int | float):
+        return 0, float(value), ""
+    return (2, 0.0, "") if value is None else (1, 0.0, in_words(value))
+
+
+def sweep_table(study: Study) -> list[Row]:
+    """The numbers of the figure, a row per run."""
+    columns = {
+        "accuracy": ("test", "accuracy"), "training NLL": ("train", "nll"),
+        "largest eigenvalue": ("hessian", "mean_largest"), "NEP": ("hessian", "nep"), "APE": ("hessian", "ape"),
+    }  # fmt: skip
+    return [
+        {
+            study.argument: study.value(one),
+            "seed": str(one.configuration.get("seed", "")),
+            **{name: one.number(*cell)[0] for name, cell in columns.items()},
+        }
+        for one in study.networks.values()
+    ]
+
+
+def hybrid(stored: Stored) -> list[Study]:
+    """One study of all imported tables and of all results of probe-linear, if a table was imported."""
+    each = count()
+
+    def place(probe: str, data: xr.Dataset) -> Cell | None:
+        known = probe == "probe-linear" and np.isfinite(data["accuracy"].values).any()
+        return (next(each), probe) if known or probe == "hybrid" else None
+
+    study = Study.of(stored, place)
+    return [study] if any(probe == "hybrid" for _, probe in study.cells) else []
+
+
+def build_up_rows(checkpoints: Sequence[Path]) -> Iterator[Row]:
+    """A row per trained AlterNet, from what its checkpoint says.
+
+    Raises:
+        ValueError: one is no AlterNet, was trained on other data than the first, or holds no accuracy.
+    """
+    from landscape import models
+    from landscape.checkpoints import folders
+    from landscape.checkpoints.checkpoint import read_checkpoint
+
+    first: tuple[str, str] | None = None
+    for given in checkpoints:
+        path = folders.checkpoint_of(given)
+        stored = read_checkpoint(path)
+        if stored.model not in models.NAMES or "msa" not in models.accepts(stored.model):
+            raise ValueError(f"{path} is a {stored.model or 'checkpoint of another library'}, expected an AlterNet")
+        if "accuracy" not in stored.metrics:
+            raise ValueError(f"{path} holds no accuracy on the test split; train it with landscape train")
+        about = (stored.model, str(stored.data.get("name", "")))
+        first = first or about
+        if about != first:
+            raise ValueError(
+                f"{path} is {about[0]} on {about[1]}, the first network {first[0]} on {first[1]}; give networks of one "
+                "kind and of one data set"
+            )
+        msa = stored.model_args.get("msa", models.MODELS[stored.model].keywords["msa"])
+        yield {
+            "model": about[0], "data": about[1], "msa": sum(msa), "seed": stored.seed, "checkpoint": str(path),
+            **{name: float(stored.metrics[name]) for name in ("accuracy", "loss")},
+        }  # fmt: skip
