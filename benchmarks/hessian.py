@@ -36,7 +36,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from landscape.cli.process_setup import keep_freed_memory
 from landscape.curvature.hessian_product import hessian_product
-from landscape.curvature.hvp_backends import Hvp, convolves, curvature
+from landscape.curvature.hvp_backends import Hvp, curvature
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit
@@ -83,7 +83,7 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
         "PyHessian 1e-4": Engine(partial(pyhessian, tol=1e-4, iterations=1000), batches // 20),
         "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 4)),
     }
-    kinds: tuple[Hvp, ...] = ("kept", traced(subject), "compiled")
+    kinds: tuple[Hvp, ...] = ("kept", "traced")
     clock = clock_of(subject.device)
     for kind in kinds:
         start = clock()
@@ -93,10 +93,6 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
         prepared = clock() - start
         found[f"ours, {kind}"] = Engine(partial(ours, curved=curved), batches, prepared, partial(product, vector))
     return found
-
-
-def traced(subject: Subject) -> Hvp:
-    return "traced-channels-last" if convolves(subject.model) else "traced"
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ def _peak(arguments: argparse.Namespace, name: str, batch_size: int, engine: str
         elif engine.startswith("curvlinops"):
             curvlinops(subject, 0)
         else:
-            kind: Hvp = "kept" if "kept" in engine else traced(subject)
+            kind: Hvp = "kept" if "kept" in engine else "traced"
             ours(subject, 0, curved=curvature(subject, subject.parameters, kind, kinks="double"))
 
     return peak_of(run, subject.device)

@@ -3,7 +3,7 @@
     python benchmarks/hessian_command.py --data cifar10 --data-root DATA [--checkpoints DIR] [--batches 64 14]
 
 What is compared is what a user runs: a process that computes the top five eigenvalues of every mini-batch of 16. The
-command chooses threads and backend itself; its first run starts with an empty cache of compiled graphs, its second run
+command chooses threads and backend itself; its first run starts with an empty cache of traced graphs, its second run
 finds what the first one left. Its seconds contain all preparation of products. PyHessian (its defaults, torch's default
 threads) and curvlinops with eigsh, which prepare nothing, run on a part of the mini-batches, spread over the whole;
 their time for all is the mean of a mini-batch times their number. `whole process` adds imports and the loading of
@@ -105,7 +105,7 @@ def child(arguments: argparse.Namespace) -> None:
     if arguments.child == "ours":  # as the command does: this process has its settings in the environment
         start, before = time.perf_counter(), os.times()
         landscape.measure("hessian", subject, out=arguments.results)
-        spent = sum(os.times()[:4]) - sum(before[:4])  # with compilers
+        spent = sum(os.times()[:4]) - sum(before[:4])
         print(json.dumps([time.perf_counter() - start, spent]))
         return
     if arguments.child == "reference":

@@ -146,32 +146,6 @@ def in_double(subject: Subject) -> Subject:
     return Subject(copy.deepcopy(subject.model).double(), batches)
 
 
-class Everything(nn.Module):
-    """What compiled code must follow: convolution, statistics, an activation, units near their kinks, and matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution, self.norm, self.activation = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU()
-        self.head, self.cancelling = nn.Sequential(nn.Dropout(0.4), nn.Linear(4, 3)), Cancelling(nn.functional.relu)
-        self.norm.running_mean, self.norm.running_var = 0.3 * torch.randn(4), 0.5 + torch.rand(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.activation(self.norm(self.convolution(x)))
-        y: Tensor = self.head(maps.mean((2, 3))) + self.cancelling(x[:, :, 0, 0])
-        return y
-
-
-def everything() -> Subject:
-    """A network of single precision for 3 x 4 x 4 images, half of whose units are within rounding of a kink."""
-    torch.manual_seed(0)
-    model = Everything().eval()
-    batches = []
-    for images, targets in batches_of((3, 4, 4), (4, 4), 3):
-        images[:3, :, 0, 0] = 1.0  # whose sums cancel
-        batches.append((images.float(), targets))
-    return Subject(model, batches)
-
-
 class Branching(nn.Module):
     """Chooses its activation by the values it sees, which a trace cannot record."""
 

@@ -208,8 +208,8 @@ def test_weight_decay_shifts_the_nodes_of_all_blocks() -> None:
 def test_bad_options_are_refused_in_one_line() -> None:
     with pytest.raises(OptionError, match="--tol is for the whole Hessian"):
         Density(blocks="tensor", tol=0.1)
-    with pytest.raises(OptionError, match="--hvp compiled makes products of the whole Hessian"):
-        Density(blocks="tensor", hvp="compiled")
+    with pytest.raises(OptionError, match="--hvp traced makes products of the whole Hessian"):
+        Density(blocks="tensor", hvp="traced")
     with pytest.raises(OptionError, match="--blocks must be"):
         Density(blocks="row")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="are a single block, weight"):

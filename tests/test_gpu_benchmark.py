@@ -21,7 +21,7 @@ from analytic import tanh_net
 from recording import Recorder
 
 import landscape
-from landscape.curvature.hvp_backends import BATCHED, curvature
+from landscape.curvature.hvp_backends import curvature
 from landscape.subject.graph_replay import GraphReplay
 
 pytestmark = pytest.mark.slow
@@ -89,8 +89,8 @@ def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> Non
 
     columns, *hessian = table(text, "hessian")
     engines = {row[columns.index("engine")] for row in hessian}
-    assert engines >= {"PyHessian", "curvlinops + eigsh", "kept", "traced", "together x 2"}
-    ours = [row for row in hessian if row[columns.index("engine")] in ("kept", "traced", "together x 2")]
+    assert engines >= {"PyHessian", "curvlinops + eigsh", "kept", "traced", "traced x 2"}
+    ours = [row for row in hessian if row[columns.index("engine")] in ("kept", "traced", "traced x 2")]
     assert all(row[columns.index("missed")] == "0/5" for row in ours)
     products = {row[columns.index("products")] for row in ours}
     assert len(products) == 1, "equal searches whichever backend makes their products"
@@ -314,8 +314,8 @@ def test_products_of_any_number_of_mini_batches_can_be_compared(benchmarks: None
     for wanted in (2, 3, 0):
         own = replace(subject)  # what is traced is kept with the subject
         with side_by_side(wanted):
-            counts.append(curvature(own, own.parameters, "together").batched)
-    assert counts == [2, 3, BATCHED]
+            counts.append(curvature(own, own.parameters, "traced", batched=True).batched)
+    assert counts == [2, 3, 0]
 
 
 def test_cuda_graphs_can_be_switched_off(benchmarks: None) -> None:

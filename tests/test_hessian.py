@@ -167,12 +167,12 @@ def test_per_layer_of_some_parameters() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
 def test_mini_batches_side_by_side_have_the_numbers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_backends.BATCHED", 2)
+    monkeypatch.setattr("landscape.curvature.hvp_backends.mini_batches_per_product", lambda *_: 2)
     subject = tanh_net(sizes=(6, 6, 6))  # one full set and an incomplete one
     for verify in (False, True):
         options: dict[str, Any] = {"top": 3, "tol": 1e-6, "verify": verify, "eigenvectors": True}
-        together, alone = (run_probe(Hessian(**options, hvp=hvp), subject) for hvp in ("together", "kept"))
-        assert (together["hvp"] == CODES.index("together")).all()
+        together, alone = (run_probe(Hessian(**options, hvp=hvp), subject) for hvp in ("traced", "kept"))
+        assert (together["hvp"] == CODES.index("traced")).all()
         assert together["done"].all()
         for name in ("eigenvalue", "loss", "largest", "smallest", "eigenvector"):
             np.testing.assert_allclose(together[name], alone[name], rtol=1e-6, atol=1e-6)
@@ -184,9 +184,9 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(monkeypatch: pytest.
 def test_a_non_finite_mini_batch_does_not_affect_those_side_by_side_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_backends.BATCHED", 3)
+    monkeypatch.setattr("landscape.curvature.hvp_backends.mini_batches_per_product", lambda *_: 3)
     subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
-    found = run_probe(Hessian(top=2, hvp="together"), subject)
+    found = run_probe(Hessian(top=2, hvp="traced"), subject)
     np.testing.assert_allclose(found["eigenvalue"][[0, 2]], [[4, 2], [8, 4]], rtol=1e-6)
     assert np.isnan(found["eigenvalue"][1]).all()
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from landscape.curvature import hvp_backends as module
-from landscape.curvature import hvp_candidates, hvp_forecast, hvp_reference
+from landscape.curvature import hvp_forecast, hvp_reference
 from landscape.curvature.hessian_product import HessianProduct, Product, non_differentiable_layer
-from landscape.curvature.hvp_backends import CODES, Hvp, curvature
+from landscape.curvature.hvp_backends import CODES, curvature
 from landscape.curvature.hvp_forecast import Costs, PlannedProducts
 from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.curvature.operator import Curvature, Operator
@@ -46,22 +46,22 @@ def at_costs(monkeypatch: pytest.MonkeyPatch, **seconds: tuple[float, float]) ->
 
     def seconds_of(candidate: Curvature) -> tuple[float, float]:
         measured.append(candidate.hvp)
-        return seconds[candidate.hvp.partition("-")[0]]
+        return seconds[candidate.hvp]
 
-    def prepared(subject: Subject, parameters: Any, fixed: bool, hvp: str, _: int) -> Curvature:
-        return Curvature(subject, parameters, hvp)
+    def prepared(subject: Subject, parameters: Any, *_: object) -> Curvature:
+        return Curvature(subject, parameters, "traced")
 
     monkeypatch.setattr(module, "reference", reference)
-    monkeypatch.setattr(hvp_candidates, "seconds_of", seconds_of)
+    monkeypatch.setattr(module, "seconds_of", seconds_of)
     monkeypatch.setattr(module, "_traced", prepared)
     return measured
 
 
-@pytest.mark.parametrize(("batches", "expected"), [(1, "kept"), (20, "traced"), (1000, "compiled")])
+@pytest.mark.parametrize(("batches", "expected"), [(1, "kept"), (20, "traced")])
 def test_the_backend_of_the_least_predicted_time_is_chosen(
     batches: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.07, 0.028))
+    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035))
     subject = tanh_net()
     planned = PlannedProducts(batches, products=20)
     assert curvature(subject, subject.parameters, "auto", planned=planned).hvp == expected
@@ -71,46 +71,34 @@ def test_the_backend_of_the_least_predicted_time_is_chosen(
 def test_a_backend_that_proves_slower_than_predicted_is_left_and_the_reason_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.2), compiled=(0.1, 0.2))
+    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.2))
     subject = tanh_net()
     with caplog.at_level(logging.DEBUG, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(1000))
-    assert (chosen.hvp, sorted(measured)) == ("kept", ["compiled", "traced"])
-    assert "kept (predicted 1100 s for 1000 mini-batches; compiled 4100 s, traced 4100 s); --hvp chooses" in caplog.text
+    assert (chosen.hvp, measured) == ("kept", ["traced"])
+    assert "kept (predicted 1100 s for 1000 mini-batches; traced 4100 s); --hvp chooses" in caplog.text
 
 
 def test_graphs_rebuilt_for_every_product_count_as_many_preparations(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_costs(monkeypatch, kept=(1.0, 0.01), traced=(1.0, 0.01), compiled=(0.1, 0.01))
+    at_costs(monkeypatch, kept=(1.0, 0.01), traced=(0.1, 0.01))
+    monkeypatch.setattr(hvp_forecast, "SHARES", {"traced": (1.0, 0.95)})
     subject = tanh_net()
 
     def chosen(planned: PlannedProducts) -> str:
         return curvature(subject, subject.parameters, "auto", planned=planned).hvp
 
     assert chosen(PlannedProducts(20, 20)) == "kept"
-    assert chosen(PlannedProducts(20, 20, rebuilt=True)) == "compiled"
+    assert chosen(PlannedProducts(20, 20, rebuilt=True)) == "traced"
 
 
 def test_mini_batches_at_once_make_preparation_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.07, 0.028))
+    at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035))
     subject = tanh_net()
     chosen = [
         curvature(subject, subject.parameters, "auto", planned=PlannedProducts(10, 20, at_once=at_once)).hvp
         for at_once in (4, 1)
     ]
     assert chosen == ["kept", "traced"]
-
-
-def test_what_earlier_runs_would_have_saved_pays_a_compilation(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path))
-    at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.1, 0.0285))
-    planned = PlannedProducts(100, 20)  # compiled code saves 13 s of each run and takes 24 s to make
-    with caplog.at_level(logging.DEBUG, logger="landscape"):
-        chosen = [curvature(net := tanh_net(), net.parameters, "auto", planned=planned).hvp for _ in range(3)]
-    assert chosen == ["traced", "compiled", "compiled"]
-    said = [record.getMessage() for record in caplog.records if "predicted" in record.getMessage()]
-    assert ["would have saved 13 s in earlier runs" in line for line in said] == [False, True, False]
 
 
 def test_a_backend_that_fails_in_any_way_is_no_candidate(
@@ -128,11 +116,11 @@ def test_a_backend_that_fails_in_any_way_is_no_candidate(
 
 
 def test_a_backend_once_prepared_costs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035), compiled=(0.07, 0.028))
+    measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035))
     subject = tanh_net()
     for planned in (PlannedProducts(1000), PlannedProducts(1)):
-        assert curvature(subject, subject.parameters, "auto", planned=planned).hvp == "compiled"
-    assert measured == ["compiled"]
+        assert curvature(subject, subject.parameters, "auto", planned=planned).hvp == "traced"
+    assert measured == ["traced"]
 
 
 @pytest.mark.slow
@@ -154,9 +142,9 @@ def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
 def test_batched_products_are_those_of_each_mini_batch(
     network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BATCHED", 2)
+    monkeypatch.setattr(module, "mini_batches_per_product", lambda *_: 2)
     subject = network()
-    batched = curvature(subject, subject.parameters, "together")
+    batched = curvature(subject, subject.parameters, "traced", batched=True)
     assert batched.batched == 2
     joint = batched.batched_product([0, 1])
     rows = torch.stack([
@@ -172,10 +160,10 @@ def test_batched_products_are_those_of_each_mini_batch(
 
 @pytest.mark.slow
 def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shares = {"traced": (0.0, 0.0), "compiled": (9.0, 9.0)}
+    shares = {"traced": (0.0, 0.0)}
     monkeypatch.setattr(hvp_forecast, "SHARES", shares)
     monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
-    monkeypatch.setattr(hvp_candidates, "seconds_of", lambda candidate: (0.0, 0.0))
+    monkeypatch.setattr(module, "seconds_of", lambda candidate: (0.0, 0.0))
 
     def spectra(path: Path, stop: int) -> np.ndarray:
         seen = [0]
@@ -340,7 +328,6 @@ def test_the_benchmark_times_the_first_mini_batch() -> None:
 
 @pytest.mark.slow
 def test_weight_decay_is_in_every_kind_of_product() -> None:
-    """In those by compiled code too, see `test_compiled_products.py`."""
     plain, decayed = tanh_net(), tanh_net(weight_decay=0.25)
     vector = random_unit(plain.size, 0, device=torch.device("cpu"), dtype=torch.float64)
     for kind in ("kept", "traced"):
@@ -357,11 +344,11 @@ def test_a_layer_without_a_second_derivative_is_named_after_layers_that_work_in_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hvp", ["traced", "together"])
-def test_replayed_products_are_those_of_every_mini_batch(hvp: Hvp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCHED", 2)
+@pytest.mark.parametrize("together", [0, 2])
+def test_replayed_products_are_those_of_every_mini_batch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "mini_batches_per_product", lambda *_: together)
     subject = tanh_net(sizes=(6,) * 4)
-    curved = curvature(subject, subject.parameters, hvp)
+    curved = curvature(subject, subject.parameters, "traced", batched=True)
     assert curved._traced is not None
     recorder = Recorder()
     replay = GraphReplay(curved._traced._each, "test", capture=recorder)
@@ -371,11 +358,9 @@ def test_replayed_products_are_those_of_every_mini_batch(hvp: Hvp, monkeypatch: 
     ])  # fmt: skip
     for _ in range(2):
         for i in (0, 2):
-            one, other = (
-                c.batched_product([i, i + 1]) if hvp == "together" else c.product(i) for c in (curved, replayed)
-            )
+            one, other = (c.batched_product([i, i + 1]) if together else c.product(i) for c in (curved, replayed))
             for rows in (vectors, vectors.flip(0)):
-                given = rows if hvp == "together" else rows[0]
+                given = rows if together else rows[0]
                 torch.testing.assert_close(other(given), one(given), rtol=0, atol=0)
     assert (recorder.recordings, recorder.replays) == (1, 8)
 

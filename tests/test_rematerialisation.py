@@ -10,14 +10,10 @@ import pytest
 import torch
 from analytic import attention_net, batches_of
 from torch import Tensor, fx, nn
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape import models
 from landscape.curvature import rematerialisation
-from landscape.curvature.forward_statistics import use_forward_statistics
-from landscape.curvature.graph_passes import views_to_reshapes
 from landscape.curvature.hessian_product import hessian_product
 from landscape.curvature.kinks import activation_pattern
 from landscape.curvature.rematerialisation import merge_equal
@@ -129,8 +125,7 @@ def test_live_bytes_are_counted_until_the_memory_is_freed() -> None:
 CONVOLUTIONS: dict[str, object] = {"blocks": (1, 1), "width": 8}
 
 
-# Here the ratios are 0.85, 0.89 and 1.09, without recomputing 1.12, 1.13 and 1.32; of the whole networks on 32 x 32
-# images at 128 per mini-batch they are 0.84, 0.88 and 1.22.
+# Here the ratios are 0.86, 0.93 and 1.20, without recomputing above 1.1, 1.1 and 1.3.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "options", "most"),
@@ -158,81 +153,3 @@ def test_peak_memory_is_near_that_of_double_backward(
 
     torch.testing.assert_close(traced.at(inputs, targets)(vector), kept(), rtol=1e-3, atol=1e-4)
     assert _peak(lambda: traced.at(inputs, targets)(vector)) < most * _peak(kept)
-
-
-def _recorded(function: Callable[..., Tensor], *given: Tensor) -> fx.GraphModule:
-    graph = make_fx(functionalize(function, remove="mutations"))(*given)
-    views_to_reshapes(graph)
-    merge_equal(graph)
-    return graph
-
-
-def _operations(graph: fx.GraphModule) -> set[str]:
-    return {str(node.target) for node in graph.graph.nodes}
-
-
-@pytest.mark.parametrize("softmax", [torch.softmax, torch._safe_softmax])
-def test_the_derivative_of_softmax_uses_the_softmax(softmax: Callable[..., Tensor]) -> None:
-    torch.manual_seed(0)
-    x, t = torch.randn(2, 3, 4, 5, dtype=torch.float64)[:, 0]
-    graph = _recorded(lambda x, t: torch.func.jvp(lambda x: softmax(x, -1), (x,), (t,))[1], x, t)
-    assert "aten.exp.default" in _operations(graph)
-    expected = graph(x, t)
-    assert use_forward_statistics(graph.graph) == 1
-    merge_equal(graph)
-    assert "aten.exp.default" not in _operations(graph)
-    torch.testing.assert_close(graph(x, t), expected, rtol=1e-12, atol=1e-15)
-
-
-def test_the_derivatives_of_layer_norm_use_its_mean_and_deviation() -> None:
-    torch.manual_seed(0)
-    x, t, g = torch.randn(3, 4, 6, dtype=torch.float64)
-
-    def second(x: Tensor, t: Tensor, g: Tensor) -> Tensor:
-        def gradient(x: Tensor) -> Tensor:
-            return torch.func.grad(lambda x: (g * nn.functional.layer_norm(x, (6,)).tanh()).sum())(x)
-
-        return torch.func.jvp(gradient, (x,), (t,))[1]
-
-    graph = _recorded(second, x, t, g)
-    expected = graph(x, t, g)
-    assert use_forward_statistics(graph.graph) >= 3
-    merge_equal(graph)
-    assert not {"aten.var_mean.correction", "aten.rsqrt.default"} & _operations(graph)
-    centred = [n for n in graph.graph.nodes if n.target is torch.ops.aten.sub.Tensor and n.args[0].name == "x_1"]
-    assert len(centred) == 1
-    torch.testing.assert_close(graph(x, t, g), expected, rtol=1e-12, atol=1e-15)
-
-
-def _weighted(x: Tensor, axis: int, summed: int) -> Tensor:
-    """The form that a derivative of softmax contains, with the maximum along one axis and sums along another."""
-    exponential = (x - x.amax(axis, True)).exp()
-    return (exponential * x).sum(summed, True) / exponential.sum(summed, True)
-
-
-def _normed(x: Tensor) -> Tensor:
-    y, mean, inverse_deviation = torch.native_layer_norm(x, [4], None, None, 1e-5)
-    return y + mean * inverse_deviation
-
-
-@pytest.mark.parametrize(
-    ("function", "replaced"),
-    [
-        (lambda x: x.softmax(1) * _weighted(x, 1, 1), 1),
-        (lambda x: x.softmax(0) * _weighted(x, 1, 1), 0),
-        (lambda x: x.softmax(1) * _weighted(x, 0, 1), 0),
-        (lambda x: x.softmax(1) * _weighted(x, 1, 0), 0),
-        (lambda x: _weighted(x, 1, 1) * x.softmax(1), 0),  # there is none yet
-        (lambda x: _normed(x) - x.mean(1, True), 1),
-        (lambda x: _normed(x) - x.mean(0, True), 0),
-        (lambda x: _normed(x) - (2 * x).mean(1, True), 0),
-        (lambda x: x.mean(1, True) + _normed(x), 0),
-    ],
-)
-def test_only_the_same_sums_and_means_are_replaced(function: Callable[[Tensor], Tensor], replaced: int) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(4, 4, dtype=torch.float64)
-    graph = _recorded(function, x)
-    assert use_forward_statistics(graph.graph) == replaced
-    graph.recompile()
-    torch.testing.assert_close(graph(x), function(x), rtol=1e-12, atol=1e-15)

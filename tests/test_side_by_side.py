@@ -199,11 +199,6 @@ def test_what_threads_might_disturb_is_measured_one_after_the_other() -> None:
     assert _at_once(Subject(KeepsItsFeatures().eval(), batches)) == 1
 
 
-def test_one_product_for_several_mini_batches_keeps_all_threads() -> None:
-    with Hessian(hvp="together")._at_once(_subject(), 6) as at_once:
-        assert (at_once, torch.get_num_threads()) == (1, 3)
-
-
 def test_the_memory_of_a_graph_is_that_of_what_it_saves() -> None:
     class Squares(nn.Module):
         def __init__(self) -> None:

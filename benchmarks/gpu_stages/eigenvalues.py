@@ -7,6 +7,7 @@ import gc
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,8 +33,8 @@ mini-batches side by side in one product. Engines take turns on each mini-batch.
 `speed` is over the mini-batches that PyHessian had too. Missed: eigenvalues of a float64 reference (this package at an
 estimated relative error of 1e-6, on the same device) without an estimate within 1 %, over the mini-batches that have a
 reference. Outside kernels, of a few products after a warm-up: the share of wall time in which the device neither
-computes nor copies; n/a without a GPU. Prepared: seconds of the first call beyond those of a later one (tracing,
-compiling, choosing). Peak: all memory allocated on the device, the network included."""
+computes nor copies; n/a without a GPU. Prepared: seconds of the first call beyond those of a later one (tracing
+and choosing). Peak: all memory allocated on the device, the network included."""
 CASES = [(name, size) for size in (32, 224) for name in ("resnet18", "vit_ti", "resnet50", "vit_s")]
 SMALL_CASES = [("alternet_demo", 16)]
 BATCH_SIZE, BATCHES, REFERENCES = 16, 32, 3
@@ -46,29 +47,30 @@ class Engine:
     batches: int
     group: int = 1
     hvp: str = ""  # backend of this package; empty for another package
+    together: int = 0  # mini-batches per product
     graphs: bool = True  # whether products may be replayed as CUDA graphs
     other: Callable[..., tuple[np.ndarray, int]] | None = None
 
 
 def engines(settings: Settings, state: str = "trained") -> dict[str, Engine]:
-    if settings.small:  # compiling takes longer than all else
+    if settings.small:
         return {
             "PyHessian": Engine(1, other=pyhessian), "curvlinops + eigsh": Engine(1, other=curvlinops),
             "kept": Engine(2, hvp="kept"), "traced": Engine(2, hvp="traced"), "auto": Engine(2, 2, "auto"),
-            "together x 2": Engine(2, 2, "together"), "traced, no CUDA graph": Engine(1, hvp="traced", graphs=False),
+            "traced x 2": Engine(2, 2, "traced", 2), "traced, no CUDA graph": Engine(1, hvp="traced", graphs=False),
         }  # fmt: skip
     if state == "untrained":
         return {
             "PyHessian": Engine(1, other=pyhessian), "kept": Engine(4, hvp="kept"),
-            "together x 8": Engine(8, 8, "together"),
+            "traced x 8": Engine(8, 8, "traced", 8),
         }  # fmt: skip
     return {
         "PyHessian": Engine(REFERENCES, other=pyhessian), "curvlinops + eigsh": Engine(REFERENCES, other=curvlinops),
         "kept": Engine(8, hvp="kept"), "traced": Engine(8, hvp="traced"),
         "traced, no CUDA graph": Engine(8, hvp="traced", graphs=False),
-        "together x 8, no CUDA graph": Engine(8, 8, "together", graphs=False),
-        "together x 8": Engine(BATCHES, 8, "together"), "together x 32": Engine(BATCHES, 32, "together"),
-        "auto": Engine(BATCHES, BATCHES, "auto"), "compiled": Engine(8, hvp="compiled"),
+        "traced x 8, no CUDA graph": Engine(8, 8, "traced", 8, graphs=False),
+        "traced x 8": Engine(BATCHES, 8, "traced", 8), "traced x 32": Engine(BATCHES, 32, "traced", 32),
+        "auto": Engine(BATCHES, BATCHES, "auto"),
     }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def _measured(name: str, size: int, state: str, engine: str, i: int, settings: S
             row["worst"] = max(row["worst"], worst)
             row["referenced"] += 1
     if not known:
-        few = partial(eigenvalues, case, engine, one, batches if one.hvp == "together" else batches[:8], few=True)
+        few = partial(eigenvalues, case, engine, one, batches if one.together else batches[:8], few=True)
         row["outside"] = share_outside_kernels(few, device)
     else:
         del row["prepared"]
@@ -147,8 +149,8 @@ def eigenvalues(case: Case, name: str, engine: Engine, batches: range, *, few: b
         found = [engine.other(case.subject, i, **fewer) for i in batches]
         gc.collect()  # PyHessian leaves graphs in cycles
         return [{"values": values.tolist(), "products": products} for values, products in found]
-    together = engine.group if engine.hvp == "together" else 0
-    with side_by_side(together), cuda_graphs(engine.graphs), measuring(case.subject):
+    chosen = nullcontext() if engine.hvp == "auto" else side_by_side(engine.together)
+    with chosen, cuda_graphs(engine.graphs), measuring(case.subject):
         made = case.probes.get(name)
         if made is None:  # with an own subject each, for what is prepared is kept with it
             subject = replace(case.subject)

@@ -12,8 +12,8 @@ from landscape.subject.graph_replay import GraphReplay
 
 @contextmanager
 def side_by_side(count: int) -> Iterator[None]:
-    """Make batched products of so many mini-batches; of the number that the package chooses for 0."""
-    with patch.multiple(hvp_backends, BATCHED=count, MORE_BATCHED=()) if count else nullcontext():
+    """Make products of so many mini-batches at once; 0: of one by one."""
+    with patch.object(hvp_backends, "mini_batches_per_product", lambda *_: count):
         yield
 
 

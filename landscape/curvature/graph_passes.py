@@ -5,19 +5,14 @@ A pass changes the graph alone. Its code, which takes as long to write as all pa
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import torch
 from torch import fx
 
 from landscape.curvature import matrix_products, rematerialisation
-from landscape.curvature.forward_statistics import use_forward_statistics
 
 _aten = torch.ops.aten
-_FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.default
-INPUT_ALONE = [True, False, False]  # outputs of a convolution's backward pass: gradients of its input, kernel, bias
 
 
 def views_to_reshapes(graph: fx.GraphModule) -> None:
@@ -44,7 +39,7 @@ def plain_copies(graph: fx.GraphModule) -> None:
 def lift_constants(graph: fx.GraphModule) -> list[torch.Tensor]:
     """Make every tensor that a graph holds, such as a buffer of the model, an input before the others; return them.
 
-    Values written to them later count then, and code compiled from the graph does not depend on them.
+    Values written to them later count then, and what is stored of the graph does not depend on them.
     """
     inputs = next(node for node in graph.graph.nodes if node.op == "placeholder")
     constants: dict[int, torch.Tensor] = {}
@@ -75,9 +70,6 @@ def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.Gr
     use_onednn(whole.graph, dependent_on(whole.graph, inputs[-vectors:]))
     dependent = dependent_on(whole.graph, inputs[-vectors:])
     if rematerialisation.kept_bytes(whole.graph, dependent) >= rematerialisation.LARGE:
-        use_forward_statistics(whole.graph)
-        rematerialisation.merge_equal(whole)
-        dependent = dependent_on(whole.graph, inputs[-vectors:])
         rematerialisation.recompute_cheap(whole.graph, dependent)
     (output,) = (node for node in nodes if node.op == "output")
     results = list(output.args[0])
@@ -97,7 +89,6 @@ def split(whole: fx.GraphModule, *, vectors: int) -> tuple[fx.GraphModule, fx.Gr
     given = [*kept, *inputs[-vectors:]]
     changing = [node for node in nodes if node in dependent and node not in given and node is not output]
     each = part(given, changing, results[1:])
-    join_convolutions(each)
     return fx.GraphModule(whole, once), fx.GraphModule(whole, each)
 
 
@@ -142,68 +133,3 @@ def _matmul(graph: fx.Graph, a: fx.Node, b: fx.Node, *, copy: bool) -> fx.Node:
         a = graph.call_function(_aten.clone.default, (a,), {"memory_format": torch.contiguous_format})
         a.meta = meta
     return graph.call_function(matrix_products.operator(), (a, b))
-
-
-def join_convolutions(graph: fx.Graph) -> int:
-    """Compute every sum of two convolutions of the same geometry, ungrouped and on a CPU, as one; in place.
-
-    The derivative of a convolution along a vector is such a sum, of a changed map and a changed kernel, and so is that
-    of its backward pass. conv(a, v) + conv(b, w) is the convolution of a and b concatenated as channels with v and w:
-    one library call with a longer inner sum, and no second map to be written and added. On a CPU a Hessian product of
-    a CIFAR ResNet takes 4 to 9 % less time at a batch of 16, the same at 128. Returns how many sums were joined.
-    """
-    joined = 0
-    for node in list(graph.nodes):
-        value = node.meta.get("val")
-        on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
-        if node.target is not _aten.add.Tensor or node.kwargs or not on_cpu:
-            continue
-        with graph.inserting_before(node):
-            one = _joined_forward(graph, *node.args) or _joined_backward(graph, *node.args)
-        if one is not None:
-            node.replace_all_uses_with(one)
-            one.meta = dict(node.meta)
-            joined += 1
-    graph.eliminate_dead_code()
-    return joined
-
-
-def _joined_forward(graph: fx.Graph, a: Any, b: Any) -> fx.Node | None:
-    """conv(x, v) + conv(y, w) = conv([x, y], [v, w]), along the input channels."""
-    if not (_calls(a, _FORWARD) and _calls(b, _FORWARD)):
-        return None
-    (x, v, bias, *geometry), (y, w, other_bias, *other) = a.args, b.args
-    if bias is not None or other_bias is not None or geometry != other or not _ungrouped(*geometry):
-        return None
-    return graph.call_function(_FORWARD, (_cat(graph, x, y, 1), _cat(graph, v, w, 1), None, *geometry))
-
-
-def _joined_backward(graph: fx.Graph, a: Any, b: Any) -> fx.Node | None:
-    """The same for gradients by the input, which are convolutions of output gradients, along the output channels."""
-    if not (_input_gradient(a) and _input_gradient(b)):
-        return None
-    (g, x, v, *geometry), (h, y, w, *other) = a.args[0].args, b.args[0].args
-    if x is not y or geometry != other or not _ungrouped(*geometry[1:-1]):
-        return None
-    arguments = (_cat(graph, g, h, 1), x, _cat(graph, v, w, 0), *geometry)
-    return graph.call_function(operator.getitem, (graph.call_function(_BACKWARD, arguments), 0))
-
-
-def _ungrouped(stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int) -> bool:
-    return not transposed and groups == 1
-
-
-def _input_gradient(node: Any) -> bool:
-    """Whether a node is the input gradient of a backward pass that computes nothing else."""
-    if not (_calls(node, operator.getitem) and node.args[1] == 0 and _calls(node.args[0], _BACKWARD)):
-        return False
-    return list(node.args[0].args[-1]) == INPUT_ALONE
-
-
-def _calls(node: Any, function: object) -> bool:
-    """Whether a node calls a function and its result has one user."""
-    return isinstance(node, fx.Node) and node.target is function and len(node.users) == 1
-
-
-def _cat(graph: fx.Graph, a: fx.Node, b: fx.Node, axis: int) -> fx.Node:
-    return graph.call_function(_aten.cat.default, ([a, b], axis))

@@ -1,10 +1,10 @@
-"""Select the backend of Hessian-vector products: the requested one, or the fastest in a short benchmark."""
+"""Select the backend of Hessian-vector products: the requested one, or the faster in a short benchmark."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from landscape.curvature import pattern_cache, stored_hessian
 from landscape.curvature.chunked_cross_entropy import tokens_at_once
 from landscape.curvature.hessian_product import out_of_memory
-from landscape.curvature.hvp_candidates import Candidates
-from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.hvp_reference import Reference, agrees, reference, require_agreement
+from landscape.curvature.hvp_forecast import Costs, PlannedProducts, predicted, reason
+from landscape.curvature.hvp_reference import Reference, agrees, reference, require_agreement, seconds_of
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
 from landscape.curvature.krylov_basis import GROWTH
 from landscape.curvature.memory_forecast import planned_micro_batches
@@ -30,18 +29,14 @@ from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
-# kept: double backward through a kept graph; traced: a recorded forward-over-reverse graph, with images in the order
-# given or channels last; compiled: that graph as machine code; together: that graph for several mini-batches at once.
-Hvp = Literal["auto", "kept", "traced", "traced-channels-last", "compiled", "together"]
+# kept: double backward through a kept graph; traced: a recorded forward-over-reverse graph
+Hvp = Literal["auto", "kept", "traced"]
 Kinks = Literal["double", "single"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # a mini-batch stores the position of its backend in this list
 CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in enumerate(CODES))}"
-HVP_HELP = (
-    "Hessian-vector products, equal to rounding: kept (double backward), traced, traced-channels-last, compiled, "
-    "together (batched), or auto: the fastest here"
-)
+HVP_HELP = "Hessian-vector products, equal to rounding: kept (double backward), traced, or auto: the faster one here"
 KINKS_HELP = "precision of the activation pattern (ReLU, max pooling): double, by one more pass, or single"
-BATCHED = 8  # mini-batches per product of `together`, at least
+BATCHED = 8  # mini-batches per product on a GPU, at least
 MORE_BATCHED = (32, 16)  # of a GPU with enough memory, the most first; which is the fastest is not measured
 WASTED = 0.125  # share of the mini-batches that may be added to fill up the last set of so many
 ONE_BATCH = PlannedProducts()
@@ -57,13 +52,13 @@ def curvature(
     planned: PlannedProducts = ONE_BATCH,
     operator: Operator = "hessian",
     kinks: Kinks = "single",
-    batched: bool = True,
+    batched: bool = False,
 ) -> Curvature:
     """Prepare the planned products; those of other matrices than the Hessian use double backward.
 
-    `auto` predicts the time of every backend from that of double backward on the first mini-batch, prepares one only if
-    it is predicted to be the fastest for all that is planned, measures it, and takes the best. With `batched` False
-    several mini-batches at once are no candidate. Fixing the activation pattern (`kinks` double) costs a forward pass
+    `auto` predicts the time of the traced graph from that of double backward on the first mini-batch, prepares it only
+    if it is predicted to be faster for all that is planned, measures it, and takes the better. With `batched` a GPU may
+    take several mini-batches in one product. Fixing the activation pattern (`kinks` double) costs a forward pass
     in double precision per mini-batch; where every product passes over all of them, their patterns are kept if they fit
     into memory, else they are not fixed. `auto` takes double backward for a language model whose logits are computed
     in chunks, because a recorded graph holds them all. Where a mini-batch is predicted to exceed the free memory, or
@@ -87,9 +82,10 @@ def curvature(
     if hvp == "auto" and parts > 1:
         log.debug("Hessian products: kept, as a mini-batch does not fit into memory as a whole")
         return kept
+    together = mini_batches_per_product(subject, parameters, planned) if batched else 0
     if hvp == "auto":
-        return _candidates(subject, parameters, fixed, batched).best(planned)
-    return _prepared(subject, parameters, fixed, hvp, planned)
+        return _faster(subject, parameters, fixed, together, planned)
+    return _prepared(subject, parameters, fixed, together)
 
 
 def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[str, str]:
@@ -135,15 +131,59 @@ def _patterns_fit(subject: Subject, batches: int) -> bool:
     return needed <= pattern_cache.MOST_BYTES
 
 
+@dataclass
+class _Known:
+    """What is known so far of the traced graphs of some parameters."""
+
+    tried: dict[int, tuple[Curvature, Costs] | None] = field(default_factory=dict)  # by mini-batches per product
+    said: str = ""
+
+
 @once_per_weights
-def _candidates(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, batched: bool) -> Candidates:
-    kinds: list[str] = [_traced_kind(subject.model), "compiled"]
-    if batched and subject.device.type != "cpu":
-        kinds.insert(0, "together")
-    return Candidates(
-        reference(subject, parameters, fixed), kinds, stored_hessian.key_of(subject, parameters, fixed), BATCHED,
-        lambda hvp, planned: _prepared(subject, parameters, fixed, hvp, planned),
-    )  # fmt: skip
+def _known(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> _Known:
+    return _Known()
+
+
+@once_per_weights
+def _predicted(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Costs:
+    """The costs of the traced graph before it is prepared."""
+    expected = reference(subject, parameters, fixed)
+    stored = not together and stored_hessian.is_stored(stored_hessian.key_of(subject, parameters, fixed))
+    return predicted(expected.costs, expected.functions, batched=bool(together), stored=stored)
+
+
+def _faster(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int, planned: PlannedProducts
+) -> Curvature:
+    """Double backward, or the traced graph where that is predicted to be faster and proves so."""
+    expected, known = reference(subject, parameters, fixed), _known(subject, parameters, fixed)
+    costs = {"kept": expected.costs}
+    if together in known.tried or _predicted(subject, parameters, fixed, together).faster(expected.costs, planned):
+        if together not in known.tried:
+            known.tried[together] = _measured(subject, parameters, fixed, together)
+        tried = known.tried[together]
+        costs |= {} if tried is None else {"traced": tried[1]}
+    else:
+        tried, costs["traced"] = None, _predicted(subject, parameters, fixed, together)
+    traced = tried is not None and tried[1].faster(expected.costs, planned)
+    said = reason("traced" if traced else "kept", costs, planned)
+    if said != known.said:
+        log.debug("Hessian products: %s", said)
+    known.said = said
+    return tried[0] if tried is not None and traced else expected.curved
+
+
+def _measured(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int
+) -> tuple[Curvature, Costs] | None:
+    """Prepare the traced graph and measure it; None if it does not work with this model."""
+    try:
+        made = _prepared(subject, parameters, fixed, together)
+        once, each = seconds_of(replace(made, patterns=reference(subject, parameters, fixed).patterns))
+    except Exception as error:  # whatever a model's code or a pass over its graph raises
+        log.debug("no traced Hessian products: %s", str(error).partition("\n")[0] or type(error).__name__)
+        return None
+    return made, Costs(0.0, once, each)
 
 
 def convolves(model: nn.Module) -> bool:
@@ -152,17 +192,15 @@ def convolves(model: nn.Module) -> bool:
     return any(k > s for m in convolutions for k, s in zip(m.kernel_size, m.stride, strict=True))
 
 
-def _traced_kind(model: nn.Module) -> str:
-    return "traced-channels-last" if convolves(model) else "traced"
-
-
-def _side_by_side(subject: Subject, parameters: Mapping[str, Tensor], batches: int) -> int:
-    """Mini-batches per product of `together`: more on a GPU whose memory they fit; the first answer stays."""
+def mini_batches_per_product(subject: Subject, parameters: Mapping[str, Tensor], planned: PlannedProducts) -> int:
+    """How many mini-batches a traced graph takes at once, the same for parts of a run; 0: one by one, as on a CPU."""
+    if subject.device.type == "cpu" or planned.batches < 2 * BATCHED:
+        return 0
     if subject.device.type != "cuda":
         return BATCHED
     known = _side_by_side_so_far(subject, parameters)
     if not known:
-        known.append(batched_count(batches, _fitting(subject, parameters)))
+        known.append(batched_count(planned.batches, _fitting(subject, parameters)))
     return known[0]
 
 
@@ -189,88 +227,59 @@ def batched_count(batches: int, fitting: int) -> int:
     return next((n for n in MORE_BATCHED if n <= fitting and -batches % n <= WASTED * batches), BATCHED)
 
 
-def _prepared(
-    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: str, planned: PlannedProducts
-) -> Curvature:
-    together = _side_by_side(subject, parameters, planned.batches) if hvp == "together" else 0
-    return _traced(subject, parameters, fixed, hvp, together)
+def _prepared(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Curvature:
+    """The traced graph; for one mini-batch at a time where its operations do not take several."""
+    if together:
+        try:
+            return _traced(subject, parameters, fixed, together)
+        except Exception as error:  # whatever a model's code or its batched operations raise
+            log.debug("one mini-batch at a time: %s", str(error).partition("\n")[0] or type(error).__name__)
+    return _traced(subject, parameters, fixed, 0)
 
 
 @once_per_weights
-def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: str, together: int) -> Curvature:
-    """A backend other than double backward, for the first mini-batch's shape.
+def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Curvature:
+    """The traced graph for the first mini-batch's shape; on a CPU in torch's interpreter, where that runs it.
+
+    One that an earlier run left on disk is found by what it was made of, before the model is traced, and is used if its
+    product is that of double backward.
 
     Raises:
-        ValueError: the model cannot be traced, or its graph not be compiled.
+        ValueError: the model cannot be traced.
     """
     inputs, targets = subject.batch(0)
     if not isinstance(unpositioned(inputs), Tensor) or not isinstance(targets, Tensor):
-        raise ValueError(f"--hvp {hvp} needs one tensor as input and one as target; use --hvp kept")
+        raise ValueError("--hvp traced needs one tensor as input and one as target; use --hvp kept")
     expected = reference(subject, parameters, fixed)
-    if hvp == "compiled":
-        return _compiled(expected)
-    if subject.device.type == "cpu" and not together:
-        return _interpreted(expected, hvp)
-    candidate = _with_graph(expected, hvp, _graph(subject, parameters, fixed, hvp, together))
-    require_agreement(candidate, expected)
+    interpreted = subject.device.type == "cpu" and not together
+    key = stored_hessian.key_of(subject, parameters, fixed) if interpreted else ""
+    loaded = stored_hessian.load(subject, parameters, _layout(subject), key)
+    if loaded is not None and agrees(candidate := _with_graph(expected, loaded), expected):
+        return candidate
+    graph = _graph(subject, parameters, fixed, together)
+    if interpreted and agrees(candidate := _with_graph(expected, faster := graph.interpreted()), expected):
+        stored_hessian.store(subject, faster, key)
+        return candidate
+    require_agreement(candidate := _with_graph(expected, graph), expected)
     return candidate
 
 
-def _interpreted(expected: Reference, hvp: str) -> Curvature:
-    """The traced graph in torch's interpreter, where that runs it; from disk if an earlier run left it there.
-
-    What is on disk is found as compiled code is, see `_compiled`, and compared with double backward as well.
-    """
-    curved = expected.curved
-    subject, parameters, fixed = curved.subject, curved.parameters, curved.fixed
-    key = stored_hessian.key_of(subject, parameters, fixed)
-    layout = torch.channels_last if hvp == "traced-channels-last" else torch.contiguous_format
-    loaded = stored_hessian.load(subject, parameters, layout, key, hvp)
-    if loaded is not None and agrees(candidate := _with_graph(expected, hvp, loaded), expected):
-        return candidate
-    graph = _graph(subject, parameters, fixed, hvp, 0)
-    interpreted = graph.interpreted()
-    if agrees(candidate := _with_graph(expected, hvp, interpreted), expected):
-        stored_hessian.store(subject, interpreted, key, hvp)
-        return candidate
-    candidate = _with_graph(expected, hvp, graph)
-    require_agreement(candidate, expected)
-    return candidate
+def _layout(subject: Subject) -> torch.memory_format:
+    """Channels last is faster for convolutions on a CPU."""
+    last = subject.device.type == "cpu" and convolves(subject.model)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 @once_per_weights
-def _graph(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, hvp: str, together: int) -> TracedHessian:
+def _graph(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> TracedHessian:
     inputs, targets = subject.batch(0)
     assert isinstance(targets, Tensor)
     return trace(
         subject.model, subject.losses, parameters, inputs, targets, forward=subject.forward,
         pattern=reference(subject, parameters, fixed).pattern() if fixed else (),
-        channels_last=hvp == "traced-channels-last", batched=together,
+        channels_last=not together and _layout(subject) is torch.channels_last, batched=together,
     )  # fmt: skip
 
 
-def _compiled(expected: Reference) -> Curvature:
-    """The traced graph as machine code, from disk if it is there.
-
-    Code from disk is found by what it was made of, before the model is traced. If its product differs from that of
-    double backward, beyond rounding, the model is traced, and the code is used only if the graph is the same.
-    """
-    curved = expected.curved
-    subject, parameters, fixed = curved.subject, curved.parameters, curved.fixed
-    kind = _traced_kind(subject.model)
-    key = stored_hessian.key_of(subject, parameters, fixed)
-    layout = torch.channels_last if kind == "traced-channels-last" else torch.contiguous_format
-    loaded = stored_hessian.load(subject, parameters, layout, key)
-    if loaded is not None:
-        candidate = _with_graph(expected, "compiled", loaded)
-        if agrees(candidate, expected):
-            return candidate
-    traced = _graph(subject, parameters, fixed, kind, 0)
-    pattern = expected.pattern() if fixed else []
-    candidate = _with_graph(expected, "compiled", stored_hessian.compile_traced(subject, traced, pattern, key))
-    require_agreement(candidate, expected)
-    return candidate
-
-
-def _with_graph(expected: Reference, hvp: str, traced: TracedHessian) -> Curvature:
-    return replace(expected.curved, hvp=hvp, _traced=traced, _micro_batching=MicroBatching())
+def _with_graph(expected: Reference, traced: TracedHessian) -> Curvature:
+    return replace(expected.curved, hvp="traced", _traced=traced, _micro_batching=MicroBatching())

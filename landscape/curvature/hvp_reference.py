@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from landscape.subject.weights_cache import once_per_weights
 
 AGREES = 0.1  # accepted relative difference of two backends where a unit on the other side of its kink causes 0.03
 ROUNDING = 0.01  # accepted where only rounding differs: it is coarse for a network that fits its samples perfectly
-STRICT = 1e-3  # accepted of code from disk that is found before anything was traced
+STRICT = 1e-3  # accepted of a graph from disk that is found before anything was traced
 REPEATS = 2  # products per candidate, after one more
 LONG = 2.0  # seconds of a product that is not timed again; the first one of a process also sets up libraries
 
@@ -91,10 +90,10 @@ def _loss_of_few(subject: Subject) -> Tensor:
 
 
 def agrees(candidate: Curvature, expected: Reference) -> bool:
-    """Whether the product of loaded code is that of double backward, to rounding."""
+    """Whether the product of a loaded graph is that of double backward, to rounding."""
     try:
         return expected.product is not None and _difference(candidate, expected, expected.product) <= STRICT
-    except (RuntimeError, ValueError):  # tensors that the code was not made for
+    except (RuntimeError, ValueError):  # tensors that the graph was not made for
         return False
 
 
@@ -158,9 +157,3 @@ def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
     result = work()
     wait_for(device)
     return time.perf_counter() - start, result
-
-
-def spent() -> float:
-    """Seconds of this process and the compilers it started."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

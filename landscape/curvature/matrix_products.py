@@ -43,7 +43,7 @@ def _has_avx512() -> bool:
 
 
 def operator() -> Any:
-    """`matmul` as an operator of torch: a compiled graph calls it as it is, without copying transposed matrices."""
+    """`matmul` as an operator of torch: a recorded graph calls it as it is."""
     _library()
     return torch.ops.landscape.matmul.default
 

@@ -50,7 +50,7 @@ def require_storable(size: int) -> None:
 
 def _conflicts(given: Any) -> Iterator[str]:
     """What is wrong with combinations of options that exclude each other."""
-    traced = given.hvp not in ("auto", "kept")
+    traced = given.hvp == "traced"
     if given.operator in ("ggn", "fisher") and traced:
         only = f"--hvp {given.hvp} makes products of the Hessian only"
         yield f"{only}; with --operator {given.operator} use auto or kept"

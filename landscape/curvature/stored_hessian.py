@@ -1,36 +1,43 @@
-"""The recorded or compiled Hessian products of a subject, from disk where an earlier run left them.
+"""The traced Hessian products of a subject on disk, as text: a later run loads them in milliseconds.
 
 What is on disk is found by what it was made of (the code and configuration of model and loss, shapes, versions), before
 anything is traced. That can miss a change, say in a function that an installed package calls; callers therefore compare
-a product of every loaded graph with double backward, and trace the model where it differs.
+a product of every loaded graph with double backward, and trace the model where it differs. A file counts only if it
+belongs to the user and nobody else can write it; one that cannot be read is made again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
-import platform
+import os
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape.curvature import stored_graphs
+from landscape.curvature.interpreted_graph import InterpretedGraph
 from landscape.curvature.traced_hessian import TracedHessian, shape_of
+from landscape.data import user_cache
 from landscape.subject.code_identity import object_sha256
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
 
-CPU = Path("/proc/cpuinfo")
+MOST_BYTES, MOST_FILES = 2 * 2**30, 200  # the files used last stay
+UNFINISHED, ABANDONED = "unfinished-", 86_400.0  # start of names; age in seconds at which nobody works on it any more
 
 
 def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> str:
-    """SHA-256 of everything that the compiled products of a subject follow from; empty if that cannot be told."""
+    """SHA-256 of everything that the traced products of a subject follow from; empty if that cannot be told."""
     inputs, targets = subject.batch(0)
     if not isinstance(unpositioned(inputs), Tensor) or not isinstance(targets, Tensor):
         return ""
@@ -48,18 +55,7 @@ def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> s
 
 
 def _machine(device: torch.device) -> list[str]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return [torch.__version__, device.type, name, _instructions(), str(torch.get_num_threads())]
-
-
-@functools.cache
-def _instructions() -> str:
-    """What the CPU can execute: compiled code uses all of it, and would end the process on a CPU that lacks some."""
-    try:
-        lines = CPU.read_text().splitlines()
-    except OSError:  # not Linux
-        return f"{platform.machine()} {platform.processor()}"
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return [torch.__version__, device.type, torch.backends.cpu.get_cpu_capability()]
 
 
 def _versions(model: nn.Module) -> list[str]:
@@ -84,56 +80,82 @@ def _own_code() -> str:
     return digest.hexdigest()
 
 
+def folder() -> Path | None:
+    """Where graphs are kept; None if nothing is kept."""
+    return user_cache.folder("traced", "traced graphs")
+
+
+def is_stored(key: str) -> bool:
+    """Whether there is a graph under a key; it may prove unusable."""
+    path = folder() if key else None
+    return path is not None and (path / f"{key}.json").is_file()
+
+
 def load(
-    subject: Subject, parameters: Mapping[str, Tensor], layout: torch.memory_format, key: str, kind: str = "compiled"
+    subject: Subject, parameters: Mapping[str, Tensor], layout: torch.memory_format, key: str
 ) -> TracedHessian | None:
-    """The products that an earlier run compiled, or with another `kind` recorded; None if there are none."""
-    if not key:
-        return None
-    found = stored_graphs.load(key) if kind == "compiled" else stored_graphs.load_recorded(key, kind)
-    if found is None:
-        return None
-    once, each, about = found
+    """The products that an earlier run recorded; None if there are none."""
+    found = _read(key)
     tensors = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
-    names = about.get("constants")
-    if not isinstance(names, list) or not all(name in tensors for name in names):
+    try:
+        once, each = map(InterpretedGraph, found["graphs"])
+        constants = [tensors[name].detach() for name in found["constants"]]
+    except (KeyError, TypeError, ValueError, RuntimeError):
         return None
-    constants = [tensors[name].detach() for name in names]
     inputs, targets = subject.batch(0)
     assert isinstance(targets, Tensor)
+    replay = GraphReplay(each, "Hessian product")
     return TracedHessian(
-        dict(parameters),
-        shape_of(inputs, targets),
-        layout,
-        0,
-        constants,
-        once,
-        each,
-        GraphReplay(each, "Hessian product"),
-    )
+        dict(parameters), shape_of(inputs, targets), layout, 0, constants, once, each, replay
+    )  # fmt: skip
 
 
-def store(subject: Subject, recorded: TracedHessian, key: str, kind: str) -> None:
+def store(subject: Subject, recorded: TracedHessian, key: str) -> None:
     """Leave recorded products on disk for later runs, where nothing but the model's own tensors is constant in them."""
-    names = _names(subject.model, recorded.constants)
-    if names is not None:
-        stored_graphs.store_recorded(key, kind, recorded.graphs, {"constants": names})
+    names, graphs = _names(subject.model, recorded.constants), recorded.graphs
+    if key and names is not None and all(isinstance(graph, InterpretedGraph) for graph in graphs):
+        texts = [graph.text for graph in graphs if isinstance(graph, InterpretedGraph)]
+        _write(f"{key}.json", {"constants": names, "graphs": texts})
 
 
-def compile_traced(subject: Subject, traced: TracedHessian, pattern: Sequence[Tensor], key: str) -> TracedHessian:
-    """The compiled products of a traced graph: those on disk if they were made of the same graph, else new ones.
+def _read(key: str) -> dict[str, Any]:
+    path = folder() if key else None
+    file = None if path is None else path / f"{key}.json"
+    if file is None or not user_cache.is_own(file):
+        return {}
+    try:
+        content = json.loads(file.read_text())
+        os.utime(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
-    Raises:
-        ValueError: the graph cannot be compiled.
-    """
-    graph = hashlib.sha256(traced.code.encode()).hexdigest()
-    found = stored_graphs.load(key) if key else None
-    if found is not None and found[2].get("graph") == graph:
-        return traced.with_code(found[0], found[1])
-    inputs, targets = subject.batch(0)
-    assert isinstance(targets, Tensor)
-    about = {"graph": graph, "constants": _names(subject.model, traced.constants)}
-    return traced.compiled(inputs, targets, pattern, key=key, about=about)
+
+def _write(name: str, content: Mapping[str, Any]) -> None:
+    path = folder()
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        descriptor, unfinished = tempfile.mkstemp(dir=path, prefix=UNFINISHED)
+        try:
+            with os.fdopen(descriptor, "w") as stream:
+                json.dump(content, stream)
+            os.replace(unfinished, path / name)
+        finally:  # still there on a full disk
+            Path(unfinished).unlink(missing_ok=True)
+        _forget_oldest(path)
+
+
+def _forget_oldest(path: Path) -> None:
+    """Delete the files used longest ago, beyond the most that are kept, and what killed processes left behind."""
+    with contextlib.suppress(OSError):
+        used = sorted(((file.stat().st_mtime, file) for file in path.iterdir()), reverse=True)
+        size = 0
+        for number, (last, file) in enumerate(used):
+            size += file.stat().st_size
+            abandoned = file.name.startswith(UNFINISHED) and time.time() - last > ABANDONED
+            if abandoned or number >= MOST_FILES or size > MOST_BYTES:
+                file.unlink()
 
 
 def _names(model: nn.Module, constants: Sequence[Tensor]) -> list[str] | None:

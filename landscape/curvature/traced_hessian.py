@@ -1,8 +1,7 @@
 """Hessian products from a traced graph, split into what runs once per mini-batch and what runs once per product.
 
 The forward-over-reverse derivative of the loss is recorded once per shape as a flat list of operations. Those that do
-not depend on the vector run once per mini-batch; the rest run once per product, without autograd, and may be compiled.
-Tracing derivatives first and compiling the result is the order that works: compiling through double backward fails.
+not depend on the vector run once per mini-batch; the rest run once per product, without autograd.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, functionalize, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.curvature import stored_graphs
 from landscape.curvature.double_precision import attributes_restored
 from landscape.curvature.graph_passes import lift_constants, plain_copies, split, views_to_reshapes
-from landscape.curvature.hessian_product import Product, differentiable_attention, out_of_memory
+from landscape.curvature.hessian_product import Product, differentiable_attention
 from landscape.curvature.interpreted_graph import interpreted
 from landscape.curvature.kinks import FixedPattern
 from landscape.curvature.rematerialisation import merge_equal
@@ -99,42 +97,11 @@ class TracedHessian:
         """Whether the trace is valid for a mini-batch."""
         return shape_of(inputs, targets) == self.shape
 
-    def compiled(
-        self, inputs: Inputs, targets: Tensor, pattern: Sequence[Tensor], *, key: str, about: Mapping[str, Any]
-    ) -> TracedHessian:
-        """Both graphs as machine code, for tensors laid out as these; it takes 10 to 60 s.
-
-        The code is kept on disk under `key` with what is known `about` it, where that is possible.
-
-        Raises:
-            ValueError: the graphs cannot be compiled (there is no compiler).
-        """
-        assert isinstance(self._once, fx.GraphModule)
-        assert isinstance(self._each, fx.GraphModule)
-        weights, example = self._weights(), [*tensors_of(inputs), targets, *pattern]
-        if self.batched:
-            given = [*self.constants, *weights, *(torch.stack([t] * self.batched) for t in example)]
-            vectors = [p.new_zeros(self.batched, *p.shape) for p in weights]
-        else:
-            given, vectors = self._given(weights, *example), [torch.zeros_like(p) for p in weights]
-            vectors = unflat(torch.cat([v.reshape(-1) for v in vectors]), weights)
-        try:
-            once, each = stored_graphs.compiled(key, (self._once, self._each), given, vectors, about)
-        except Exception as error:  # whatever the compiler raises
-            if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
-                raise
-            why = str(error).strip().partition("\n")[0]
-            raise ValueError(f"the Hessian products cannot be compiled ({why}); choose another --hvp") from error
-        return self.with_code(once, each)
-
     def interpreted(self) -> TracedHessian:
         """The same products by torch's interpreter, in which several threads do not wait for each other."""
         assert isinstance(self._once, fx.GraphModule)
         assert isinstance(self._each, fx.GraphModule)
-        return self.with_code(interpreted(self._once), interpreted(self._each))
-
-    def with_code(self, once: Graph, each: Graph) -> TracedHessian:
-        """The same products by these functions."""
+        once, each = interpreted(self._once), interpreted(self._each)
         return replace(self, _once=once, _each=each, _replay=GraphReplay(each, "Hessian product"))
 
     @property
@@ -144,7 +111,7 @@ class TracedHessian:
 
     @property
     def code(self) -> str:
-        """What is computed, as text; empty for compiled graphs."""
+        """What is computed, as text."""
         return "\n".join(graph.code for graph in self.graphs if isinstance(graph, fx.GraphModule))
 
     def _weights(self) -> list[Tensor]:
@@ -227,7 +194,7 @@ def trace(
         vectors = [p.new_zeros(batched, *p.shape) for p in weights]
         example = [torch.stack([tensor] * batched) for tensor in example]
         function = torch.vmap(function, in_dims=(None,) * len(weights) + (0,) * (len(example) + len(weights)))
-    # Without writes in place: compiled code does not know which of its inputs share memory.
+    # Without writes in place, so that equal operations can be merged.
     graph = _recorded(model, functionalize(function, remove="mutations"), [*weights, *example, *vectors])
     views_to_reshapes(graph)
     plain_copies(graph)

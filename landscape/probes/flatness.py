@@ -70,7 +70,7 @@ class Flatness(Probe):
         for name, least in {"steps": 1, "draws": 4, "vectors": 2}.items():
             at_least(name, getattr(self, name), least)
         require(self.draws % 2 == 0, "draws", self.draws, "even, because noise is drawn in pairs of opposite signs")
-        one_of("hvp", self.hvp, [hvp for hvp in get_args(Hvp) if hvp != "together"])
+        one_of("hvp", self.hvp, get_args(Hvp))
         one_of("kinks", self.kinks, get_args(Kinks))
         regular_expression("params", self.params)
 
@@ -117,7 +117,7 @@ class Flatness(Probe):
         if not set(OF_HESSIAN) & set(self._names(subject)):
             return {}
         measured, planned = _measured(subject, self.normalize_logits), self._planned(subject)
-        return autotuned(measured, self.params, self.hvp, planned=planned, kinks=self.kinks, batched=False)
+        return autotuned(measured, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Flatness, Subject]:
         return replace(self, **choices), subject
@@ -138,7 +138,7 @@ class Flatness(Probe):
             found = dict.fromkeys(names, (np.nan, np.nan))
             if names[k] in OF_HESSIAN and product is None:
                 planned = self._planned(subject)
-                curved = curvature(measured, parameters, self.hvp, planned=planned, kinks=self.kinks, batched=False)
+                curved = curvature(measured, parameters, self.hvp, planned=planned, kinks=self.kinks)
                 product = over_all_samples(measured, curved)
             if names[k] in OF_VECTORS:
                 assert product is not None

@@ -161,7 +161,7 @@ class Hessian(Probe):
         with self._at_once(subject, count) as at_once:
             passes = count if self.scope == "batch" else self._passes(subject)
             planned = self._planned(passes, at_once, self._stored(subject))
-            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks)
+            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks, batched=self._batched)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
         return replace(self, **choices), subject
@@ -180,6 +180,7 @@ class Hessian(Probe):
         passes = len(units) if self.scope == "batch" else self._passes(subject)
         planned = self._planned(passes, at_once, self._stored(subject))
         how: dict[str, Any] = {"planned": planned, "operator": self._differentiated, "kinks": self._kinks}
+        how["batched"] = self._batched
         curved = [curvature(subject, parameters, hvp, **how) for parameters in blocks.groups.values()]
         shared: PatternCache | None = None
         if self.per_layer and self.scope == "dataset" and curved[0].fixed:
@@ -192,7 +193,7 @@ class Hessian(Probe):
             return (self._one(own[blocks.position(unit.index)], unit) for unit in of_one)
 
         report_products(per_unit=self._planned(passes if self.scope == "dataset" else 1).total)
-        if not curved[0].batched or self.scope == "dataset":
+        if not curved[0].batched:
             announce(subject, at_once)
             yield from side_by_side(batches, measured, at_once, crowded=lambda: any(c.exceeds_memory for c in curved))
             return
@@ -211,6 +212,11 @@ class Hessian(Probe):
     def _double_backward(self) -> bool:
         """Whether double backward is required: for PyHessian's residuals, other matrices, or many small blocks."""
         return self.engine == "pyhessian" or self._differentiated != "hessian" or self.per_layer
+
+    @property
+    def _batched(self) -> bool:
+        """Whether several mini-batches may be in one product."""
+        return self.scope == "batch"
 
     @property
     def _differentiated(self) -> Operator:
@@ -245,11 +251,8 @@ class Hessian(Probe):
         return Request(self.top, self.which, tol, residual, self.ends, self._nodes, self.eigenvectors, verify)
 
     def _at_once(self, subject: Subject, batches: int) -> AbstractContextManager[int]:
-        """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time.
-
-        `together` has one product for several mini-batches, which all threads share.
-        """
-        independent = self.scope == "batch" and self.engine == "lanczos" and self.hvp != "together"
+        """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time."""
+        independent = self.scope == "batch" and self.engine == "lanczos"
         independent &= self._differentiated == "hessian" or subject.losses in MEANINGS
         return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 

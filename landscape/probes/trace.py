@@ -114,7 +114,7 @@ class Trace(Probe):
         at_least("vectors", self.vectors, 4)
         require(0 <= self.tol < 1, "tol", self.tol, "at least 0 and below 1")
         at_least("max_vectors", self.max_vectors, self.vectors if self.tol else 4)
-        one_of("hvp", self.hvp, [hvp for hvp in get_args(Hvp) if hvp != "together"])
+        one_of("hvp", self.hvp, get_args(Hvp))
         one_of("kinks", self.kinks, get_args(Kinks))
         regular_expression("params", self.params)
         one_of("blocks", self.blocks, get_args(BlockKind))
@@ -174,7 +174,7 @@ class Trace(Probe):
         batches = len(subject.batches)
         with mini_batches_at_once(subject, batches, vectors=STORED * self.vectors) as at_once:
             planned = PlannedProducts(batches, self.vectors, at_once=at_once, stored=self._stored(subject))
-            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks, batched=False)
+            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
         return replace(self, **choices), subject
@@ -189,7 +189,7 @@ class Trace(Probe):
         batches = [list(rounds) for _, rounds in groupby(units, lambda unit: unit.index[0])]
         with mini_batches_at_once(subject, len(batches), vectors=STORED * self.vectors) as at_once:
             planned = PlannedProducts(len(units), self.vectors, at_once=at_once, stored=self._stored(subject))
-            curved = curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks, batched=False)
+            curved = curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks)
             announce(subject, at_once)
             report_products(per_unit=self.vectors + self._structure.products)
             measured = partial(self._estimates, curved)
