@@ -53,7 +53,7 @@ def chosen_checkpoints(
         paths, more = _runs(named, parameters, reading)
     else:
         paths, more = [file for path in named for file in folders.what_to_measure(path, **reading)], {}
-    if several == "line" and len(paths) > 1:
+    if several == "ends" and len(paths) > 1:
         between, about = _line_between(paths, parameters, reading)
         say(f"{command}: {about}", quiet=quiet)
         if between:
@@ -62,7 +62,7 @@ def chosen_checkpoints(
         elif parameters.get("connect", "straight") != "straight" and "along" not in parameters:
             _refuse_curve(paths)
     if several == "pair" and len(paths) > 1:
-        more, labels = _to_align(paths, parameters, labels)
+        more, labels = _to_align(command, paths, parameters, labels)
         paths = paths[:1]
     if several == "members" and len(paths) > 1:
         further = ",".join(filter(None, [*map(str, paths[1:]), str(parameters.get("members", ""))]))
@@ -78,7 +78,7 @@ def chosen_checkpoints(
 
 def expected(several: str, given: Sequence[Path | None], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters of a command before its checkpoints are read: of two, the second is taken for a line's end."""
-    if several == "line" and len(given) == 2 and not OF_RANDOM_LINES & parameters.keys():
+    if several == "ends" and len(given) == 2 and not OF_RANDOM_LINES & parameters.keys():
         return {**parameters, "along": str(given[1])}
     return parameters
 
@@ -104,12 +104,12 @@ def _runs(
 
 
 def _to_align(
-    paths: Sequence[Path], parameters: Mapping[str, Any], labels: Sequence[str]
+    command: str, paths: Sequence[Path], parameters: Mapping[str, Any], labels: Sequence[str]
 ) -> tuple[dict[str, str], Sequence[str]]:
     """The checkpoint that is permuted, as an option; and the label of the two."""
     if len(paths) > 2 or "against" in parameters:
         raise OptionError(
-            f"align takes two checkpoints, got {len(paths) + ('against' in parameters)}; for all pairs of several: "
+            f"{command} takes two checkpoints, got {len(paths) + ('against' in parameters)}; for all pairs of several: "
             "landscape barriers --align"
         )
     return {"against": str(paths[1])}, [" to ".join(labels)] if len(labels) == 2 else labels

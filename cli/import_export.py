@@ -44,7 +44,7 @@ def import_(
     for file in files:
         if importing.table_in(file) is None:  # all of them, before the first is stored
             importing.read(file, trajectory=path)
-    how: Any = {"weight_decay": weight_decay, "trajectory": path, "reduce_of": reduce_of}
+    how: Any = dict(weight_decay=weight_decay, trajectory=path, reduce_of=reduce_of)
     for file, name in zip(files, label or [""] * len(files), strict=True):
         for found in importing.import_file(file, out, label=name, **how):
             counted = f"{found.measured} of {found.units} points" if found.measured else "already imported"

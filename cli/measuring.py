@@ -27,7 +27,7 @@ from landscape.cli.command_options import (
 )
 from landscape.cli.loading import load, several_checkpoints
 from landscape.cli.process_setup import executor_of, free_large_blocks, importing, sharing_processes
-from landscape.cli.text_table import flatness_table
+from landscape.cli.text_table import text_table
 from landscape.event_log import event_log, record
 from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
@@ -62,7 +62,7 @@ def command_of(name: str) -> Callable[..., None]:
 
     checkpoints = several_checkpoints(kinds[0].checkpoints)
     loading = loading_options(loading_defaults(probes_of(name)[0]))
-    own |= {"save": SAVE} if name == "align" else {}
+    own |= {"save": SAVE} if hasattr(kinds[0], "save") else {}
     table = {"context": CONTEXT, "checkpoint": checkpoints, **own, **loading, **RUN, "help_all": HELP_ALL}
     return with_options(command, table)
 
@@ -149,8 +149,13 @@ def measure_all(
 
 def _print_table(command: str, out: Path, groups: Sequence[str], *, quiet: bool) -> None:
     """Print the table of all results of a command, where it has one."""
-    if command == "flatness" and groups and not quiet:
-        typer.echo(flatness_table(out, groups))
+    from landscape.plots.figure import Tabled
+    from landscape.plots.headlines import main_figure
+    from landscape.results import reader
+
+    if groups and not quiet and isinstance(module := main_figure(command), Tabled):
+        rows, below = module.table([reader.result(out, group) for group in groups])
+        typer.echo("\n".join([text_table(rows), "", *below]))
 
 
 def _nothing(probe: Any, subject: Subject) -> None:

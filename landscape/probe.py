@@ -143,12 +143,14 @@ class Probe(Protocol):
     differentiates: ClassVar[bool] = False  # whether numbers are of second derivatives, which are checked first
     by_process_group: ClassVar[bool] = False  # whether the processes of `torchrun` can share every product
     ordered: ClassVar[bool] = False  # whether the samples keep the order of their source, such as frames of a stream
-    # Several checkpoints of its command: `each` has a result, or they have one: a `run`, the ends of a `line`, a `pair`
-    # or `members`.
+    # Several checkpoints of its command: `each` has a result, or they have one: a `run`, the `ends` of a line, a
+    # `pair` or `members`.
     several: ClassVar[str] = "each"
     checkpoints: ClassVar[str] = "checkpoints, or folders of them: a run's stands for its last"  # this in the help
+    staged_by: ClassVar[str] = ""  # the option that makes it decide by stages, see `Stages`
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name
     smallest: ClassVar[Mapping[str, Any]] = {}  # parameters for the fastest meaningful run, used by tests
+    errors_over: ClassVar[str] = "samples"  # what the errors of its headline numbers are over, in words
     headlines: ClassVar[Sequence[Headline]] = ()  # numbers that sum up a result; without, all without an axis
 
     def plan(self, subject: Any) -> Plan: ...
@@ -223,7 +225,14 @@ class SharesPass(Protocol):
     def hooks(self, subject: Any, index: tuple[int, ...]) -> Any: ...
 
 
-CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, Varies, SharesPass)
+@runtime_checkable
+class Saves(Protocol):
+    """Makes a network, which `--save` writes as a checkpoint; returns what the file holds, in words."""
+
+    def save(self, subject: Any, path: Any) -> str: ...
+
+
+CAPABILITIES: tuple[type, ...] = (Sweeps, Reduces, Identifies, Stages, Autotunes, Estimates, Varies, SharesPass, Saves)
 
 
 def checked(kind: type[Any]) -> type[Any]:

@@ -25,7 +25,7 @@ from landscape.results import group as groups
 from landscape.results.command_line import OPTIONS, chosen
 from landscape.results.in_memory import MemoryWriter
 from landscape.results.orphans import merge_orphans
-from landscape.results.protocols import USES
+from landscape.results.protocols import SEVERAL, USES
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
 from landscape.results.writer import Writer, discard
 from landscape.subject.checks import refuse_stochastic
@@ -172,7 +172,7 @@ def _require_shardable(probe: Probe, key: RunKey) -> None:
         if isinstance(probe, Stages) and probe.stage(empty.arrays()) is not None:
             raise OptionError(
                 f"--shard cannot divide this {probe.name}: it decides by all units so far which one is next; leave out "
-                f"{'--preview' if probe.name == 'surface' else '--tol'}, which asks for that, or --shard"
+                f"{probe.staged_by}, which asks for that, or --shard"
             )
 
 
@@ -190,6 +190,8 @@ def run_key(
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **attributes_of(subject),
         USES: ",".join(probe.uses),
+        SEVERAL: probe.several,
+        "errors_over": probe.errors_over,
         "versions": json.dumps(versions()),
         **stored_headlines(probe.headlines),
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import xarray as xr
 
 from landscape.plots.theme import dark
-from landscape.results.protocols import stored
+from landscape.results.protocols import of_several, stored
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -95,7 +95,7 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
     measured: set[str] = set()  # labels of single networks
     for data in results if among is None else among:
         families.setdefault(_label(data), family(data))
-        measured |= {_label(data)} if data.attrs.get("probe") != "ensemble" else set()
+        measured |= {_label(data)} if not of_several(data) else set()
     known = [(label, kind) for label, kind in families.items() if kind in FAMILIES]
     last = {kind: label for label, kind in sorted(known, key=lambda item: item[0] in measured)}
     taken = [FAMILIES[kind][1:] for kind in last]

@@ -13,7 +13,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.compared import NAME
-from landscape.plots.comparison_rows import OVER, outdated
+from landscape.plots.comparison_rows import OF_SAMPLES, outdated
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import muted, narrow, page_width
 from landscape.results.stored_table import rows_of
@@ -36,6 +36,7 @@ class Records:
     label: str
     rows: Sequence[Row]
     protocols: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by probe, in words
+    over: Mapping[str, str] = field(default_factory=dict)  # by probe: what its errors are over
 
     @property
     def kind(self) -> str:
@@ -71,7 +72,11 @@ def studies(stored: Iterable[tuple[str, xr.Dataset]]) -> list[Records]:
     stored = list(stored)
     found = [(data, rows_of(data)) for name, data in stored if name.partition("/")[0] == NAME]
     return [
-        Records(_label(data, outdated(data, stored)), rows, json.loads(str(data.attrs.get("protocols", "{}"))))
+        Records(
+            _label(data, outdated(data, stored)),
+            rows,
+            *(json.loads(str(data.attrs.get(name, "{}"))) for name in ("protocols", "errors_over")),
+        )
         for data, rows in found
         if rows
     ]
@@ -116,7 +121,8 @@ def _note(study: Records, panels: Sequence[tuple[str, str, str]]) -> str:
     more = f" {len(shown) - len(panels)} more numbers in the table." if len(shown) > len(panels) else ""
     if study.kind == "group":
         return f"Points: seeds; bars: means with 95 % intervals by Student's t.{more}"
-    own = [f"{probe}: {OVER[probe]}" for probe in dict.fromkeys(probe for probe, *_ in panels) if probe in OVER]
+    over = {probe: study.over.get(probe, OF_SAMPLES) for probe, *_ in panels}
+    own = [f"{probe}: {words}" for probe, words in over.items() if words != OF_SAMPLES]
     crosses = " Crosses: unfinished results." if any(row["partial"] for row in study.rows) else ""
     others = f" ({'; '.join(own)})" if own else ""
     return f"Bars: 95 % intervals over samples{others}.{crosses}{more}"

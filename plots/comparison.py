@@ -201,8 +201,9 @@ def _of_two(name: str, first: Entry, second: Entry) -> Difference:
     planes = [np.array(entry.planes.get(name, ())) for entry in (first, second)]
     if min(map(len, planes)) >= FEWEST:
         return two_groups(planes[0], planes[1], "planes")
-    module, why = main_figure(first.probe), ""
-    if isinstance(module, Unpaired) and not isinstance(why := module.unpaired(name, first.data, second.data), str):
+    module = main_figure(first.probe)
+    why = module.unpaired(name, first.data, second.data) if isinstance(module, Unpaired) else ""
+    if not isinstance(why, str):
         return why
     one, other = first.numbers[name], second.numbers[name]
     mine, theirs = ((each.value, _error(each), each.n) for each in (one, other))

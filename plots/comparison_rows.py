@@ -21,14 +21,7 @@ from landscape.results.rounding import interval
 Row = dict[str, str]
 MINUS = "\N{MINUS SIGN}"
 ALONE = "A difference of two networks is about these two: other seeds may differ as much."
-OVER: Mapping[str, str] = {  # what the errors of a probe are over; of all others over samples
-    "flatness": "mini-batches, samples, random vectors or noise draws",
-    "hessian": "mini-batches",
-    "step": "mini-batches",
-    "trace": "random vectors",
-    "density": "random vectors",
-    "noise-scale": "groups of samples",
-}
+OF_SAMPLES = "samples"  # what errors are over unless the result says otherwise
 NAMES = 60  # characters of the names of groups in a label
 SEEDS = (
     "Means over seeds with 95 % intervals, from four seeds on; differences by a t test, g: Hedges' g with its 95 % "
@@ -104,7 +97,7 @@ def store(path: Path, comparison: Comparison) -> str:
     definition = {"group": list(groups.rules) if groups else [], "against": comparison.against}
     about = {
         "protocol": "", "notes": " ".join(closing(comparison)), "factor": groups.factor if groups else "network",
-        "protocols": json.dumps(words_of(comparison)),
+        "protocols": json.dumps(words_of(comparison)), "errors_over": json.dumps(_over(comparison)),
     }  # fmt: skip
     return stored_table.store(path, NAME, label_of(comparison), definition, records(comparison), about)
 
@@ -128,6 +121,11 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str, str, float]:
 def words_of(comparison: Comparison) -> dict[str, list[str]]:
     """The protocols of every probe in words."""
     return {probe: [one.words for one in found] for probe, found in comparison.protocols.items()}
+
+
+def _over(comparison: Comparison) -> dict[str, str]:
+    """What the errors of every probe are over, in words."""
+    return {entry.probe: str(entry.data.attrs.get("errors_over", OF_SAMPLES)) for entry in comparison.entries}
 
 
 def label_of(comparison: Comparison) -> str:
@@ -235,8 +233,8 @@ def _caption(comparison: Comparison, probe: str, contrasts: Sequence[Contrast]) 
         if one.reading:
             readings.setdefault(one.reading, []).append(one.name)
     known = any(one.known for one in numbers.values())
-    over = f"In brackets: 95 % intervals over {OVER.get(probe, 'samples')}."
-    said = [SEEDS] if comparison.groups else [over] if known else []
+    intervals = f"In brackets: 95 % intervals over {_over(comparison)[probe]}."
+    said = [SEEDS] if comparison.groups else [intervals] if known else []
     said += [f"{words[:1].upper()}{words[1:]}: {', '.join(names)}." for words, names in readings.items()]
     methods: dict[str, list[str]] = {}
     for c in contrasts:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ def draw(
             finished = "done" in data and bool((data["done"].values == 1).all())
             _log.info("no figure of %s%s", group, ": its numbers are not finite" if finished else " yet")
         for name, page in _pages(everything, selection, probes, figures):
-            if name == "hessian" and eigenvalues is not None:
+            if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             with readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
                 written += _save(name, page, folder, formats)

@@ -79,8 +79,16 @@ class Unpaired(Protocol):
         """The difference of two results, or why it is not paired, for that by the errors of both."""
 
 
+@runtime_checkable
+class Tabled(Protocol):
+    """The main figure module of a probe whose command prints a table of its results."""
+
+    def table(self, results: Sequence[xr.Dataset], /) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows by name of the column, and lines that stand below them."""
+
+
 REQUIRED = ("MEANING", "draw", "page")
-OPTIONAL = ("select", "notes", "against", "paired", "unpaired")
+OPTIONAL = ("select", "notes", "against", "paired", "unpaired", "table")
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -166,3 +166,21 @@ def _fewest(name: str) -> int:
 
 def _parts(data: xr.Dataset) -> dict[str, Parts]:
     return parts({str(name): data[name].values for name in data.variables})
+
+
+def table(results: Sequence[xr.Dataset]) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row per measure and result, with its error, definition and invariances."""
+    names = {
+        "measure": "measure_name", "value": "value", "error": "se", "units": "measure_units", "rho": "rho",
+        "error over": "error_over", "rescaling": "invariant_rescaling", "logit scale": "invariant_logit_scale",
+        "permutation": "invariant_permutation",
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    definitions: dict[str, str] = {}
+    for data in results:
+        network = {"network": str(data.attrs["label"])} if len(results) > 1 else {}
+        columns = (data[stored].values.tolist() for stored in names.values())
+        rows += [network | dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        definitions |= zip(data["measure_name"].values.tolist(), data["definition"].values.tolist(), strict=True)
+    what = "Rescaling, logit scale, permutation: is the value the same for the same function with other weights?"
+    return rows, [what, *(f"{name}: {definition}" for name, definition in definitions.items())]

@@ -83,8 +83,8 @@ def test_many_models_differ_in_hue_marker_and_dash_and_stand_out_from_the_page(
 
 def test_an_ensemble_does_not_take_the_colour_of_its_first_member() -> None:
     network, ensemble = (
-        xr.Dataset(attrs={"model": "vit_ti", "label": label, "probe": probe})
-        for label, probe in (("vit", "hessian"), ("vit + 2", "ensemble"))
+        xr.Dataset(attrs={"model": "vit_ti", "label": label, "several": several})
+        for label, several in (("vit", "each"), ("vit + 2", "members"))
     )
     assert [look.color == "tab:red" for look in appearance.looks([network, ensemble])] == [True, False]
 

@@ -149,8 +149,8 @@ def _scores(total: np.ndarray, dense: bool) -> dict[str, np.ndarray]:
 
 
 def _interval(value: np.ndarray, drawn: np.ndarray, *, reflected: bool = False) -> tuple[float, float, float]:
-    usable = drawn[np.isfinite(drawn)]
+    usable, own = drawn[np.isfinite(drawn)], float(value)
     if not len(usable):
-        return float(value), np.nan, np.nan
+        return own, np.nan, np.nan
     low, high = percentile_interval(usable)
-    return (float(value), 2 * value - high, 2 * value - low) if reflected else (float(value), low, high)
+    return (own, 2 * own - high, 2 * own - low) if reflected else (own, low, high)

@@ -18,7 +18,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.loading import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import barriers
-from landscape.weight_space.aligned_networks import Alignment, alignment
+from landscape.weight_space.aligned_networks import Alignment, alignment, write_aligned
 from landscape.weight_space.coordinates import beside_ends
 from landscape.weight_space.interpolations import curves, line_of, points
 
@@ -125,6 +125,12 @@ class Align(Probe):
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The barrier of every finished curve."""
         return barriers.highest(data)
+
+    def save(self, subject: Subject, path: Path) -> str:
+        """Write the permuted checkpoint."""
+        found = alignment_of(self, subject)
+        write_aligned(found, path)
+        return f"{found.other.path} with its units permuted"
 
     def _curves(self, subject: Subject) -> Sequence[Any]:
         return curves(subject, align=True, repair=self.repair)

@@ -65,12 +65,14 @@ class Density(Probe):
     """
 
     name: ClassVar[str] = "density"
+    staged_by: ClassVar[str] = "--tol"
     differentiates: ClassVar[bool] = True
     by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 2, "steps": 3}
     presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
+    errors_over: ClassVar[str] = "random vectors"
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("heterogeneity", "heterogeneity"),
         Headline("shape_heterogeneity", "shape_heterogeneity"),

@@ -48,6 +48,7 @@ class Flatness(Probe):
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"steps": 2, "draws": 4, "vectors": 2}
+    errors_over: ClassVar[str] = "mini-batches, samples, random vectors or noise draws"
     headlines: ClassVar[Sequence[Headline]] = tuple(
         Headline(one.name, "value", {"measure": one.name}, FLATTER if one.flatter == "lower" else FLATTER_ABOVE,
                  silent=one.name not in HEADLINE)

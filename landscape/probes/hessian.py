@@ -87,6 +87,7 @@ class Hessian(Probe):
     batch_size: ClassVar[int] = 16
     smallest: ClassVar[Mapping[str, Any]] = {"top": 2, "batches": 2, "max_products": 12}
     presets: ClassVar[Mapping[str, Any]] = {"park2022": PARK_2022}
+    errors_over: ClassVar[str] = "mini-batches"
     headlines: ClassVar[Sequence[Headline]] = stored_spectrum.HEADLINES
 
     top: Annotated[int, "eigenvalues per mini-batch (per end)"] = 5

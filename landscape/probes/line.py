@@ -51,7 +51,7 @@ class Line(Probe):
     """
 
     name: ClassVar[str] = "line"
-    several: ClassVar[str] = "line"
+    several: ClassVar[str] = "ends"
     checkpoints: ClassVar[str] = "checkpoints, or folders of them; two of one architecture are the ends of a line"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "directions": 2}

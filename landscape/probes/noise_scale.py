@@ -68,6 +68,7 @@ class NoiseScale(Probe):
     uses: ClassVar[tuple[str, ...]] = ("weight_decay",)
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"groups": 3}
+    errors_over: ClassVar[str] = "groups of samples"
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("simple", "simple"),
         Headline("curvature", "curvature"),

@@ -70,6 +70,7 @@ class Step(Probe):
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}
+    errors_over: ClassVar[str] = "mini-batches"
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("batch sharpness", "mean_batch_sharpness", reading=FLATTER),
         Headline("critical sharpness", "mean_critical_sharpness", reading=FLATTER),

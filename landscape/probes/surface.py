@@ -49,6 +49,7 @@ class Surface(Probe):
     """
 
     name: ClassVar[str] = "surface"
+    staged_by: ClassVar[str] = "--preview"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": "3"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

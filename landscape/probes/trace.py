@@ -78,12 +78,14 @@ class Trace(Probe):
     """
 
     name: ClassVar[str] = "trace"
+    staged_by: ClassVar[str] = "--tol"
     differentiates: ClassVar[bool] = True
     by_process_group: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "weight_decay")
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"vectors": 8}
     presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
+    errors_over: ClassVar[str] = "random vectors"
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("trace", "trace", reading=FLATTER, column=9, title="trace",
                  definition="sum of all Hessian eigenvalues"),

@@ -276,8 +276,8 @@ def _interval(name: str, estimate: np.ndarray, draws: np.ndarray, *, paired: boo
     draws = draws[np.isfinite(draws)]
     if len(draws) < 2 or not np.isfinite(estimate):
         return Interval(np.nan, np.nan, np.nan)
-    low, high = percentile_interval(draws)
+    value, (low, high) = float(estimate), percentile_interval(draws)
     if name == "ece":
-        low, high = min(2 * estimate - high, estimate), max(2 * estimate - low, estimate)
+        low, high = min(2 * value - high, value), max(2 * value - low, value)
         low = low if paired else max(low, 0.0)
-    return Interval(float(draws.std(ddof=1)), float(low), float(high))
+    return Interval(float(draws.std(ddof=1)), low, high)

@@ -15,6 +15,7 @@ from typing import Any
 import xarray as xr
 
 USES = "uses"  # attribute of a result: the loading options that its probe says change the numbers, by commas
+SEVERAL = "several"  # attribute of a result: what several checkpoints of its command are, `Probe.several`
 # What such options are as facts; every other one is the same for all probes, or part of the data.
 FACTS = {"batch size": "batch_size", "weight decay": "weight_decay", "seed of the data": "seed"}
 # Parameters that change how exact a number is, how fast it is found, or which numbers there are.
@@ -76,6 +77,11 @@ def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
         facts["range"] = ",".join(f"{axis.min():g}:{axis.max():g}" for axis in axes)
     said = {name: _in_words(value) for name, value in facts.items() if value not in (None, "", [], {})}
     return Protocol(said, str(data.attrs.get("data_sha256", "")), words)
+
+
+def of_several(data: xr.Dataset) -> bool:
+    """Whether a result is of several networks together, which are its members."""
+    return bool(data.attrs.get(SEVERAL) == "members")
 
 
 def samples_of(data: xr.Dataset) -> str:

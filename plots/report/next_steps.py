@@ -12,7 +12,7 @@ import xarray as xr
 
 from landscape.plots.report import commands, protocols
 from landscape.results import reader
-from landscape.results.protocols import stored
+from landscape.results.protocols import of_several, stored
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 WANTED = ("hessian", "surface", "fourier", "lesion")  # probes that the first questions need
@@ -35,11 +35,7 @@ def next_step(ordered: Stored, file: Path) -> Step:
             probe, units = data.attrs.get("probe", ""), data["done"].size
             text = f"Finish {probe} of {name}: {lacking:,} of {units:,} units are missing."
             return Step(text, "It continues where it stopped.", command)
-    paths = {
-        name: str(path)
-        for name, data in ordered
-        if data.attrs.get("probe") != "ensemble" and (path := checkpoint(data))
-    }
+    paths = {name: str(path) for name, data in ordered if not of_several(data) and (path := checkpoint(data))}
     for probe in WANTED:
         examples = {name: data for name, data in ordered if data.attrs.get("probe") == probe}
         measured = {checkpoint(data) for data in examples.values()}

@@ -24,6 +24,7 @@ from landscape.plots.report.panels import PARTS, Drawn
 from landscape.plots.report.protocols import Protocols
 from landscape.plots.report.table import checkpoints, comparison
 from landscape.results import reader
+from landscape.results.protocols import of_several
 
 SCRIPTS = ("figures.js", "surface.js", "charts.js", "page.js")
 Stored = Sequence[tuple[str, xr.Dataset]]
@@ -92,7 +93,7 @@ def _hexadecimal(color: Any) -> str:
 
 def _header(named: Sequence[tuple[str, xr.Dataset]], file: Path) -> Html:
     lacking = [(who, data) for who, data in named if unfinished(data)]
-    networks = len({who for who, data in named if data.attrs.get("probe") != "ensemble"})
+    networks = len({who for who, data in named if not of_several(data)})
     text = f"{len(named)} results of {networks} checkpoint{'s' if networks != 1 else ''} in {file.name}."
     parts = [element("h1", f"Loss landscape: {file.name}"), element("p", text)]
     if lacking:

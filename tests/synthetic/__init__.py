@@ -91,8 +91,9 @@ def headlines_of(probe: str) -> Sequence[Headline]:
 
 def declared(probe: str, **attributes: Any) -> dict[str, Any]:
     """Attributes of a made-up result."""
-    uses = "" if probe == "monitor" else ",".join(probe_class(probe).uses)
-    return {"probe": probe, "uses": uses, **stored_headlines(headlines_of(probe)), **attributes}
+    kind = probe_class("trace" if probe == "monitor" else probe)
+    about = {"uses": ",".join(kind.uses), "several": kind.several, "errors_over": kind.errors_over}
+    return {"probe": probe, **about, **stored_headlines(headlines_of(probe)), **attributes}
 
 
 class Projection:
