@@ -34,6 +34,12 @@ def trained_models(made: argparse.ArgumentParser, *names: str) -> argparse.Argum
     return on_device(made)
 
 
+def on_device(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser with `--device`."""
+    made.add_argument("--device", default="cpu", help="cpu (the default), cuda or cuda:1")
+    return made
+
+
 def trained(arguments: argparse.Namespace, name: str, *, file: str = "final.pt", **options: Any) -> Subject:
     """A demo network from its run on the training set."""
     return landscape.load(

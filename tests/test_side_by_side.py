@@ -197,19 +197,3 @@ def test_what_threads_might_disturb_is_measured_one_after_the_other() -> None:
     assert _at_once(subject) == 1
     batches = [(torch.randn(4, 1, 6, 6), torch.randint(3, (4,))) for _ in range(6)]
     assert _at_once(Subject(KeepsItsFeatures().eval(), batches)) == 1
-
-
-def test_the_memory_of_a_graph_is_that_of_what_it_saves() -> None:
-    class Squares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(5, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ self.weight).square()
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.sum(dim=1)
-
-    subject = load(Squares(), data=(torch.ones(8, 5), torch.zeros(8)), batch_size=8, loss=loss)
-    assert module._saved(subject) == 4 * (8 * 5 + 8 * 3)  # the inputs and the product that is squared

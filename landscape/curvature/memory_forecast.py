@@ -63,7 +63,7 @@ def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], st
     Raises:
         ValueError: not even single samples keep within the limit that was given.
     """
-    found, limit = _forecast(subject, parameters, stored), memory.limit()
+    found, limit = forecast(subject, parameters, stored), memory.limit()
     free = memory.available() if subject.device.type == "cpu" else memory.available_on(subject.device)
     parts = found.micro_batches(SHARE * free if limit is None else min(limit, free))
     needed = found.total(parts)
@@ -96,7 +96,8 @@ def _in_words(found: MemoryForecast, parts: int) -> str:
     )
 
 
-def _forecast(subject: Subject, parameters: Mapping[str, Tensor], stored: int) -> MemoryForecast:
+def forecast(subject: Subject, parameters: Mapping[str, Tensor], stored: int) -> MemoryForecast:
+    """What the products of a mini-batch need, with `stored` bytes of vectors: an upper estimate."""
     size = sum(p.numel() * p.element_size() for p in parameters.values())
     samples = subject.samples(0) if subject.divisible else 1
     logits = CHUNKS * LOGITS * subject.dtype.itemsize if chunked_head(subject, subject.batch(0)[1]) else 0

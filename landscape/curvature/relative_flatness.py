@@ -1,12 +1,14 @@
-"""Relative flatness of the last linear layer, exact (Petzka et al. 2021, arXiv 2001.00939)."""
+"""Exact terms of flatness measures: relative flatness of the last layer, and the Fisher-Rao norm of the weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from landscape.curvature.hessian_product import differentiable_attention
 from landscape.curvature.operator import WHOLE, part_of
 from landscape.data.structure import Nested
 from landscape.subject.linear_head import linear_head
@@ -16,6 +18,8 @@ from landscape.subject.subject import Subject
 
 def relative_flatness(subject: Subject, i: int, part: slice = WHOLE) -> Tensor:
     """Terms of the samples of mini-batch i, or a part of it, (N,) float64, whose mean is sum_{s,t} <w_s, w_t> Tr H_st.
+
+    That is the relative flatness of the last linear layer (Petzka et al. 2021, arXiv 2001.00939).
 
     w_s are the rows of the weights of the last layer, z = W x + b, H_st the blocks of the Hessian of the loss with
     respect to them. With the Hessian K of a sample's loss with respect to its logits z, H_st = K_st x x', so that its
@@ -59,3 +63,23 @@ def _hessian_rows(subject: Subject, logits: Tensor, targets: Nested) -> list[Ten
         (slope,) = torch.autograd.grad(loss, logits, create_graph=True)
         slope = slope + 0 * logits  # a loss that is linear in the logits has a graph too
         return [torch.autograd.grad(of.sum(), logits, retain_graph=True)[0] for of in slope.unbind(dim=1)]
+
+
+def fisher_rao_terms(subject: Subject, parameters: Mapping[str, Tensor], i: int, part: slice = WHOLE) -> Tensor:
+    """Terms <g, w>^2 of the samples of mini-batch i, or a part of it, (N,) float64, whose mean is w' F w.
+
+    That is the squared Fisher-Rao norm, from the data's own labels (Liang et al. 2019, arXiv 1711.01530). g is the
+    gradient of the sample's loss by the weights w, so that F is the empirical Fisher matrix. All <g, w> come from one
+    double backward pass: they are the derivatives of sum_i s_i <g_i, w> by s.
+    """
+    inputs, targets = part_of(subject, i, part)
+    weights = list(parameters.values())
+    with torch.enable_grad(), differentiable_attention():
+        losses = subject.losses(subject.outputs(inputs), targets)
+        shares = torch.ones_like(losses, requires_grad=True)
+        gradients = torch.autograd.grad(
+            shares @ losses, weights, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        along = torch.stack([(g * w.detach()).sum() for g, w in zip(gradients, weights, strict=True)]).sum()
+    (slopes,) = torch.autograd.grad(along, shares)
+    return slopes.double().square()

@@ -18,9 +18,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
-from landscape.curvature.hessian_product import differentiable_attention
+from landscape.curvature.memory_forecast import forecast
 from landscape.data import memory
 from landscape.data.dataset import Batches, BatchList
 from landscape.subject.subject import Subject
@@ -30,7 +29,6 @@ from landscape.subject.weights_cache import once_per_weights
 G = TypeVar("G")
 T = TypeVar("T")
 SHARE = 0.5  # of the available memory
-GRAPH = 6  # memory of a mini-batch's products in that of the tensors that a forward pass saves for its gradient
 LARGEST_BASIS = 2**31  # bytes of the vectors of one search, see `spectrum.BASIS_BYTES`
 
 _log = logging.getLogger(__name__)
@@ -121,31 +119,7 @@ def _separable(subject: Subject) -> bool:
     return subject.device.type == "cpu" and in_memory and not subject.needs_graph and not any(modes)
 
 
-def _memory(subject: Subject, vectors: int) -> float:
+def _memory(subject: Subject, vectors: int) -> int:
     """Bytes that the products of one mini-batch need, an upper estimate."""
-    weights = sum(p.numel() * p.element_size() for p in subject.parameters.values())
-    return GRAPH * _saved(subject) + min(vectors * weights, LARGEST_BASIS) + 10 * weights
-
-
-@once_per_weights
-def _saved(subject: Subject) -> float:
-    """Bytes of the tensors, without the weights, that a forward pass of the first mini-batch saves for its gradient."""
-    known = {p.untyped_storage().data_ptr() for p in subject.model.parameters()}
-    sizes: dict[int, int] = {}
-    kept: list[Tensor] = []  # so that no storage is freed and its address taken again
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor.detach())
-        return tensor
-
-    try:
-        with differentiable_attention(), torch.enable_grad():
-            with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-                loss = subject.loss(0)
-            del loss
-    except Exception:  # whatever a model's own code raises; its measurement raises it again
-        return float("inf")
-    return float(sum(sizes.values()))
+    stored = min(vectors * subject.size * subject.dtype.itemsize, LARGEST_BASIS)
+    return forecast(subject, subject.parameters, stored).total(1)

@@ -10,9 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from landscape.curvature.fisher_rao import fisher_rao_terms
 from landscape.curvature.micro_batches import MicroBatching
-from landscape.curvature.relative_flatness import relative_flatness
+from landscape.curvature.relative_flatness import fisher_rao_terms, relative_flatness
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.curvature.trace_estimators import rademacher
 from landscape.curvature.vectors import dot, flat, random_unit
