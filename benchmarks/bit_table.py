@@ -21,7 +21,7 @@ import landscape
 from landscape.results import reader
 from landscape.results.bit_allocation import BitTable, bit_table
 from landscape.results.statistics import mean_and_standard_error
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.perturbations import quantised
 from landscape.weight_space.weights_in_place import WeightsInPlace

@@ -25,8 +25,8 @@ from landscape.run import Report, run
 from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject.identity import protocol
 from landscape.subject.loading import load
+from landscape.subject.measuring import measuring
 from landscape.subject.networks_in_memory import named
-from landscape.subject.restoration import measuring
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
@@ -82,7 +82,7 @@ def measure(
     loaded = _loaded(subject, name, loading, label, given=set(options) - set(parameter_defaults(name)))
     path = Path(out) if out is not None else None
     _say_protocol(name, loaded, quiet=quiet)
-    loaded = replace(loaded, others=naming.networks) if naming.networks else loaded
+    loaded = replace(loaded, origin=replace(loaded.origin, others=naming.networks)) if naming.networks else loaded
     bar = Progress(
         f"{name} {label or loaded.label}", quiet=quiet or report is not None, after=1.0, lines=in_notebook(),
         advice=Advice.of([made], loaded),
@@ -201,7 +201,7 @@ def _say_protocol(probe: str, subject: Subject, *, quiet: bool) -> None:
     known.add(probe)
     usual = loading_defaults(probe)
     own: dict[str, Any] = {"batch_size": subject.batch_size, "samples": len(subject)}
-    if subject.spec is not None and not subject.one_part:
+    if subject.spec is not None and not subject.data.one_part:
         own["split"] = subject.spec.split
     if own["samples"] < usual["samples"] and (subject.spec is None or subject.spec.samples == "all"):
         del own["samples"]  # there are no more

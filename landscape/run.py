@@ -32,6 +32,7 @@ from landscape.subject.checks import refuse_stochastic
 from landscape.subject.identity import attributes as attributes_of
 from landscape.subject.identity import digest as digest
 from landscape.subject.identity import protocol, weights_sha256
+from landscape.subject.other_samples import rebatched
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
 from landscape.subject.threads import suitable_threads
@@ -234,7 +235,7 @@ def with_stored_batch_size(probe: Probe, subject: Subject, path: Path | None, we
             return subject.batch_size
         return int(groups.attribute(path, group, "batch_size"))
 
-    return subject.rebatched(subject.processes.on_main_process(stored))
+    return rebatched(subject, subject.processes.on_main_process(stored))
 
 
 def _resolved(

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from landscape import models
 from landscape.curvature.vectors import flat, unflat
 from landscape.probe import Probe, Stages, sweep
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 
 Batch = tuple[Tensor, Tensor]

@@ -21,7 +21,7 @@ from landscape.probes.barriers import Barriers
 from landscape.probes.line import Line
 from landscape.results import reader
 from landscape.results.measured import measured
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.symmetry.networks import recorded, tensors_of
 from landscape.weight_space.aligned_networks import with_weights

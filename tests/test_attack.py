@@ -20,7 +20,7 @@ from landscape.probes.attack import Attack
 from landscape.results.paired import mean_difference
 from landscape.statistics.intervals import quantile
 from landscape.subject.losses import cross_entropy
-from landscape.subject.members import with_members
+from landscape.subject.mc_dropout import with_members
 from landscape.subject.pixels import fgsm, parse_pixels, pgd
 from landscape.subject.subject import Subject
 

@@ -18,6 +18,7 @@ from landscape.results import group as groups
 from landscape.results import reader
 from landscape.run import run
 from landscape.subject import loading
+from landscape.subject.other_samples import on_first, rebatched
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import cost_model, forward_mode
@@ -168,15 +169,17 @@ def test_autotuned_choices_are_stored_and_used_again(
         16,
     )
     outright = Surface(resolution="5,3", memory_format="channels_last")
-    assert run(outright, digits.first(64).rebatched(16), path).group == first.group  # one run key, autotuned or given
+    assert (
+        run(outright, rebatched(on_first(digits, 64), 16), path).group == first.group
+    )  # one run key, autotuned or given
     assert run(undecided, digits, path, overwrite=True).units == 81
 
 
 def test_fewer_samples_are_the_first_ones(digits: Subject) -> None:
-    few = digits.first(40)
+    few = on_first(digits, 40)
     assert (len(few), len(few.batches)) == (40, 2)
     torch.testing.assert_close(few.batch(0)[0], digits.batch(0)[0], rtol=0, atol=0)
-    assert digits.first(999) is digits
+    assert on_first(digits, 999) is digits
 
 
 def test_another_batch_size_or_format_is_chosen_only_if_it_is_clearly_faster(

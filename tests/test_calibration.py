@@ -30,7 +30,7 @@ from landscape.results.calibration import Interval
 from landscape.results.paired import comparable
 from landscape.run import run
 from landscape.statistics.intervals import quantile
-from landscape.subject.losses import bce, mse
+from landscape.subject.losses import LossTraits, bce, mse
 from landscape.subject.subject import Subject
 
 
@@ -232,7 +232,7 @@ def test_what_is_no_classifier_is_refused() -> None:
     with pytest.raises(ValueError, match="got 1 sample; give --samples"):
         Calibration().plan(subject_of(logits[:1], targets[:1]))
     with pytest.raises(OptionError, match="got --loss mse"):
-        Calibration().plan(replace(subject_of(logits, targets), losses=mse, loss_name="mse"))
+        Calibration().plan(replace(subject_of(logits, targets), losses=mse, traits=LossTraits(name="mse")))
     with pytest.raises(ValueError, match=r"got targets \(20, 5\) torch.int64"):
         Calibration().plan(subject_of(logits, torch.zeros(20, 5, dtype=torch.long)))
     with pytest.raises(ValueError, match="logits that are not finite"):

@@ -14,6 +14,7 @@ from landscape.curvature.operator import Curvature
 from landscape.curvature.vectors import random_unit
 from landscape.subject.losses import cross_entropy
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import cache_of
 
 VOCABULARY, TOKENS, SEQUENCES = 11, 5, 3
 
@@ -93,7 +94,7 @@ def test_no_tensor_of_all_logits_is_made(few_logits: None) -> None:
                 sizes.append(result.numel())
             return result
 
-    subject.cache.values.clear()
+    cache_of(subject).values.clear()
     chunked._head(subject)
     with Noting():
         product = Curvature(subject, subject.parameters, "kept").product(0)

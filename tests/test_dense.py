@@ -104,7 +104,7 @@ def test_the_ignored_class_is_an_option_and_part_of_the_data() -> None:
         in measure("line", zero, out=None, resolution=2, quiet=True).attrs["protocol"]
     )
     assert metrics_of(zero)["loss"] != metrics_of(other)["loss"]
-    assert zero.data_sha256 != subject_of((inputs, moved), ignore_index=1).data_sha256
+    assert zero.data.sha256 != subject_of((inputs, moved), ignore_index=1).data.sha256
     with pytest.raises(
         ValueError, match="255, which stands for no label, is one of 256 classes; give --ignore-index -1"
     ):

@@ -30,8 +30,9 @@ from landscape.results.calibration import METRICS
 from landscape.subject import batchnorm
 from landscape.subject.identity import asked
 from landscape.subject.losses import bce
-from landscape.subject.members import with_members
-from landscape.subject.subject import Subject
+from landscape.subject.mc_dropout import with_members
+from landscape.subject.other_samples import on_split
+from landscape.subject.subject import Origin, Subject
 
 
 class Net(nn.Module):
@@ -58,7 +59,7 @@ def subject_of(members: list[Net], *, samples: int = 50, size: int = 20) -> Subj
     x = 2 * torch.randn(samples, 6, generator=generator, dtype=torch.float64)
     y = torch.randint(4, (samples,), generator=generator)
     others = {str(i): member for i, member in enumerate(members) if i}
-    return Subject(members[0], rebatched([(x, y)], size), others=others, label="0")
+    return Subject(members[0], rebatched([(x, y)], size), origin=Origin(others=others), label="0")
 
 
 def probe_of(count: int, **options: int) -> Ensemble:
@@ -176,7 +177,7 @@ def test_masks_of_every_network_are_members() -> None:
     assert found["name"].tolist() == ["0 #1", "0 #2", "0 #3", "1 #1", "1 #2", "1 #3"]
     assert found["size"].tolist() == [1, 2, 3, 5, 6]
     first = Ensemble(draws=20, orders=2)
-    alone = run_probe(first, with_members(replace(subject_of(members), others={}), 3))
+    alone = run_probe(first, with_members(replace(subject_of(members), origin=Origin()), 3))
     assert alone["nll"][-1] == pytest.approx(
         found["sample_nll"][:, 2].ravel()[~np.isnan(found["sample_nll"][:, 2].ravel())].mean()
     )
@@ -221,7 +222,7 @@ def test_one_logit_several_labels_and_masks_are_averaged_by_row(kind: str) -> No
         p, classes = torch.stack([1 - z.sigmoid(), z.sigmoid()], -1).numpy(), y.long().numpy()
         targets, there = (y[:, 0] if kind == "one" else y).float(), np.ones_like(classes, bool)
     others = {str(i): member for i, member in enumerate(members) if i}
-    subject = Subject(members[0], rebatched([(x, targets)], 12), others=others, label="0")
+    subject = Subject(members[0], rebatched([(x, targets)], 12), origin=Origin(others=others), label="0")
     found = run_probe(probe_of(3), subject if kind == "masks" else replace(subject, losses=bce))
     share = there / there.sum(1, keepdims=True) / 30
     mean = p.mean(0)
@@ -318,7 +319,7 @@ def test_an_average_has_the_mean_weights_and_fresh_batch_norm_statistics(run: Pa
     expected = landscape.load(run / "final.pt", **FEW)
     mean = {k: (v + states[1][k]) / 2 if v.is_floating_point() else v for k, v in states[0].items()}
     expected.model.load_state_dict(mean)
-    train = replace(expected.other("train", 24), model=expected.model)
+    train = replace(on_split(expected, "train", 24), model=expected.model)
     batchnorm.refresh(train, 2)
     with torch.no_grad():
         parts = [sample_scores(expected.model(x), y).nll for x, y in expected.each_batch()]  # type: ignore[operator, arg-type]

@@ -18,6 +18,7 @@ from landscape.probe import derived_seed
 from landscape.probes.input_surface import InputSurface
 from landscape.subject.identity import asked
 from landscape.subject.losses import cross_entropy
+from landscape.subject.other_samples import on_first
 from landscape.subject.pixels import losses_of, pgd
 from landscape.subject.subject import Subject
 
@@ -62,7 +63,7 @@ def test_results_do_not_depend_on_the_mini_batches() -> None:
 
 
 def test_the_line_towards_pgd_passes_through_its_image() -> None:
-    subject = on_pictures(linear(), batch_size=1).first(1)
+    subject = on_first(on_pictures(linear(), batch_size=1), 1)
     pixels, losses = pictures().inputs[:1] / 255, losses_of(subject, 0)
     changed = pgd(losses, pixels, 8 / 255, step=2.5 * 8 / 255 / 4, steps=4, start=pixels)
     size = (changed - pixels).square().mean().sqrt().item()

@@ -22,7 +22,7 @@ from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import ResNet
 from landscape.options import OptionError
 from landscape.probes.lesion import Lesion
-from landscape.subject.outputs import intact_per_sample, per_sample
+from landscape.subject.sample_statistics import intact_per_sample, per_sample
 from landscape.subject.subject import Subject
 
 

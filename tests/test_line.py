@@ -24,12 +24,13 @@ from analytic import (
 from torch import Tensor
 
 from landscape import models
+from landscape.data.dataset import Images
 from landscape.options import OptionError
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.subject import batchnorm
 from landscape.subject.identity import asked
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.weight_space.bezier import training_part
@@ -371,7 +372,7 @@ def test_a_trained_curve_follows_a_bent_valley(tmp_path: Path, monkeypatch: pyte
     end = torch.tensor([-0.5, 0.75**0.5], dtype=torch.float64)
     path = _saved(tmp_path / "end.pt", {"weight": end})
     monkeypatch.setattr("landscape.weight_space.bezier.training_part", lambda given: given)
-    monkeypatch.setattr(Subject, "data_sha256", "")
+    monkeypatch.setattr(Images, "sha256", "")
     options = {"along": path, "resolution": 41}
     straight = run_probe(Line(**options), subject)
     curve = Line(**options, connect="bezier", connect_epochs=40, connect_rate=0.05)

@@ -21,9 +21,9 @@ from landscape.probes.probe_linear import ProbeLinear
 from landscape.results import reader
 from landscape.run import run_key
 from landscape.subject.identity import asked
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.spec import Split
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Origin, Subject
 from landscape.training.train import train
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2, "patch": 4}
@@ -55,7 +55,7 @@ def _subject(batch_size: int = 16) -> Subject:
         return images.take(np.arange(len(images))[: None if samples == "all" else int(samples)])
 
     torch.manual_seed(0)
-    return Subject(Encoder().double().eval(), Batches(part("test", "all"), batch_size), part=part)
+    return Subject(Encoder().double().eval(), Batches(part("test", "all"), batch_size), origin=Origin(part=part))
 
 
 @pytest.mark.slow

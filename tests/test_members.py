@@ -29,8 +29,8 @@ from landscape.results.statistics import error_over_members, mean_over_batches
 from landscape.run import run_key
 from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
 from landscape.subject.loading import load_spec
-from landscape.subject.members import calls_of, with_members
-from landscape.subject.outputs import per_sample
+from landscape.subject.mc_dropout import as_is, calls_of, with_members
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 
 
@@ -147,7 +147,7 @@ def test_dropout_inside_attention_is_on(kind: str) -> None:
     values = of_members(subject, 0, 1, 0)
     assert torch.equal(values[0], values[2])
     assert not torch.allclose(values[0], values[1])
-    plain = subject.as_is()
+    plain = as_is(subject)
     assert not plain.members
     assert not torch.allclose(plain.outputs(plain.batch(0)[0]), values[0])
 
@@ -497,7 +497,7 @@ def test_members_run_in_threads_side_by_side() -> None:
     layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh(), DropPath(0.5))]
     subject = stochastic(3, nn.Sequential(nn.Flatten(), *layers, nn.Linear(32, 3)))
     expected = [subject.loss(i) for i in (0, 1)]
-    assert not torch.equal(expected[0], subject.as_is().loss(0))
+    assert not torch.equal(expected[0], as_is(subject).loss(0))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda i: subject.loss(i % 2), range(40)))
     assert all(torch.equal(loss, expected[i % 2]) for i, loss in enumerate(found))

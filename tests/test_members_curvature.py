@@ -22,7 +22,7 @@ from landscape.probes.hessian import Hessian
 from landscape.probes.trace import Trace
 from landscape.probes.trajectory import Trajectory
 from landscape.subject.dropout_masks import kept
-from landscape.subject.members import with_members
+from landscape.subject.mc_dropout import as_is, with_members
 from landscape.subject.subject import Subject
 from landscape.weight_space.planes import plane_of
 
@@ -127,7 +127,7 @@ def test_recorded_products_of_masks_take_the_activation_pattern_of_double_precis
 def test_recorded_products_belong_to_the_masks() -> None:
     """What is kept on disk is found by the seed and number of the masks too."""
     of = rectified(torch.float64, batches=1)
-    others = [with_members(replace(of, seed=1), 2), with_members(of, 3), of.as_is()]
+    others = [with_members(replace(of, seed=1), 2), with_members(of, 3), as_is(of)]
     keys = [stored_hessian.key_of(one, one.parameters, False) for one in (of, *others)]
     assert all(keys)
     assert len(set(keys)) == 4

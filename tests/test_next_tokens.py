@@ -121,7 +121,7 @@ def test_the_error_of_the_loss_per_token_is_that_of_a_ratio() -> None:
     ratios = (counts * losses)[chosen].sum(dim=1) / counts[chosen].sum(dim=1)
     assert found["token_loss"] == pytest.approx(((counts * losses).sum() / counts.sum()).item(), rel=1e-12)
     assert found["token_loss_se"] == pytest.approx(ratios.std().item(), rel=0.1)
-    right = torch.cat([subject.right(subject.outputs(x), y) for x, y in subject.each_batch()]).detach()
+    right = torch.cat([subject.losses_and_right(subject.outputs(x), y)[1] for x, y in subject.each_batch()]).detach()
     ratios = (counts * right)[chosen].sum(dim=1) / counts[chosen].sum(dim=1)
     assert found["token_accuracy"] == pytest.approx(((counts * right).sum() / counts.sum()).item(), rel=1e-12)
     assert found["token_accuracy_se"] == pytest.approx(ratios.std().item(), rel=0.1)

@@ -15,7 +15,7 @@ from landscape.plots import drawing
 from landscape.probe import derived_seed
 from landscape.probes.noise import Noise
 from landscape.run import run_key
-from landscape.subject.outputs import intact_per_sample, per_sample
+from landscape.subject.sample_statistics import intact_per_sample, per_sample
 from landscape.subject.subject import Subject
 
 

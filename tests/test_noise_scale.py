@@ -17,6 +17,7 @@ from landscape.options import OptionError
 from landscape.probes.noise_scale import NoiseScale
 from landscape.results.noise_scale import gradient_curvature, squared_gradient, summaries
 from landscape.results.ratio import ratio
+from landscape.subject.losses import LossTraits
 from landscape.subject.subject import Subject
 
 FEATURES = 6
@@ -247,6 +248,6 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got 6; raise --samples$"):
         NoiseScale().plan(tanh_net(sizes=(6,)))
     coupled = tanh_net(sizes=(12,))
-    coupled.coupled = True
+    coupled.traits = LossTraits(coupled=True)
     with pytest.raises(ValueError, match="couples the samples"):
         NoiseScale(groups=3).plan(coupled)

@@ -16,7 +16,7 @@ from landscape.options import OptionError
 from landscape.probes.perturbation import Perturbation, rows_of
 from landscape.run import run_key
 from landscape.subject.loading import load
-from landscape.subject.members import with_members
+from landscape.subject.mc_dropout import with_members
 from landscape.subject.subject import Subject
 
 CLEAN = np.random.default_rng(0).integers(256, size=(12, 32, 32, 3), dtype=np.uint8)

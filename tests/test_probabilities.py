@@ -30,7 +30,7 @@ def test_probabilities_are_refused_as_logits_and_equal_the_logits_under_their_ow
     ends, logits, targets, loss, own = CASES[case]
     with pytest.raises(ValueError, match=rf"--loss {own} for probabilities, or --outputs logits"):
         landscape.load(ends, data=(INPUTS, targets), loss=loss)
-    assert landscape.load(ends, data=(INPUTS, targets), loss=loss, outputs="logits").loss_name == loss
+    assert landscape.load(ends, data=(INPUTS, targets), loss=loss, outputs="logits").traits.name == loss
     pair = [landscape.load(model, data=(INPUTS, targets), loss=name) for model, name in ((ends, own), (logits, loss))]
     assert landscape.evaluate(pair[0]) == pytest.approx(landscape.evaluate(pair[1]), abs=1e-6)
     if case == "softmax":  # curvature is that of the logits behind the probabilities, too

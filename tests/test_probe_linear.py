@@ -21,9 +21,9 @@ from landscape.layers.pooled_features import pooled_features, training_samples
 from landscape.options import OptionError
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.run import digest
-from landscape.subject.outputs import intact_per_sample
+from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.spec import Spec, Split
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Origin, Subject
 
 PROBE = ProbeLinear(layers=("maps", "squared", "mean"))
 
@@ -57,7 +57,7 @@ def _subject(model: nn.Module | None = None, *, scored: int = 60, fit: int = 100
 
     torch.manual_seed(0)
     made = (model or Stages()).double().eval()
-    return Subject(made, Batches(part("test", "all"), batch_size), part=part)
+    return Subject(made, Batches(part("test", "all"), batch_size), origin=Origin(part=part))
 
 
 def test_a_layer_with_the_classes_is_accurate_and_one_without_is_at_chance() -> None:
@@ -133,8 +133,8 @@ def test_tokens_are_averaged_without_their_prefix_or_are_the_class_token() -> No
     subject = _subject(model)
     assert subject.images is not None
     large = replace(subject.images, inputs=torch.nn.functional.interpolate(subject.images.inputs, size=16), size=16)
-    subject = replace(subject, batches=Batches(large, 20), part=lambda split, samples: replace(
-        large, inputs=large.inputs.flip(0), targets=large.targets.flip(0)))  # fmt: skip
+    subject = replace(subject, batches=Batches(large, 20), origin=Origin(part=lambda split, samples: replace(
+        large, inputs=large.inputs.flip(0), targets=large.targets.flip(0))))  # fmt: skip
     kept: list[Tensor] = []
     handle = model[1].encoder.layers[1].register_forward_hook(lambda module, args, output: kept.append(output))  # type: ignore[union-attr, index, operator]
     with torch.no_grad():
@@ -153,12 +153,12 @@ def test_with_one_set_for_both_splits_fitted_samples_are_not_scored() -> None:
     def part(split: Split, samples: int | str) -> Images:
         return images.take(np.arange(90)[: None if samples == "all" else int(samples)])
 
-    subject = Subject(Stages().double().eval(), Batches(part("test", 60), 16), part=part)
+    subject = Subject(Stages().double().eval(), Batches(part("test", 60), 16), origin=Origin(part=part))
     for samples, rows in (("all", 30), ("20", 20)):
         train = training_samples(subject, samples)
         assert train.images is not None
         assert torch.equal(train.images.inputs, images.inputs[60 : 60 + rows])
-    whole = Subject(Stages().double().eval(), Batches(part("test", 85), 16), part=part)
+    whole = Subject(Stages().double().eval(), Batches(part("test", 85), 16), origin=Origin(part=part))
     with pytest.raises(ValueError, match="samples to fit on besides the 85 that are scored, got 5"):
         PROBE.plan(whole)
 
@@ -198,11 +198,11 @@ def test_impossible_requests_are_errors() -> None:
     with pytest.raises(OptionError, match="--split train would score the training samples"):
         PROBE.plan(replace(_subject(), spec=Spec(split="train")))
     with pytest.raises(ValueError, match="the subject's data have no other split"):
-        PROBE.plan(replace(_subject(), part=None))
+        PROBE.plan(replace(_subject(), origin=Origin()))
     subject = _subject()
     assert subject.images is not None
     real = replace(subject.images, targets=torch.rand(60, dtype=torch.float64))
     fit = replace(real, inputs=real.inputs.flip(0))
     losses = {"losses": lambda outputs, targets: outputs[:, 0]}
     with pytest.raises(ValueError, match="needs classes"):
-        run_probe(PROBE, Subject(subject.model, Batches(real, 16), part=lambda split, samples: fit, **losses))  # type: ignore[arg-type]
+        run_probe(PROBE, Subject(subject.model, Batches(real, 16), origin=Origin(part=lambda *_: fit), **losses))  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from landscape.curvature.hvp_backends import curvature
 from landscape.probe import derived_seed
 from landscape.subject.dropout_masks import DropoutCall, FrozenMasks, frozen_masks, kept
-from landscape.subject.members import calls_of, with_members
-from landscape.subject.outputs import per_sample
+from landscape.subject.mc_dropout import as_is, calls_of, with_members
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 
 SAMPLES, STEPS, INPUTS, UNITS, RATE = 5, 6, 3, 4, 0.4
@@ -99,7 +99,7 @@ def reader(size: int = SAMPLES) -> Subject:
 
 def test_recurrent_members_do_not_depend_on_the_mini_batches() -> None:
     whole = per_sample(reader())[0]
-    assert not torch.allclose(whole, per_sample(reader().as_is())[0])
+    assert not torch.allclose(whole, per_sample(as_is(reader()))[0])
     for size in (1, 2):
         torch.testing.assert_close(per_sample(reader(size))[0], whole)
 

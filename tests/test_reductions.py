@@ -49,7 +49,7 @@ def test_a_mean_of_pytorch_is_taken_per_sample_so_that_its_fisher_matrix_and_err
 def test_the_fisher_matrix_of_another_mean_is_refused() -> None:
     for loss in (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), lambda z, y: F.cross_entropy(z, y)):
         subject = landscape.load(net(3), data=(INPUTS, CLASSES), loss=loss, batch_size=16)
-        assert subject.mean_only
+        assert subject.traits.mean_only
         with pytest.raises(ValueError, match="Fisher matrix is a mean over the gradients of single samples"):
             landscape.measure("hessian", subject, operator="fisher", top=1)
 

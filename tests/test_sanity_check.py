@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from landscape.cli.main import exit_code
-from landscape.subject.losses import NAMES
+from landscape.subject.losses import NAMES, LossTraits
 from landscape.subject.sanity_check import LEVEL, SanityCheck, check_sanity, class_order_hint, guessing_p_value, warning
 from landscape.subject.subject import Subject
 
@@ -38,7 +38,7 @@ def subject(
     nn.init.eye_(model.weight)
     nn.init.zeros_(model.bias)
     batches = list(zip(inputs.split(50), targets.split(50), strict=True))
-    return Subject(model, batches, losses=NAMES[loss], loss_name=loss)
+    return Subject(model, batches, losses=NAMES[loss], traits=LossTraits(name=loss))
 
 
 # --- chance ---

@@ -31,7 +31,7 @@ from landscape.results import reader
 from landscape.results.bit_allocation import BitTable, bit_table
 from landscape.results.sensitivity import over_parts, rank_correlation
 from landscape.run import run
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.perturbations import Granularity, pruned, quantised, truncated
 

@@ -17,7 +17,7 @@ from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.shape_bias import ShapeBias
 from landscape.run import run_key
-from landscape.subject.members import with_members
+from landscape.subject.mc_dropout import with_members
 from landscape.subject.subject import Subject
 
 

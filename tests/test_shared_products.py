@@ -22,6 +22,7 @@ from landscape.curvature.operator import WHOLE, Curvature
 from landscape.curvature.sample_means import mean_loss, over_mini_batches, shares_of
 from landscape.curvature.vectors import random_unit
 from landscape.results import reader
+from landscape.subject.losses import LossTraits
 from landscape.subject.process_group import ProcessGroup
 
 pytestmark = pytest.mark.slow
@@ -219,7 +220,7 @@ def test_parts_of_all_processes_add_up_to_the_product(count: int) -> None:
 
 def test_mini_batches_that_cannot_be_split_go_to_one_process_each() -> None:
     subject = tanh_net(sizes=(6, 6, 3))
-    subject.mean_only = True
+    subject.traits = LossTraits(mean_only=True)
     taken = []
     for rank in range(2):
         subject.processes = Alone(rank, 2)

@@ -19,6 +19,7 @@ from landscape.data import memory
 from landscape.probes.hessian import Hessian
 from landscape.subject import threads
 from landscape.subject.loading import load
+from landscape.subject.losses import LossTraits
 from landscape.subject.subject import Subject
 from landscape.subject.threads import intra_op_threads, suitable_threads
 
@@ -193,7 +194,7 @@ def test_what_threads_might_disturb_is_measured_one_after_the_other() -> None:
     subject = _subject()
     with torch.device("cpu"):  # a mode of the calling thread
         assert _at_once(subject) == 1
-    subject.needs_graph = True
+    subject.traits = LossTraits(needs_graph=True)
     assert _at_once(subject) == 1
     batches = [(torch.randn(4, 1, 6, 6), torch.randint(3, (4,))) for _ in range(6)]
     assert _at_once(Subject(KeepsItsFeatures().eval(), batches)) == 1

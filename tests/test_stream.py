@@ -20,6 +20,7 @@ from landscape.predictions.frames import frame_scores, near_boundary
 from landscape.predictions.scores import bootstrap, sample_scores, summary
 from landscape.predictions.temporal import RingBuffer, frame_weights, prediction_time, smoothed
 from landscape.subject.loading import load
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.slow
@@ -111,7 +112,7 @@ def test_mc_dropout_averages_its_members_and_one_pass_per_frame_draws_a_mask_for
     assert list(found.name.values) == ["deterministic", "MC dropout, 3 passes", "MC dropout, 1 pass"]
     inputs, _ = subject.batch(0)
     with torch.no_grad():
-        mean, plain = subject.outputs(inputs), subject.as_is().outputs(subject.as_is().batch(0)[0])
+        mean, plain = subject.outputs(inputs), as_is(subject).outputs(as_is(subject).batch(0)[0])
         with subject.member(0):
             one = subject.outputs(inputs)
     for i, logits in enumerate((plain, mean, one)):

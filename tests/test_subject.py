@@ -22,9 +22,10 @@ from landscape.options import OptionError
 from landscape.subject.identity import identity
 from landscape.subject.loading import load, load_spec
 from landscape.subject.losses import cross_entropy
+from landscape.subject.other_samples import rebatched
 from landscape.subject.sanity_check import check_sanity
 from landscape.subject.spec import Spec
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, l2_of
 
 
 class Wrapped(nn.Module):
@@ -68,7 +69,7 @@ def test_the_objective_is_loss_plus_weight_decay_times_half_the_squared_norm() -
         data = (logits.logsumexp(dim=1) - logits[torch.arange(len(targets)), targets]).mean()
         half = (weight.double().square().sum() + bias.double().square().sum()) / 2
         assert subject.loss(i).item() == pytest.approx(data.item(), rel=1e-6)
-        assert subject.l2().item() == pytest.approx(half.item(), rel=1e-6)
+        assert l2_of(subject).item() == pytest.approx(half.item(), rel=1e-6)
         assert subject.objective(i).item() == pytest.approx((data + 0.3 * half).item(), rel=1e-6)
 
 
@@ -78,7 +79,7 @@ def test_frozen_parameters_do_not_count_in_l2() -> None:
     subject = digits(model)
     assert list(subject.parameters) == ["1.weight"]
     assert subject.size == 7680
-    assert subject.l2().item() == pytest.approx(0.5 * model[1].weight.square().sum().item())
+    assert l2_of(subject).item() == pytest.approx(0.5 * model[1].weight.square().sum().item())
 
 
 def test_the_loss_of_soft_targets_is_their_mixture_and_does_not_overflow() -> None:
@@ -285,12 +286,12 @@ def test_a_model_of_nans_is_refused() -> None:
 
 def test_rebatching_changes_only_the_batches() -> None:
     subject = load(model="vit_demo", data="digits", samples=20, batch_size=8)
-    again = subject.rebatched(5)
+    again = rebatched(subject, 5)
     assert [len(targets) for _, targets in again.batches] == [5, 5, 5, 5]
     assert again.spec == dataclasses.replace(subject.spec or Spec(), batch_size=5)
     assert identity(again, ()) == identity(subject, ())
     assert identity(again, ("batch_size",)) != identity(subject, ("batch_size",))
-    assert subject.rebatched(8) is subject
+    assert rebatched(subject, 8) is subject
 
 
 def test_a_weight_frozen_after_loading_is_no_longer_trainable() -> None:

@@ -36,7 +36,7 @@ from landscape.results.surface_summary import height
 from landscape.run import run_key
 from landscape.subject.identity import asked, identity
 from landscape.subject.losses import cross_entropy
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.coordinates import through_checkpoints, ticks
 from landscape.weight_space.directions import Normalize

@@ -15,7 +15,7 @@ from torch import Tensor
 import landscape
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
-from landscape.subject import loading
+from landscape.subject import loading, other_networks
 from landscape.subject.spec import Spec
 
 
@@ -74,7 +74,7 @@ def test_names_of_an_older_timm_are_those_of_the_installed_one(timm: Any, tmp_pa
         for key, tensor in made.state_dict().items():
             torch.testing.assert_close(subject.model.state_dict()[key], tensor, rtol=0, atol=0)
         assert "renamed from an older timm" in subject.checkpoint.taken
-        stored = loading.read_beside(subject, tmp_path / "old.pth.tar").state_dict
+        stored = other_networks.read_beside(subject, tmp_path / "old.pth.tar").state_dict
         assert made.state_dict().keys() <= {key.removeprefix(wrapper) for key in stored}
     for epoch in (1, 2, 3):
         factor = 1 + epoch / 10

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from landscape.probes.trajectory import Trajectory
 from landscape.subject import batchnorm
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import plane_of

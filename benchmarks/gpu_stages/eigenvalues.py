@@ -21,7 +21,7 @@ from gpu_stages.timing import peak_gib, seconds, share_outside_kernels, shown
 from gpu_stages.variants import cuda_graphs, side_by_side
 from landscape.curvature import hvp_backends
 from landscape.probes.hessian import Hessian
-from landscape.subject.restoration import measuring
+from landscape.subject.measuring import measuring
 from landscape.subject.subject import Subject
 
 TITLE = "Top-5 Hessian eigenvalues, mini-batches of 16"
@@ -105,7 +105,7 @@ def case_of(name: str, size: int, state: str, settings: Settings) -> Case:
         name, size, state, settings.device,
         folder=settings.folder, small=settings.small, batch_size=batch_size, batches=count,
     )  # fmt: skip
-    exact = replace(subject, model=copy.deepcopy(subject.model).double(), original=None)
+    exact = replace(subject, model=copy.deepcopy(subject.model).double(), origin=replace(subject.origin, original=None))
     return Case(subject, exact, settings.small, {}, {})
 
 

@@ -102,7 +102,7 @@ def _can_fix_pattern(subject: Subject) -> bool:
         return False
     inputs, _ = subject.batch(0)
     try:
-        if subject.needs_graph:
+        if subject.traits.needs_graph:
             raise ValueError("it differentiates inside its forward pass")
         if not has_kinks(subject.model, inputs, subject.forward):
             return False

@@ -43,7 +43,7 @@ def relative_flatness(subject: Subject, i: int, part: slice = WHOLE) -> Tensor:
 
 def has_relative_flatness(subject: Subject) -> bool:
     """Whether the logits (N, C) are those of a linear layer, and the loss is one per sample."""
-    if subject.members or subject.mean_only or subject.coupled:
+    if subject.members or subject.traits.mean_only or subject.traits.coupled:
         return False
     found = linear_head(_unnormalised(subject), subject.example()[0])
     return found is not None and found[2].dim() == 2 and found[1].dim() == 2

@@ -13,6 +13,7 @@ from landscape.curvature.operator import WHOLE, Curvature, part_of
 from landscape.curvature.sample_means import Share
 from landscape.curvature.vectors import flat
 from landscape.probe import derived_seed
+from landscape.subject.other_samples import on_rows
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
 
@@ -79,7 +80,7 @@ def _shuffled_inside(subject: Subject, count: int, size: int, seed: int) -> Subj
     for i in range(count):
         generator = torch.Generator().manual_seed(derived_seed(seed, "order", i))
         order[i * size : (i + 1) * size] = i * size + torch.randperm(size, generator=generator).numpy()
-    return replace(subject.rows(order), spec=subject.spec)
+    return replace(on_rows(subject, order), spec=subject.spec)
 
 
 def _of_samples(ends: np.ndarray, start: int, count: int) -> Quarter:

@@ -116,7 +116,7 @@ def _separable(subject: Subject) -> bool:
     """Whether threads share nothing but tensors that they read: modes of torch belong to the calling thread alone."""
     modes = (getattr(torch._C, f"_len_torch_{kind}_stack", int)() for kind in ("function", "dispatch"))
     in_memory = isinstance(subject.batches, Batches | BatchList)
-    return subject.device.type == "cpu" and in_memory and not subject.needs_graph and not any(modes)
+    return subject.device.type == "cpu" and in_memory and not subject.traits.needs_graph and not any(modes)
 
 
 def _memory(subject: Subject, vectors: int) -> int:

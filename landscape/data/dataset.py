@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -87,8 +88,70 @@ class Images:
         return digest.hexdigest()
 
 
+class BatchSource(Sequence[tuple[Nested, Nested]]):
+    """Mini-batches `(inputs, targets)`, the same ones every time, and what is known of the data they are from."""
+
+    images: Images | None  # the data set in memory; None where the samples are not rows of two tensors
+    name: str  # as given to `load`
+    one_part: bool  # not divided into train and test
+
+    @property
+    def in_words(self) -> str:
+        """The name of the data, for messages."""
+        return "the data in memory" if self.name == "in memory" else self.name
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """SHA-256 of the samples as they are now."""
+
+    def forget_sha256(self) -> None:
+        """Compute the digest again when it is asked for: arrays that share the tensors' memory change silently."""
+
+
+class CallersBatches(BatchSource):
+    """Any sequence of mini-batches that was made in Python."""
+
+    images, name, one_part = None, "in memory", False
+
+    def __init__(self, batches: Sequence[tuple[Nested, Nested]]) -> None:
+        self.batches = batches
+        self._digest = ""
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.batches[index]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all tensors.
+
+        Raises:
+            ValueError: the batches are others when they are read again.
+        """
+        self._digest = self._digest or self._read_twice()
+        return self._digest
+
+    def forget_sha256(self) -> None:
+        self._digest = ""
+
+    def _read_twice(self) -> str:
+        digests = {
+            state_dict_sha256({f"{i}/{path}": t for i in range(len(self)) for path, t in named_tensors(self[i])})
+            for _ in range(2)
+        }
+        if len(digests) > 1:
+            raise ValueError(
+                f"batches ({type(self.batches).__name__}) gives others when it is read again, expected the same every "
+                "time; materialise it once with list(...)"
+            )
+        return digests.pop()
+
+
 @dataclass(frozen=True, eq=False)
-class Batches(Sequence[tuple[Tensor, Tensor]]):
+class Batches(BatchSource):
     """Mini-batches `(inputs, targets)`: batch i holds rows i*B to (i+1)*B - 1, normalised.
 
     They are on the device of the targets; inputs that stay on the host (`Images.for_device`) are copied there at every
@@ -125,9 +188,24 @@ class Batches(Sequence[tuple[Tensor, Tensor]]):
             inputs, targets = self.augmentation(inputs, targets, classes=self.images.classes, seed=seed)
         return self.images.normalised(inputs), targets
 
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.images.name
+
+    @property
+    def one_part(self) -> bool:  # type: ignore[override]
+        return self.images.one_part
+
+    @property
+    def sha256(self) -> str:
+        return self.images.sha256
+
+    def forget_sha256(self) -> None:
+        vars(self.images).pop("_digest", None)
+
 
 @dataclass(frozen=True, eq=False)
-class BatchList(Sequence[tuple[Nested, Nested]]):
+class BatchList(BatchSource):
     """Mini-batches of any structure in memory, as their source formed them; they are never split up or joined."""
 
     pairs: Sequence[tuple[Nested, Nested]]  # inputs of the model and targets of the loss
@@ -181,6 +259,13 @@ class BatchList(Sequence[tuple[Nested, Nested]]):
                 digest.update(flat.numpy().data)
         return digest.hexdigest()
 
+    def forget_sha256(self) -> None:
+        vars(self).pop("_digest", None)
+
+    @property
+    def images(self) -> None:  # type: ignore[override]
+        return None
+
 
 def count_of(targets: Nested, whole: Nested) -> int | None:
     """Number of samples of a mini-batch with such targets; None where its structure does not tell."""
@@ -200,29 +285,6 @@ def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Cal
     if known is None or known[0] != version(tensors):
         known = vars(samples)["_digest"] = version(tensors), compute()
     return known[1]
-
-
-def sha256_of(batches: Sequence[tuple[Nested, Nested]]) -> str:
-    """SHA-256 of all tensors of mini-batches that were made in Python.
-
-    Raises:
-        ValueError: the batches are others when they are read again.
-    """
-    digests = {
-        state_dict_sha256({f"{i}/{path}": t for i in range(len(batches)) for path, t in named_tensors(batches[i])})
-        for _ in range(2)
-    }
-    if len(digests) > 1:
-        raise ValueError(
-            f"batches ({type(batches).__name__}) gives others when it is read again, expected the same every time; "
-            "materialise it once with list(...)"
-        )
-    return digests.pop()
-
-
-def forget_sha256(samples: Images | BatchList) -> None:
-    """Compute the digest again when it is asked for: arrays that share the tensors' memory change without a trace."""
-    vars(samples).pop("_digest", None)
 
 
 def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:

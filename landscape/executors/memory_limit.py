@@ -18,6 +18,7 @@ from landscape.probe import (
     noting_micro_batches,
     sweep,
 )
+from landscape.subject.other_samples import rebatched
 from landscape.subject.subject import Subject
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def _halvable(probe: Probe | Sweeps, subject: Subject, unit: Unit) -> bool:
 
 def _halved(subject: Subject) -> Subject | None:
     """The subject in mini-batches of half the size; None where they cannot be halved."""
-    smaller = subject.rebatched(max(min(subject.batch_size, len(subject)) // 2, 1))
+    smaller = rebatched(subject, max(min(subject.batch_size, len(subject)) // 2, 1))
     return None if smaller.batch_size == subject.batch_size else smaller
 
 

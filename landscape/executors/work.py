@@ -51,7 +51,7 @@ def work_of(probe: Probe | Sweeps, subject: Subject) -> Work:
     Raises:
         ValueError: a part of the subject was made in Python.
     """
-    if subject.spec is None or not subject.reloadable or subject.others:
+    if subject.spec is None or not subject.reloadable or subject.origin.others:
         raise ValueError(
             "workers load the subject by themselves and cannot load a model, data or a loss made in Python; "
             "give a checkpoint with --model file.py:callable, or use one worker"
@@ -60,7 +60,7 @@ def work_of(probe: Probe | Sweeps, subject: Subject) -> Work:
     digests = tuple(digest(one, subject, weights) for one in probes_of(probe))
     file = subject.checkpoint.sha256 if subject.checkpoint is not None else ""
     return Work(
-        probe, subject.spec, str(Path.cwd()), weights, subject.data_sha256, digests, file=file, versions=versions()
+        probe, subject.spec, str(Path.cwd()), weights, subject.data.sha256, digests, file=file, versions=versions()
     )
 
 
@@ -94,8 +94,8 @@ def loaded(work: Work) -> Subject:
         raise ValueError(f"{here}: {path or work.spec.model} has other weights; the file {again}")
     stored = subject.checkpoint
     replaced = stored is not None and stored.sha256 != work.file and f"{path} has the same weights; the file"
-    if subject.data_sha256 != work.data:
-        raise ValueError(f"{here}: {replaced or f'{subject.data_in_words} has other samples; a file of it'} {again}")
+    if subject.data.sha256 != work.data:
+        raise ValueError(f"{here}: {replaced or f'{subject.data.in_words} has other samples; a file of it'} {again}")
     if tuple(digest(probe, subject, weights) for probe in probes_of(work.probe)) != work.digests:
         raise ValueError(f"{here}: {replaced or 'code, or a further file that an option names,'} {again}")
     return subject

@@ -14,6 +14,7 @@ from landscape.discovery.layer import Layer, Tap
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.pooled_features import pooled
 from landscape.layers.selection import layers_of
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.outputs import logits_or_none
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -36,7 +37,7 @@ class Places:
 @once_per_weights
 def places_of(subject: Subject, patterns: tuple[str, ...], pool: str) -> Places:
     """The places of a subject, found by one pass over a few samples."""
-    subject = subject.as_is()
+    subject = as_is(subject)
     layers = layers_of(subject, patterns)
     made: dict[str, tuple[Tensor, Tensor]] = {}  # last input and output of every linear layer
     widths: dict[int, int] = {}

@@ -16,6 +16,7 @@ from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.padding import mean_token
 from landscape.layers.selection import layers_of
 from landscape.options import parse_count
+from landscape.subject.other_samples import on_rows, on_split
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights
@@ -65,7 +66,7 @@ def training_samples(subject: Subject, samples: str) -> Subject:
     """The samples to fit on, none of which are scored."""
     scored = subject.images
     _refuse_other_than_classes(subject.batches[0][1] if scored is None else scored.targets)
-    train = subject.other("train", samples)
+    train = on_split(subject, "train", samples)
     fit = train.images
     if fit is None or scored is None:
         raise ValueError("a linear classifier needs samples of one input and one class each; measure it on such data")
@@ -73,20 +74,20 @@ def training_samples(subject: Subject, samples: str) -> Subject:
     first = fit.inputs[:least].to(scored.inputs.device)  # one of them may have stayed on the host
     if torch.equal(first, scored.inputs[:least]):  # both splits are one set of samples
         wanted = samples if samples == "all" else str(len(scored) + parse_count("train_samples", samples, 10**9))
-        train = subject.other("train", wanted)
+        train = on_split(subject, "train", wanted)
         assert train.images is not None
-        train = train.rows(np.arange(len(scored), len(train.images)))
+        train = on_rows(train, np.arange(len(scored), len(train.images)))
     one_part = train.images is not fit
     if len(train) < LEAST_SAMPLES:
         half = (len(train) + len(scored)) // 2
         fewer = f"score fewer with --samples {half}, or " if one_part and half >= LEAST_SAMPLES else ""
         raise ValueError(
-            f"{subject.data_in_words} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} "
+            f"{subject.data.in_words} must have at least {LEAST_SAMPLES} samples to fit on besides the {len(scored)} "
             f"that are scored, got {len(train)}; {fewer}give data with a train split (a function: a parameter split)"
         )
     if one_part:
         counts = len(scored), len(train)
-        _log.info("%s has one part: the first %d samples are scored, %d others fitted", subject.data_in_words, *counts)
+        _log.info("%s has one part: the first %d samples are scored, %d others fitted", subject.data.in_words, *counts)
     return train
 
 

@@ -23,6 +23,7 @@ from landscape.discovery.token_grid import consumer_is_linear, smaller
 from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
 from landscape.options import matching
 from landscape.probe import Quantity
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -137,7 +138,7 @@ def _note_branches(layers: Sequence[Layer], discovered: Mapping[str, Layer]) -> 
 @once_per_weights
 def layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     """The layers of a subject, found once."""
-    subject = subject.as_is()
+    subject = as_is(subject)
     return select_layers(subject.model, subject.example()[0], patterns, subject.forward)
 
 

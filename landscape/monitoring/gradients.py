@@ -31,7 +31,7 @@ def parts_of(subject: Subject, wanted: int) -> list[slice]:
     """
     inputs, targets = subject.batch(0)
     rows = common_length((inputs, targets))
-    if rows is None or subject.coupled or wanted < 2:
+    if rows is None or subject.traits.coupled or wanted < 2:
         return [slice(None)]
     near = [*range(wanted, 2 * wanted + 1), *range(wanted - 1, 1, -1)]
     count = next((m for m in near if rows % m == 0 and m <= rows), 1)

@@ -90,7 +90,7 @@ class Measurement:
     @property
     def _held(self) -> dict[str, Tensor]:
         """The parameters that the optimiser holds, by the names of the subject's, which may be those of a copy."""
-        model = self._subject.original or self._subject.model
+        model = self._subject.origin.original or self._subject.model
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def _preconditioned(

@@ -102,9 +102,9 @@ def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping
     return {
         **settings,
         "label": subject.label,
-        "loss": subject.loss_name or getattr(loss, "__qualname__", type(loss).__name__),
+        "loss": subject.traits.name or getattr(loss, "__qualname__", type(loss).__name__),
         "parameters": [[name, list(p.shape)] for name, p in subject.parameters.items()],
-        "data": subject.data_sha256,
+        "data": subject.data.sha256,
         "optimizer": own,
     }
 
@@ -117,10 +117,10 @@ def about_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[st
         f"one mini-batch{'' if rows is None else f' of {rows} sample' + 's' * (rows != 1)} in evaluation mode",
         f"every {ordinal(every)} step" if every > 1 else "every step",
         f"at most {100 * overhead:.3g} % of the training time" if overhead < 1 else "",
-        f"loss {subject.loss_name.rpartition('/')[2]}" if subject.loss_name else "",
+        f"loss {subject.traits.name.rpartition('/')[2]}" if subject.traits.name else "",
         "" if optimizer is None else f"optimiser {type(optimizer).__name__}",
     ]
-    return {"data": data or subject.data_name, "protocol": ", ".join(filter(None, parts))}
+    return {"data": data or subject.data.name, "protocol": ", ".join(filter(None, parts))}
 
 
 def ordinal(number: int) -> str:

@@ -22,7 +22,7 @@ def refuse_other_than_classifier(subject: Subject, what: str) -> None:
     """
     if subject.losses not in (cross_entropy, bce):
         raise OptionError(
-            f"{what} scores the probabilities of a classifier, got --loss {subject.loss_name or 'of your own'}; "
+            f"{what} scores the probabilities of a classifier, got --loss {subject.traits.name or 'of your own'}; "
             "it takes cross-entropy (nll) and bce (bce-probabilities)"
         )
     targets = subject.batch(0)[1]

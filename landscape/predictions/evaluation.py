@@ -25,10 +25,10 @@ from landscape.results.calibration import SampleScores
 from landscape.subject.checks import refuse_stochastic
 from landscape.subject.losses import cross_entropy
 from landscape.subject.next_tokens import of_tokens
-from landscape.subject.outputs import intact_per_sample, outputs_of
+from landscape.subject.outputs import outputs_of
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.restoration import evaluation_mode
-from landscape.subject.sample_statistics import mean_and_standard_error
+from landscape.subject.sample_statistics import intact_per_sample, mean_and_standard_error
 from landscape.subject.subject import Subject
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     loss, correct = intact_per_sample(subject)
     metrics: dict[str, float] = {"samples": len(loss)}
     metrics["loss"], metrics["loss_se"] = mean_and_standard_error(loss)
-    if subject.mean_only:
+    if subject.traits.mean_only:
         metrics["loss_se"] = math.nan
     if not correct.isnan().any():
         metrics["accuracy"], metrics["accuracy_se"] = mean_and_standard_error(correct)

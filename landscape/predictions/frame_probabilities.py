@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.predictions.member_networks import member_networks
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -28,7 +29,7 @@ class FrameProbabilities:
     """Log probabilities of every frame, (prediction, C, ...), from one pass per mini-batch and member or network."""
 
     def __init__(self, subject: Subject, others: Sequence[Subject] = ()) -> None:
-        self._subject, self._plain, self._others = subject, subject.as_is(), others
+        self._subject, self._plain, self._others = subject, as_is(subject), others
         sizes = [subject.samples(i) for i in range(len(subject.batches))]
         self._starts = np.cumsum([0, *sizes])
         self._known: dict[

@@ -16,7 +16,9 @@ from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.snapshots import Snapshot, load_snapshot, run_folder
 from landscape.options import OptionError, invalid
-from landscape.subject import batchnorm, loading
+from landscape.subject import batchnorm, other_networks
+from landscape.subject.mc_dropout import as_is
+from landscape.subject.other_samples import on_split
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -41,7 +43,7 @@ class MemberNetwork:
         """
         if not self.files:
             return subject
-        other = loading.with_checkpoint(subject, self.files[0])
+        other = other_networks.with_checkpoint(subject, self.files[0])
         own, theirs = (
             str(one.checkpoint.data.get("name", "")) if one.checkpoint is not None else "" for one in (subject, other)
         )
@@ -74,7 +76,7 @@ class MemberNetwork:
                     total[name] = total.get(name, 0.0) + value.double() / len(self.snapshots)
         model.load_state_dict({name: total.get(name, value) for name, value in model.state_dict().items()})
         if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-            train = other.as_is().other("train", self.refreshed * other.batch_size)
+            train = on_split(as_is(other), "train", self.refreshed * other.batch_size)
             batchnorm.refresh(replace(train, model=model), min(self.refreshed, len(train.batches)))
         return replace(other, model=model, label=self.name)
 
@@ -103,7 +105,7 @@ def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, a
         name = label_of(subject.checkpoint.path) if subject.checkpoint is not None else subject.label
         first = MemberNetwork(name, state_dict_sha256(subject.model.state_dict()))
         return _noting_twins([first, *(_of_file(subject, Path(name)) for name in others)])
-    if subject.checkpoint is None or any(name in subject.others for name in others):
+    if subject.checkpoint is None or any(name in subject.origin.others for name in others):
         raise OptionError(f"--snapshots {snapshots} takes the run of a checkpoint file, got a network in memory")
     found: list[MemberNetwork] = []
     for path in (subject.checkpoint.path, *map(Path, others)):
@@ -130,14 +132,14 @@ def _noting_twins(found: list[MemberNetwork]) -> list[MemberNetwork]:
 
 
 def _of_file(subject: Subject, path: Path) -> MemberNetwork:
-    stored = loading.read_beside(subject, path)
-    name = str(path) if str(path) in subject.others else label_of(stored.path)
+    stored = other_networks.read_beside(subject, path)
+    name = str(path) if str(path) in subject.origin.others else label_of(stored.path)
     return MemberNetwork(name, state_dict_sha256(stored.state_dict), (path,))
 
 
 def _chosen(subject: Subject, folder: Path, kind: str, count: int) -> Sequence[Snapshot]:
     """The last snapshots of a run, or some from its first epoch to its end; never the initial weights."""
-    trained = [snapshot for snapshot in loading.run_of(subject, folder) if snapshot.epoch != 0]
+    trained = [snapshot for snapshot in other_networks.run_of(subject, folder) if snapshot.epoch != 0]
     if len(trained) < count:
         raise ValueError(
             f"{folder} holds {len(trained)} snapshots after training began, expected {count}; give --snapshots "

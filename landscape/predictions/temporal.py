@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from landscape.predictions.timing import WARM_UP, probabilities, single_inputs, timed
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 
 
@@ -66,7 +67,7 @@ def prediction_time(subject: Subject, *, tau: float, past: int, look_ahead: int,
         `deterministic`: one pass; `smoothed`: one pass and the weighted mean over the ring buffer; with members also
         `mc_dropout`: a pass for each of them and the mean of their probabilities.
     """
-    plain, ring = subject.as_is(), RingBuffer(tau, past, look_ahead)
+    plain, ring = as_is(subject), RingBuffer(tau, past, look_ahead)
     seconds: dict[str, list[float]] = {"deterministic": [], "smoothed": []}
     if subject.members:
         seconds["mc_dropout"] = []

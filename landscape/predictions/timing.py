@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.data.structure import Nested, common_length, rows_of
 from landscape.statistics.intervals import percentile_interval
 from landscape.subject.device import wait_for
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.members import Positioned
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
@@ -32,7 +33,7 @@ def timed(run: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, floa
 
 def single_inputs(subject: Subject, count: int) -> Iterator[Nested]:
     """Inputs of single samples of the first mini-batch, as the subject takes them; from the start if they are few."""
-    inputs, _ = subject.as_is().batch(0)
+    inputs, _ = as_is(subject).batch(0)
     length = common_length(inputs) or 1
     for t in range(count):
         row = t % length

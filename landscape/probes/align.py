@@ -15,7 +15,7 @@ from landscape.checkpoints.snapshots import run_folder
 from landscape.headline import Headline
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.loading import read_beside, run_of
+from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import barriers
 from landscape.weight_space.aligned_networks import Alignment, alignment, write_aligned

@@ -16,7 +16,6 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject import sample_statistics
 from landscape.subject.identity import protocol
-from landscape.subject.outputs import intact_per_sample
 from landscape.subject.pixels import (
     fgsm,
     loss_and_correctness_at,
@@ -26,6 +25,7 @@ from landscape.subject.pixels import (
     pixels_of,
     refuse_other_than_pixels,
 )  # fmt: skip
+from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 
 METHODS = ("fgsm", "pgd")
@@ -132,7 +132,7 @@ class Attack(Probe):
                 "intact_loss": loss.mean().item(),
                 "intact_loss_se": sample_statistics.mean_and_standard_error(loss)[1],
                 "intact_accuracy": right.mean().item(),
-                "data_sha256": subject.data_sha256,
+                "data_sha256": subject.data.sha256,
                 "protocol": f"{protocol(subject)}, {self._in_words()}",
             },
         )

@@ -98,7 +98,7 @@ class Calibration(Probe):
                 "bin": Quantity("centre of the bin of confidence"),
                 **({"part": PART} if several else {}),
             },
-            facts={"data_sha256": subject.data_sha256},
+            facts={"data_sha256": subject.data.sha256},
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

@@ -103,7 +103,7 @@ class Corruption(Probe):
             facts={
                 **{f"clean_{name}": clean[name] for name in METRICS},
                 "source": source.in_words,
-                "data_sha256": subject.data_sha256,
+                "data_sha256": subject.data.sha256,
                 "protocol": f"{protocol(subject)}, {source.in_words}",
             },
         )

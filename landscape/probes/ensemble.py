@@ -24,6 +24,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration as statistics
 from landscape.results import ensemble_summary
 from landscape.results.calibration import METRIC_NAMES, SampleScores
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
@@ -141,7 +142,7 @@ class Ensemble(Probe):
                 "moment": Quantity("NLL, its slope, the slope's square, curvature"), "step": Quantity("temperature"),
                 **({"part": PART} if several else {}),
             },
-            facts={"data_sha256": subject.data_sha256, **self._times(subject)},
+            facts={"data_sha256": subject.data.sha256, **self._times(subject)},
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -189,7 +190,7 @@ class Ensemble(Probe):
         """Mini-batches whose running sums and kernels fit into `MEMORY`."""
         members, n = len(self._names(subject)), subject.samples(0)
         with subject.evaluating():
-            outputs = logits_in(subject.as_is().outputs(subject.as_is().example()[0]))
+            outputs = logits_in(as_is(subject).outputs(as_is(subject).example()[0]))
         classes = outputs.numel() // len(outputs)  # of all rows of a sample
         orders = len(orders_of(members, self.orders, self.seed))
         subsets = min(orders * len(sizes_of(members)), 2**members)
@@ -227,7 +228,7 @@ class Ensemble(Probe):
         """Seconds of the prediction of an image: of one pass of the network as it is, and of all members."""
         if not self.timed:
             return {}
-        one = timing.per_image(subject.as_is(), self.timed)
+        one = timing.per_image(as_is(subject), self.timed)
         every = [timing.per_image(member, self.timed) for member in self._each_member(subject)]
         each = timing.facts("seconds_per_image_one_pass", one)
         return each | timing.facts("seconds_per_image_all", np.sum(every, axis=0))

@@ -129,7 +129,7 @@ class InputSurface(Probe):
                 **(_of_images(meaning, "", ("image", "x", "y")) if kept else {}),
             },
             about=about,
-            facts={"data_sha256": subject.data_sha256, "protocol": f"{protocol(subject)}, {self._in_words()}"},
+            facts={"data_sha256": subject.data.sha256, "protocol": f"{protocol(subject)}, {self._in_words()}"},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

@@ -19,9 +19,9 @@ from landscape.layers.selection import layer_labels, layers_of
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, matching, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject import batchnorm, outputs, sample_statistics
+from landscape.subject import batchnorm, sample_statistics
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.outputs import intact_per_sample
+from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -105,7 +105,7 @@ class Lesion(Probe):
             recalibrate = _recalibrated(subject, group, recalibrated, statistics, i)
             without = removed(subject.model, *group.units)
             with recalibrate, without, resumed(subject.model, cache), subject.evaluating():
-                after = outputs.loss_and_correctness(subject, inputs, targets)
+                after = sample_statistics.loss_and_correctness(subject, inputs, targets)
             yield sample_statistics.change(subject, batch, after)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:

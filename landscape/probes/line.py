@@ -17,7 +17,7 @@ from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import basins
 from landscape.subject import batchnorm
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
@@ -276,7 +276,7 @@ class Line(Probe):
         values: dict[str, Any] = {**barriers.values_at(t, samples, ends), "l2": inner(parameters, parameters) / 2}
         if scores:
             values |= scores.values_at(samples)
-        if subject.mean_only:
+        if subject.traits.mean_only:
             values |= {name: np.nan for name in ("loss_se", "excess_se") if name in values}
         return values
 

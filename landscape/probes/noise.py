@@ -17,10 +17,10 @@ from landscape.layers.pictures import colours, first_inputs
 from landscape.layers.pooled_features import LEAST_SAMPLES, training_samples
 from landscape.options import OptionError, at_least, one_of, parse_count, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
-from landscape.subject import outputs, sample_statistics
+from landscape.subject import sample_statistics
 from landscape.subject.identity import protocol
 from landscape.subject.members import unpositioned, with_inputs
-from landscape.subject.outputs import intact_per_sample
+from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 
 Ring = Literal["symmetric", "park2022"]
@@ -167,7 +167,7 @@ class Noise(Probe):
                 continue
             noise = self._filtered(spectrum, masks[band], norm)
             with subject.evaluating():
-                after = outputs.loss_and_correctness(read, with_inputs(whole, inputs + noise), targets)
+                after = sample_statistics.loss_and_correctness(read, with_inputs(whole, inputs + noise), targets)
             square = noise.double().square().mean(dim=(1, 2, 3)).sum()
             together = torch.cat([after.flatten(), square.view(1)]).cpu()  # one transfer per unit
             yield {
@@ -241,8 +241,8 @@ class Noise(Probe):
     def _masks(self, subject: Subject) -> np.ndarray:
         """M_f of every band, (band, H, W)."""
         inputs = subject.batches[0][0]
-        if not isinstance(inputs, Tensor) or subject.whole == "both":
-            got = "a loss that calls the model" if subject.whole == "both" else f"a {type(inputs).__name__}"
+        if not isinstance(inputs, Tensor) or subject.traits.whole == "both":
+            got = "a loss that calls the model" if subject.traits.whole == "both" else f"a {type(inputs).__name__}"
             raise ValueError(
                 f"noise is added to the model's input, which has to be one tensor (N, C, H, W); got {got}; "
                 "measure it with a loss of (outputs, targets) on image data"

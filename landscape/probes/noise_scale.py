@@ -84,7 +84,7 @@ class NoiseScale(Probe):
         regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
-        if subject.coupled:
+        if subject.traits.coupled:
             raise ValueError(
                 "the noise scale is that of a loss that is a mean over samples, but this loss couples the samples of a "
                 "mini-batch, such as a contrastive one; use a loss that gives one value per sample"

@@ -21,8 +21,7 @@ from landscape.layers.selection import layer_labels, layers_of, require_class_to
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import MEMBER_ERROR
-from landscape.subject.outputs import intact_per_sample
-from landscape.subject.sample_statistics import mean_and_standard_error
+from landscape.subject.sample_statistics import intact_per_sample, mean_and_standard_error
 from landscape.subject.subject import Subject
 
 NAMES = {"ridge": "ridge", "lbfgs": "logistic regression's"}

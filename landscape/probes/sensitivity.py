@@ -20,9 +20,9 @@ from landscape.layers.selection import layers_of
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.results.sensitivity import ALL, PARTS, summaries
-from landscape.subject import outputs, sample_statistics
+from landscape.subject import sample_statistics
 from landscape.subject.losses import Meaning
-from landscape.subject.outputs import intact_per_sample
+from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.perturbations import Granularity, Setting, settings_of
@@ -154,7 +154,7 @@ class Sensitivity(Probe):
             pieces = [piece for one in chosen for piece in one.pieces]
             weights, squared = changed_weights(subject, pieces, settings[trial].applied)
             with with_weights(subject, weights), resumed(subject.model, cache), subject.evaluating():
-                after = outputs.loss_and_correctness(subject, inputs, targets)
+                after = sample_statistics.loss_and_correctness(subject, inputs, targets)
             yield {
                 **sample_statistics.change(subject, batch, after),
                 "part_loss_increase": sample_statistics.part_sums(subject, batch, after, PARTS),

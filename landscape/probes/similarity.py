@@ -21,7 +21,7 @@ from landscape.layers.padding import Counted, without_padding
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_over_members
-from landscape.subject import loading
+from landscape.subject import other_networks
 from landscape.subject.identity import attributes
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -142,7 +142,7 @@ class Similarity(Probe):
 
 @once_per_weights
 def _compared(subject: Subject, path: Path) -> Subject:
-    return loading.with_checkpoint(subject, path)
+    return other_networks.with_checkpoint(subject, path)
 
 
 class _Kernels:

@@ -190,7 +190,7 @@ class Step(Probe):
         usable = sum(subject.samples(i) == subject.samples(0) for i in range(len(subject.batches)))
         if self.batches > usable:
             raise ValueError(
-                f"--batches {self.batches} needs as many whole mini-batches, and {subject.data_in_words} gives "
+                f"--batches {self.batches} needs as many whole mini-batches, and {subject.data.in_words} gives "
                 f"{usable} of {subject.samples(0)} samples; raise --samples, or lower --batches or --batch-size"
             )
         return self.batches or usable

@@ -30,6 +30,7 @@ from landscape.predictions.frames import (
 )
 from landscape.predictions.member_networks import member_networks
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -254,7 +255,7 @@ def _timed(subject: Subject, probe: Stream) -> dict[str, list[float]]:
 
 def _refuse_other_than_frames(subject: Subject) -> int:
     """Reject data that are no frames with a class, or a mask, each; the number of classes of the model."""
-    inputs, targets = subject.as_is().batch(0)
+    inputs, targets = as_is(subject).batch(0)
     if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or isinstance(subject.batches, BatchList):
         raise ValueError(
             "stream needs frames of one size as one tensor each; give frames (T, C, H, W) and their labels"
@@ -265,10 +266,10 @@ def _refuse_other_than_frames(subject: Subject) -> int:
             "(T, H, W)"
         )
     if len(subject) < 2:
-        raise ValueError(f"{subject.data_in_words} has one frame, and a stream at least two; give more with --samples")
-    if subject.spec is not None and subject.data_name != "in memory" and not subject.spec.ordered:
+        raise ValueError(f"{subject.data.in_words} has one frame, and a stream at least two; give more with --samples")
+    if subject.spec is not None and subject.data.name != "in memory" and not subject.spec.ordered:
         _log.warning(
-            "note: %s was loaded in balanced order, not as a stream; load it with ordered=True", subject.data_name
+            "note: %s was loaded in balanced order, not as a stream; load it with ordered=True", subject.data.name
         )
     with subject.evaluating():
-        return int(subject.as_is().outputs(inputs[:1]).shape[1])
+        return int(as_is(subject).outputs(inputs[:1]).shape[1])

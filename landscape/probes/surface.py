@@ -17,6 +17,7 @@ from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.results import basins, surface_summary
 from landscape.subject import batchnorm
 from landscape.subject.losses import CLASSIFICATION, Meaning
+from landscape.subject.other_samples import on_first, rebatched
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import budget as budgets
@@ -136,8 +137,8 @@ class Surface(Probe):
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
         """Probe and subject as if the choices had been given as options."""
         own = {name: choices[name] for name in ("resolution", "memory_format") if name in choices}
-        subject = subject.first(choices.get("samples", len(subject)))
-        subject = subject.rebatched(choices.get("batch_size", subject.batch_size))
+        subject = on_first(subject, choices.get("samples", len(subject)))
+        subject = rebatched(subject, choices.get("batch_size", subject.batch_size))
         return replace(self, tune=False, budget="", **own), subject
 
     def estimate(self, subject: Subject, units: int, workers: int = 1) -> tuple[float, str]:

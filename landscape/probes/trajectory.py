@@ -18,8 +18,8 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.loading import run_of
-from landscape.subject.outputs import per_sample
+from landscape.subject.other_networks import run_of
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import weight_differences
@@ -128,7 +128,7 @@ class Trajectory(Probe):
             excess = on_plane - loss
         for name, losses in {"loss": loss, "plane_loss": on_plane, "plane_excess": excess}.items():
             values[name], values[f"{name}_se"] = mean_and_standard_error(losses)
-            if subject.mean_only:
+            if subject.traits.mean_only:
                 values[f"{name}_se"] = np.nan
         return values
 

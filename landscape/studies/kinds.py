@@ -57,7 +57,7 @@ def ensemble_sizes(subject: Subject, counts: list[int], *, quiet: bool) -> list[
         ValueError: the network draws random numbers that no mask freezes.
     """
     from landscape.subject.checks import refuse_stochastic, variation
-    from landscape.subject.members import calls_of
+    from landscape.subject.mc_dropout import calls_of
 
     stochastic = bool(variation(subject))
     if not any(call.rate for call in calls_of(subject)):
@@ -122,7 +122,7 @@ def heads_steps(
     """Surface and hessian of a network without its dropout, and with frozen masks."""
     from landscape import models
     from landscape.subject.checks import variation
-    from landscape.subject.members import calls_of
+    from landscape.subject.mc_dropout import calls_of
 
     stored, kinds = subject.checkpoint, dict[str, Row]()
     if not variation(subject):

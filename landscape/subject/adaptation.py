@@ -23,7 +23,7 @@ from landscape.data.structure import Nested, common_length, map_tensors, rows_of
 from landscape.subject.losses import Loss, per_sample
 from landscape.subject.outputs import logits_or_none
 from landscape.subject.restoration import refusing_written_weights
-from landscape.subject.subject import Subject, Whole
+from landscape.subject.subject import Subject, with_traits
 
 MANY = 10_000  # mini-batches, above which only the first is looked at
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
 
 def _same_mean(apart: Subject, loss: Loss) -> bool:
     """Whether losses per sample have the mean that PyTorch's loss returns, as without weights of classes."""
-    if apart.mean_only:
+    if apart.traits.mean_only:
         return False
     i = _largest_batch(apart)
     inputs, targets = apart.batch(i)
@@ -93,16 +93,16 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     samples = common_length(targets)
     per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
     mean_only = found.dim() == 0 and (samples != 1 or any((common_length(t) or 1) != 1 for _, t in subject.batches))
-    subject = replace(subject, mean_only=mean_only)
+    subject = with_traits(subject, mean_only=mean_only)
     with fixed_rng(0), subject.evaluating():
-        right = subject.right(subject.outputs(inputs), targets)
-    subject = replace(subject, no_accuracy=bool(right.isnan().all()))
+        right = subject.losses_and_right(subject.outputs(inputs), targets)[1]
+    subject = with_traits(subject, no_accuracy=bool(right.isnan().all()))
     if not mean_only:
         return subject
-    subject = replace(subject, coupled=_is_coupled(subject, loss))
+    subject = with_traits(subject, coupled=_is_coupled(subject, loss))
     if not noting:
         return subject
-    if subject.coupled:
+    if subject.traits.coupled:
         _log.warning(
             "note: %s couples the samples of a mini-batch: its values belong to mini-batches of %d (--batch-size), and "
             "have no errors over samples", _named(loss), subject.samples(0),
@@ -149,7 +149,7 @@ def _is_coupled(subject: Subject, loss: Loss) -> bool:
 def _with_loss(subject: Subject, loss: Loss) -> Subject:
     """The subject with a loss as a function of what the forward pass gives and of what it asks for."""
     if not loss.own:
-        return replace(subject, losses=loss.function, loss_name=loss.name)
+        return replace(with_traits(subject, name=loss.name), losses=loss.function)
     in_rows = isinstance(subject.batches, Batches)
     layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
 
@@ -168,9 +168,9 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
     def with_model(model: Callable[..., Any], batch: Nested) -> Any:
         return loss.function(model, batch)
 
-    whole: Whole = "both" if loss.takes_model else "targets" if loss.takes_batch else ""
+    whole = "both" if loss.takes_model else "targets" if loss.takes_batch else ""
     forward: Forward = with_model if loss.takes_model else call_model
-    return replace(subject, losses=losses, loss_name=loss.name, forward=forward, whole=whole)
+    return replace(with_traits(subject, name=loss.name, whole=whole), losses=losses, forward=forward)
 
 
 def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, Any]:
@@ -189,11 +189,11 @@ def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, 
                 returned = run(subject.model, given)
         except Exception:
             raise (_failed(loss, error) if loss.takes_model else misfit(subject, inputs, error)) from error
-        subject = replace(subject, forward=_with_graph(subject.forward), needs_graph=True)
+        subject = replace(with_traits(subject, needs_graph=True), forward=_with_graph(subject.forward))
         _log.debug("the model differentiates inside its forward pass: every pass records a graph, which takes longer")
     features = subject.spec is not None and not subject.spec.logits
     if features and not loss.own and logits_or_none(returned) is None:  # of an encoder, which has no logits
-        subject = replace(subject, forward=_with_graph(call_model) if subject.needs_graph else call_model)
+        subject = replace(subject, forward=_with_graph(call_model) if subject.traits.needs_graph else call_model)
     pairs = zip(tensors_in(inputs), tensors_in(given), strict=False)
     if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
         subject = replace(subject, forward=_on_copies(subject.forward))
@@ -230,13 +230,13 @@ def misfit(subject: Subject, inputs: Nested, error: Exception) -> ValueError:
     loss = ", or take the loss of the model itself, a function (model, batch): model(**batch).loss" if own else ""
     if isinstance(inputs, Mapping) and not isinstance(inputs, KeywordInputs):
         return ValueError(
-            f"the model fails on a batch with the fields {', '.join(map(str, inputs))} from {subject.data_in_words} "
+            f"the model fails on a batch with the fields {', '.join(map(str, inputs))} from {subject.data.in_words} "
             f"({reason}); name the input like a parameter of the model's forward or {', '.join(INPUTS[:3])}, and the "
             f"target {', '.join(TARGETS[:3])}{loss}"
         )
     shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
     return ValueError(
-        f"the model fails on inputs of shape {shapes} from {subject.data_in_words} ({reason}); check "
+        f"the model fails on inputs of shape {shapes} from {subject.data.in_words} ({reason}); check "
         f"{_causes(subject, inputs)}{loss}"
     )
 

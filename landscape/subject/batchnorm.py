@@ -60,7 +60,7 @@ def refresh(subject: Subject, count: int) -> None:
         norm.reset_running_stats()
         norm.train()
     try:
-        with torch.enable_grad() if subject.needs_graph else torch.no_grad():
+        with torch.enable_grad() if subject.traits.needs_graph else torch.no_grad():
             for i in range(count if norms else 0):
                 for norm in norms:
                     norm.momentum = 1.0 / (i + 1)  # momentum=None does the same but reads a counter from the device

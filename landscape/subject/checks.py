@@ -14,7 +14,7 @@ from landscape.data.dataset import BatchList, Images
 from landscape.data.structure import Nested, tensors_in
 from landscape.subject.adaptation import misfit
 from landscape.subject.losses import MEANINGS, cross_entropy
-from landscape.subject.members import calls_of
+from landscape.subject.mc_dropout import calls_of
 from landscape.subject.next_tokens import of_tokens
 from landscape.subject.outputs import logits_in
 from landscape.subject.probabilities import refuse_probabilities
@@ -161,7 +161,7 @@ def _refuse_classes(subject: Subject, classes: int) -> None:
     known = isinstance(data, Images) and bool(data.mean) and not data.counted
     if (known and data.classes != classes) or data.classes > classes:
         raise ValueError(
-            f"the model has {classes} classes and {subject.data_in_words} has {data.classes}; "
+            f"the model has {classes} classes and {subject.data.in_words} has {data.classes}; "
             "measure it on data with its own classes (--data)"
         )
 
@@ -184,7 +184,7 @@ def why_no_loss(subject: Subject) -> str:
 
 def require_tensor_outputs(subject: Subject) -> None:
     """Reject a loss and a model between which no single tensor stands, which a Gauss-Newton matrix needs."""
-    got = "a loss that calls the model" if subject.whole == "both" else ""
+    got = "a loss that calls the model" if subject.traits.whole == "both" else ""
     if not got:
         with subject.evaluating():
             outputs = subject.outputs(subject.example()[0])
@@ -197,7 +197,7 @@ def require_tensor_outputs(subject: Subject) -> None:
 
 def require_losses_per_sample(subject: Subject) -> None:
     """Reject a loss that gives a mean over the mini-batch where the gradient of every sample is needed."""
-    if subject.mean_only:
+    if subject.traits.mean_only:
         raise ValueError(
             "the Fisher matrix is a mean over the gradients of single samples, and the loss returns the mean of a "
             'mini-batch; return one loss per sample (reduction="none"), or give --operator hessian or ggn'

@@ -67,7 +67,7 @@ class Source:
         if not torch.equal(found.targets, clean.targets.cpu()):
             raise ValueError(
                 f"{spec.data} has {len(found)} samples with other classes than the {len(clean)} of "
-                f"{subject.data_in_words}, in whose order it must be; give the clean images it was made of with --data"
+                f"{subject.data.in_words}, in whose order it must be; give the clean images it was made of with --data"
             )
         return replace(found, mean=clean.mean, std=clean.std).for_device(subject.device)
 

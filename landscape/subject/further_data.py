@@ -16,12 +16,12 @@ from landscape.options import OptionError, alternatives, did_you_mean, require
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_misfit, refuse_vocabulary
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
-from landscape.subject.members import with_members
+from landscape.subject.mc_dropout import with_members
+from landscape.subject.measuring import measuring
 from landscape.subject.next_tokens import of_tokens, with_next_tokens
 from landscape.subject.preprocessing import DataObject, described, resolved
-from landscape.subject.restoration import measuring
 from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Origin, Subject
 from landscape.subject.weights_cache import once_per_weights
 
 FORM = "NAME=DATA[:SPLIT][@LOSS], each NAME once, such as code=code.npy:test or exact=@score.py:exact_match"
@@ -79,7 +79,7 @@ def _is_complete(data: str) -> bool:
 
 def short_name(subject: Subject) -> str:
     """The name of a subject's data without folders and suffix, for axes and tables."""
-    name = subject.data_name
+    name = subject.data.name
     path, _, function = name.rpartition(":")
     return function if path else Path(name).stem or name
 
@@ -109,7 +109,7 @@ def _on(subject: Subject, further: Further) -> Subject:
     loss = loss_of(further.loss) if further.loss else _own_loss(subject, further.name)
     changes = {"data": further.data, "split": cast(Split, further.split)}
     spec = replace(own, augment=False, recipe="", loss=loss.name, **{k: v for k, v in changes.items() if v})  # type: ignore[arg-type]
-    if further.data or own.data or subject.data_name != "in memory":
+    if further.data or own.data or subject.data.name != "in memory":
         spec, samples = _read(subject, spec, loss)
     else:
         samples = _in_memory(subject, spec, loss, further.split)
@@ -120,8 +120,7 @@ def _on(subject: Subject, further: Further) -> Subject:
         spec=spec,
         checkpoint=subject.checkpoint,
         seed=subject.seed,
-        original=subject.original,
-        objects=subject.objects,
+        origin=Origin(original=subject.origin.original, objects=subject.origin.objects),
     )
     with measuring(found):
         refuse_vocabulary(found)
@@ -150,7 +149,7 @@ def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> Images |
         raise ValueError(NO_OTHER_SPLIT)
     samples = subject.batches if isinstance(subject.batches, BatchList) else subject.images
     if samples is None:
-        samples = BatchList(list(subject.batches), list(subject.batches), subject.data_name)
+        samples = BatchList(list(subject.batches), list(subject.batches), subject.data.name)
     if loss.function is cross_entropy:
         return with_unlabelled(samples, spec.ignore_index, keep=spec.ordered)
     if subject.dense or of_tokens(subject):
@@ -163,7 +162,7 @@ def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> Images |
 
 def _own_loss(subject: Subject, name: str) -> Loss:
     if subject.losses in MEANINGS:
-        return Loss(subject.losses, subject.loss_name)
-    if not subject.loss_name:
+        return Loss(subject.losses, subject.traits.name)
+    if not subject.traits.name:
         raise ValueError(f"the loss was made in Python and cannot be named for the data {name}; add @file.py:callable")
-    return loss_of(subject.loss_name)
+    return loss_of(subject.traits.name)

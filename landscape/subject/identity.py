@@ -22,13 +22,14 @@ from landscape.subject.smoothing import inserted
 from landscape.subject.smoothing_options import SmoothingOptions
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import cache_of
 
 
 def weights_sha256(subject: Subject) -> str:
     """SHA-256 of the weights as they are now; values derived from others, another loss or other data are discarded."""
     sha256 = state_dict_sha256(subject.model.state_dict())
     code = None if subject.reloadable else [object_sha256(subject.model, weights=False), loss_identity(subject)]
-    subject.cache.discard_unless(json.dumps([sha256, code, _beside_weights(subject), subject.data_sha256]))
+    cache_of(subject).discard_unless(json.dumps([sha256, code, _beside_weights(subject), subject.data.sha256]))
     return sha256
 
 
@@ -50,9 +51,13 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     weights, stored = weights or weights_sha256(subject), subject.checkpoint
     code = stored.sha256 if stored and stored.module is subject.model else None  # of a file that holds the model's code
     augmentation = subject.batches.augmentation if isinstance(subject.batches, Batches) else None
-    used = {*uses, *(("batch_size", "seed") if augmentation else ()), *(("batch_size",) if subject.coupled else ())}
+    used = {
+        *uses,
+        *(("batch_size", "seed") if augmentation else ()),
+        *(("batch_size",) if subject.traits.coupled else ()),
+    }
     fields = {"batch_size": subject.batch_size, "weight_decay": subject.weight_decay, "seed": subject.seed}
-    usual = subject.losses is cross_entropy and subject.loss_name in ("", "cross-entropy")
+    usual = subject.losses is cross_entropy and subject.traits.name in ("", "cross-entropy")
     loss: dict[str, Any] = {} if usual else {"loss": loss_identity(subject)}
     if subject.meaning.accuracy and subject.losses in MEANINGS:
         loss["accuracy"] = subject.meaning.accuracy
@@ -66,7 +71,7 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
         **({"smoothing": _smoothing(subject)} if inserted(subject.model) else {}),
         "weights": weights,
         "model": [type(subject.model).__qualname__, _architecture(subject) or code],
-        "data": [subject.data_sha256, _code_sha256((subject.spec or Spec()).data)],
+        "data": [subject.data.sha256, _code_sha256((subject.spec or Spec()).data)],
         "augmentation": asdict(augmentation) if augmentation else None,
         "spec": {name: fields[name] for name in sorted(used)},
     }
@@ -103,8 +108,8 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "weights_taken": stored.taken if stored else origin(subject),
         "epoch": stored.epoch if stored else math.nan,
         "model": spec.model or (stored.model if stored else type(subject.model).__name__),
-        "data": subject.data_name,
-        "data_sha256": subject.data_sha256,
+        "data": subject.data.name,
+        "data_sha256": subject.data.sha256,
         "device": str(subject.device),
         "batch_size": subject.batch_size,
         "samples": len(subject),
@@ -188,9 +193,9 @@ def _unlabelled_in_words(spec: Spec) -> str:
 
 def _data_in_words(subject: Subject, spec: Spec) -> str:
     """Name and split of the data; those made in Python have no split."""
-    if subject.data_name == "in memory":
+    if subject.data.name == "in memory":
         return "data in memory"
-    return f"{subject.data_name} {'(one part)' if subject.one_part else spec.split}"
+    return f"{subject.data.name} {'(one part)' if subject.data.one_part else spec.split}"
 
 
 def _architecture(subject: Subject) -> str | None:
@@ -212,13 +217,13 @@ def loss_in_words(subject: Subject) -> str:
     """The name of the loss as on the command line, or that of a function made in Python."""
     function = getattr(subject.losses, "__wrapped__", subject.losses)
     known = next((name for name, losses in NAMES.items() if losses is function), "")
-    return subject.loss_name or known or getattr(function, "__qualname__", type(function).__name__)
+    return subject.traits.name or known or getattr(function, "__qualname__", type(function).__name__)
 
 
 def loss_identity(subject: Subject) -> list[str | None]:
     """Name and code of the loss: of a file its content, not its path, and what the function uses of other files."""
-    code = _code_sha256(subject.loss_name)
-    name = subject.loss_name.rpartition(":")[2] if code else subject.loss_name
+    code = _code_sha256(subject.traits.name)
+    name = subject.traits.name.rpartition(":")[2] if code else subject.traits.name
     if subject.losses in MEANINGS:
         return [name, code]
     function = getattr(subject.losses, "__wrapped__", subject.losses)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import inspect
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -17,17 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints import folders, raw_files
+from landscape.checkpoints import folders
 from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from landscape.checkpoints.file_names import label_of
-from landscape.checkpoints.snapshots import Snapshot, of_run
-from landscape.checkpoints.state_dict_loading import load_into
-from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import kept_rng
 from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images
-from landscape.models import providers
-from landscape.models.adapters import FIELDS, with_adapter
 from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.adaptation import adapted
 from landscape.subject.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
@@ -35,17 +27,16 @@ from landscape.subject.code_identity import forward_passes
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
 from landscape.subject.losses import cross_entropy, loss_of
-from landscape.subject.members import with_members
-from landscape.subject.model_building import architecture_of, build
-from landscape.subject.networks_in_memory import checkpoint_of
+from landscape.subject.mc_dropout import with_members
+from landscape.subject.measuring import measuring
+from landscape.subject.model_building import architecture_of, build, with_weights
 from landscape.subject.next_tokens import with_next_tokens
 from landscape.subject.preprocessing import DataObject, augmentation_of, described, load_images, of_provider, resolved
 from landscape.subject.probabilities import taken_as_probabilities
 from landscape.subject.process_group import refuse_sharded
-from landscape.subject.restoration import measuring
 from landscape.subject.smoothing import insert, options_of, smoothed
 from landscape.subject.spec import Spec, Split
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Origin, Subject
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +85,7 @@ def load(
         with kept_rng():
             return load_spec(Spec(**options), objects, label=label)
     if checkpoint is not None:
-        path: Path | None = folders.checkpoint_of(Path(checkpoint), **_reading(Spec(**options)))
+        path: Path | None = folders.checkpoint_of(Path(checkpoint), **Spec(**options).reading)
     else:
         path = None if options.get("model") else newest_checkpoint()
     with kept_rng():
@@ -151,7 +142,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         of = images if isinstance(images, Images) else None
         if early is None or spec != filled:
             early = None  # its memory is free before another model is built
-            early = _model(spec, stored, of)
+            early = with_weights(spec, stored, of)
         model, stored = early
         if stored.batch_size and isinstance(images, Images):
             refuse_batch_size(stored, spec, len(images))
@@ -175,9 +166,11 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         spec=spec,
         checkpoint=stored,
         seed=spec.seed,
-        part=None if isinstance(objects.data, Iterator) else partial(_part, spec, stored, given),
-        objects=objects.data is not None or objects.loss is not None,
-        original=module if module is not model else None,
+        origin=Origin(
+            part=None if isinstance(objects.data, Iterator) else partial(_part, spec, stored, given),
+            original=module if module is not model else None,
+            objects=objects.data is not None or objects.loss is not None,
+        ),
     )
     with measuring(subject), forward_passes(model):
         refuse_vocabulary(subject)
@@ -187,84 +180,10 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     return subject
 
 
-def with_checkpoint(subject: Subject, path: Path) -> Subject:
-    """Another checkpoint on the mini-batches of a subject; one that names no architecture has the subject's."""
-    if str(path) in subject.others:
-        return _with_network(subject, str(path))
-    stored = read_beside(subject, path)
-    spec = replace(subject.spec or Spec(), checkpoint=stored.path)
-    if stored.native:
-        spec = replace(spec, model="", model_arg={})
-    model, stored = _model(spec, stored, subject.images)
-    model = model.to(subject.device, subject.dtype).eval()
-    other = replace(subject, model=model, original=None, label=label_of(stored.path), checkpoint=stored, spec=spec)
-    other = smoothed(other)
-    if other.images is not None:
-        refuse_misfit(other.as_is())
-    return with_members(other, subject.members)
-
-
-def _with_network(subject: Subject, name: str) -> Subject:
-    """A network in memory on the mini-batches of a subject; of weights alone, a copy of the subject's model."""
-    network = subject.others[name]
-    if not isinstance(network, nn.Module):
-        model = copy.deepcopy(subject.model)
-        load_into(model, checkpoint_of(name, network), allow_missing=False, logits=True)
-        network = model
-    spec = replace(subject.spec, checkpoint=None, model="") if subject.spec is not None else None
-    other = smoothed(replace(subject, model=network, original=None, label=name, checkpoint=None, spec=spec))
-    return with_members(other, subject.members)
-
-
-def read_beside(subject: Subject, path: Path) -> Checkpoint:
-    """Another checkpoint, or the one that a run's folder stands for, read with the loading options of a subject.
-
-    A network in memory comes before a file of its name.
-    """
-    if str(path) in subject.others:
-        return checkpoint_of(str(path), subject.others[str(path)])
-    options = reading_options(subject)
-    return _in_model(subject, read_checkpoint(folders.checkpoint_of(path, **options), **options))
-
-
-def _in_model(subject: Subject, stored: Checkpoint) -> Checkpoint:
-    """Another checkpoint with the weights of a subject's model: an adapter on its base, other names as its own."""
-    if stored.adapter:
-        model, stored = _model(replace(subject.spec or Spec(), checkpoint=stored.path), stored, subject.images)
-        return replace(stored, state_dict=dict(model.state_dict()))
-    return replace(stored, state_dict=renamed_by_timm(subject.model, stored.state_dict) or stored.state_dict)
-
-
-def run_of(subject: Subject, run: Path | Sequence[Path]) -> list[Snapshot]:
-    """The snapshots of a run, as `snapshots.of_run` says, read with the loading options of a subject.
-
-    Those that are adapters are merged, or have parameters of their own, as that of the subject.
-    """
-    found = of_run(run, **reading_options(subject))
-    return [
-        replace(snapshot, in_model=partial(_in_model, subject), sha256=_sha256_with_scale(snapshot))
-        for snapshot in found
-    ]
-
-
-def _sha256_with_scale(snapshot: Snapshot) -> str:
-    """The digest of a snapshot's weights; of an adapter also of what else decides its function, such as its scale."""
-    if not (snapshot.path.is_dir() and raw_files.holds_adapter(snapshot.path)):
-        return snapshot.sha256
-    adapter = raw_files.json_of(snapshot.path / raw_files.ADAPTER_CONFIG)
-    decisive = json.dumps({name: adapter.get(name) for name in FIELDS}, sort_keys=True, default=str)
-    return hashlib.sha256(f"{snapshot.sha256} {decisive}".encode()).hexdigest()
-
-
-def reading_options(subject: Subject) -> dict[str, Any]:
-    """The options of `read_checkpoint` that a subject was loaded with, for further files of the same question."""
-    return _reading(subject.spec or Spec())
-
-
 def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and its image size (224 if nothing says it)."""
     if spec.checkpoint is not None:
-        spec = replace(spec, checkpoint=folders.checkpoint_of(spec.checkpoint, **_reading(spec)))
+        spec = replace(spec, checkpoint=folders.checkpoint_of(spec.checkpoint, **spec.reading))
     elif not spec.model:
         spec = replace(spec, checkpoint=newest_checkpoint())
     stored = _read(spec)
@@ -274,7 +193,7 @@ def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     spec = replace(spec, model=spec.model or architecture_of(stored), model_arg=arguments, logits=False)
     own = of_provider(spec, stored)
     size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
-    model = _model(spec, stored, None)[0] if stored else build(spec, None, None)
+    model = with_weights(spec, stored, None)[0] if stored else build(spec, None, None)
     model, size = model.eval(), int(arguments.get("image_size", size))
     if smoothing := options_of(spec, stored.recipe if stored else None):
         insert(model, smoothing, example(model, size))
@@ -293,11 +212,7 @@ def example(model: nn.Module, size: int) -> Tensor:
 def _read(spec: Spec) -> Checkpoint | None:
     if spec.checkpoint is None:
         return None
-    return read_checkpoint(spec.checkpoint, **_reading(spec))
-
-
-def _reading(spec: Spec) -> dict[str, Any]:
-    return {"weights": spec.weights, "trust_pickle": spec.trust_pickle}
+    return read_checkpoint(spec.checkpoint, **spec.reading)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -306,21 +221,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
     replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
     inner = module.module if replicated else module._modules.get("_orig_mod")
     return unwrapped(inner) if isinstance(inner, nn.Module) else module
-
-
-def _model(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Module, Checkpoint]:
-    """The model with a checkpoint's weights, and the checkpoint, which then also says how its weights were taken."""
-    model = build(spec, stored, images)
-    if stored.adapter:
-        merged = spec.adapter == "merged"
-        model = with_adapter(model, stored.adapter, stored.state_dict, stored.path, merged=merged)
-        return model, replace(stored, taken=f"adapter, {'merged into its base' if merged else 'its own parameters'}")
-    if spec.adapter != Spec.adapter:
-        raise OptionError(f"--adapter {spec.adapter}: {stored.path} is no adapter of peft; drop the option")
-    if model is not stored.module:
-        advice = partial(providers.advice, spec.model or stored.model)
-        stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits, advice=advice)
-    return model, stored
 
 
 def _model_before_images(spec: Spec, stored: Checkpoint | None) -> tuple[nn.Module, Checkpoint] | None:
@@ -334,7 +234,7 @@ def _model_before_images(spec: Spec, stored: Checkpoint | None) -> tuple[nn.Modu
         says = stored.native and spec.model in ("", stored.model)
         if not says or not {"classes", "image_size"} <= {**stored.model_args, **spec.model_arg}.keys():
             return None
-    return _model(spec, stored, None)
+    return with_weights(spec, stored, None)
 
 
 def _part(

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,18 @@ from landscape.probe import Quantity
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (N,)
 IGNORED = -100  # target of a token without a loss, as of F.cross_entropy and transformers; so is every negative one
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """What is known of the loss of a subject, and of the forward pass before it, beside the function itself."""
+
+    name: str = ""  # by which it was loaded; "" for a function made in Python
+    whole: Literal["", "targets", "both"] = ""  # what it takes as the batch that the data set gave
+    needs_graph: bool = False  # the model differentiates inside its forward pass, which needs a graph
+    no_accuracy: bool = False  # outputs or targets are no classes, for a user's own loss
+    mean_only: bool = False  # it gives a mean over the mini-batch, so that it has no error over samples
+    coupled: bool = False  # that mean is not the mean of a loss per sample, so that it depends on the batch size
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -13,13 +13,15 @@ from torch import nn
 
 from landscape import models
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.checkpoints.state_dict_loading import with_model_keys
+from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
 from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
 from landscape.models import providers
+from landscape.models.adapters import with_adapter
 from landscape.models.described import refuse_larger
 from landscape.models.providers import ModelRequest
+from landscape.options import OptionError
 from landscape.subject.spec import Spec
 
 SOURCES = ("timm", "torchvision")  # prefixes of names that are looked up in a table, not imported
@@ -115,3 +117,18 @@ def _classes_in(stored: Checkpoint, module: nn.Module) -> int | None:
     rows = {there[:1] for there, _ in differing}
     alike = all(there[1:] == here[1:] and there and here for there, here in differing)
     return rows.pop()[0] if len(rows) == 1 and alike else None
+
+
+def with_weights(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple[nn.Module, Checkpoint]:
+    """The model with a checkpoint's weights, and the checkpoint, which then also says how its weights were taken."""
+    model = build(spec, stored, images)
+    if stored.adapter:
+        merged = spec.adapter == "merged"
+        model = with_adapter(model, stored.adapter, stored.state_dict, stored.path, merged=merged)
+        return model, replace(stored, taken=f"adapter, {'merged into its base' if merged else 'its own parameters'}")
+    if spec.adapter != Spec.adapter:
+        raise OptionError(f"--adapter {spec.adapter}: {stored.path} is no adapter of peft; drop the option")
+    if model is not stored.module:
+        advice = partial(providers.advice, spec.model or stored.model)
+        stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits, advice=advice)
+    return model, stored

@@ -71,7 +71,7 @@ def _name(value: Any, networks: dict[str, Network]) -> str:
     if isinstance(value, nn.Module | Mapping):
         label, network = ("module" if isinstance(value, nn.Module) else "state_dict"), value
     else:  # a subject
-        label, network = re.sub(r"[^\w+-]", "_", value.label), value.original or value.model
+        label, network = re.sub(r"[^\w+-]", "_", value.label), value.origin.original or value.model
     taken = {*networks, *RESERVED}
     number = next(k for k in range(1, len(taken) + 2) if (label if k == 1 else f"{label}-{k}") not in taken)
     name = label if number == 1 else f"{label}-{number}"

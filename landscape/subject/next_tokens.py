@@ -20,7 +20,7 @@ from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.subject.losses import IGNORED, MEANINGS, cross_entropy
 from landscape.subject.outputs import logits_or_none
 from landscape.subject.spec import Split
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, with_traits
 
 MASK = "attention_mask"  # input that is 0 where a token is padding
 TOLERANCE = 1e-4  # of the largest logit, for models that add in another order
@@ -50,19 +50,20 @@ def with_next_tokens(subject: Subject) -> Subject:
     repeated = all(_repeat(*pair) for pair in _pairs_of(data))
     shift = repeated and not data.shifted and _is_causal(subject, logits)
     if own:
-        return replace(subject, no_accuracy=subject.no_accuracy or shift)
+        return with_traits(subject, no_accuracy=subject.traits.no_accuracy or shift)
     if shift:
         _log.warning(
             "note: the targets of %s are its tokens themselves, and the model is causal: at each position the next "
-            "token is the target, as in the losses of transformers", subject.data_in_words,
+            "token is the target, as in the losses of transformers", subject.data.in_words,
         )  # fmt: skip
     prepared = partial(_prepared, shift=shift)
-    part = None if subject.part is None else partial(_part, subject.part, prepared)
+    part = None if subject.origin.part is None else partial(_part, subject.origin.part, prepared)
+    origin = replace(subject.origin, part=part)
     data = prepared(data)
     if isinstance(data, BatchList):
-        return replace(subject, batches=data, part=part)
+        return replace(subject, batches=data, origin=origin)
     assert isinstance(subject.batches, Batches)
-    return replace(subject, batches=replace(subject.batches, images=data), part=part)
+    return replace(subject, batches=replace(subject.batches, images=data), origin=origin)
 
 
 def of_tokens(subject: Subject) -> bool:

@@ -1,19 +1,14 @@
-"""Find the logits in what a model returns, and compute loss and correctness of every sample."""
+"""Find the logits in what a model returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from landscape.data.batch_layout import call_model
 from landscape.data.structure import Nested
-from landscape.subject.weights_cache import once_per_weights
-
-if TYPE_CHECKING:
-    from landscape.subject.subject import Subject
 
 
 def outputs_of(model: Callable[..., Any], inputs: Nested) -> Tensor:
@@ -51,23 +46,3 @@ def logits_in(returned: object) -> Tensor:
     if logits is None:
         raise ValueError("the model returns no tensor and nothing named logits; wrap it so that it returns logits")
     return logits
-
-
-def loss_and_correctness(subject: Subject, inputs: Nested, targets: Nested) -> Tensor:
-    """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device; inside `evaluating`."""
-    losses, right = subject.losses_and_right(subject.outputs(inputs), targets)
-    return torch.stack([losses.double(), right.double()]).detach()
-
-
-def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
-    """Loss and correctness of every sample, (N,) float64 on the CPU; one pass, one transfer at its end."""
-    with subject.evaluating():
-        parts = [loss_and_correctness(subject, *batch) for batch in subject.each_batch()]
-    loss, right = torch.cat(parts, dim=1).cpu()
-    return loss, right
-
-
-@once_per_weights
-def intact_per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
-    """`per_sample` of the unmodified model, computed once."""
-    return per_sample(subject)

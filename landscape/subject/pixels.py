@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.options import OptionError, require
-from landscape.subject import outputs
+from landscape.subject import sample_statistics
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
 
@@ -53,7 +53,7 @@ def loss_and_correctness_at(subject: Subject, batch: int, pixels: Tensor) -> Ten
     """Loss and correctness of a mini-batch with other pixels, (2, n) float64, on the device; inside `evaluating`."""
     whole, targets = subject.batch(batch)
     inputs = with_inputs(whole, as_inputs(subject, pixels, unpositioned(whole)))
-    return outputs.loss_and_correctness(subject, inputs, targets)
+    return sample_statistics.loss_and_correctness(subject, inputs, targets)
 
 
 def pixels_of(subject: Subject, batch: int) -> Tensor:
@@ -81,7 +81,7 @@ def refuse_other_than_pixels(subject: Subject, probe: str) -> None:
     Raises:
         ValueError: the inputs are something else; says what.
     """
-    if subject.whole == "both" or subject.mean_only:
+    if subject.traits.whole == "both" or subject.traits.mean_only:
         raise ValueError(
             f"{probe} needs a loss per sample of (outputs, targets), got one that calls the model or gives a mean; "
             "give --loss cross-entropy"

@@ -38,7 +38,7 @@ ENDS_IN: Mapping[str, str] = {"nll": "softmax", "bce-probabilities": "sigmoid"} 
 
 def taken_as_probabilities(subject: Subject) -> Subject:
     """The subject with logits in place of probabilities, where its loss says that the network gives these."""
-    end = ENDS_IN.get(subject.loss_name)
+    end = ENDS_IN.get(subject.traits.name)
     return replace(subject, forward=LogitsOf(subject.forward, end)) if end else subject
 
 
@@ -53,7 +53,11 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     """
     names: dict[Losses, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
     known = names.get(subject.losses)
-    if known is None or subject.loss_name in ENDS_IN or (subject.spec is not None and subject.spec.outputs == "logits"):
+    if (
+        known is None
+        or subject.traits.name in ENDS_IN
+        or (subject.spec is not None and subject.spec.outputs == "logits")
+    ):
         return
     if not _are_probabilities(subject, outputs):
         return

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-
-from landscape.checkpoints.user_code import kept_rng
-from landscape.subject.precision import exact_arithmetic
-
-if TYPE_CHECKING:
-    from landscape.subject.subject import Subject
 
 
 @contextlib.contextmanager
@@ -71,24 +64,8 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def measuring(subject: Subject) -> Iterator[None]:
-    """A measurement of a subject's model, which may be the caller's own, in the middle of its training.
-
-    Meanwhile it is in evaluation mode, with gradients enabled and in exact arithmetic, wherever the call stands.
-    Afterwards modes, gradients, buffers, what is trainable and the global random generators are as before; weights are
-    restored by what moves them (`WeightsInPlace`). Hooks on the gradients of parameters do not run meanwhile.
-    """
-    subject.refresh()
-    models = [subject.model, *(other for other in subject.others.values() if isinstance(other, nn.Module))]
-    with contextlib.ExitStack() as found, recording_graphs(), exact_arithmetic():
-        found.enter_context(kept_rng())
-        for model in models:
-            found.enter_context(_left_as_found(model))
-        yield
-
-
-@contextlib.contextmanager
-def _left_as_found(model: nn.Module) -> Iterator[None]:
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode, whose modes, gradients and buffers are as before afterwards."""
     parameters = [(p, p.grad, p.requires_grad, p._backward_hooks) for p in model.parameters()]
     buffers = [
         (module, name, buffer, buffer.clone())

@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from landscape.data.structure import Nested
 from landscape.headline import HIGHER, Headline
 from landscape.probe import Quantity, Values
 from landscape.results.statistics import mean_and_standard_error_from_sums
 from landscape.subject.losses import CLASSIFICATION, Meaning
-from landscape.subject.outputs import intact_per_sample
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 INTACT = (
     Headline("intact accuracy", "intact_accuracy", reading=HIGHER, samples=True),
@@ -72,7 +74,7 @@ def change(subject: Subject, batch: int, after: Tensor) -> Values:
     for name, difference in (("accuracy_drop", correct_before - correct), ("loss_increase", loss - loss_before)):
         sums[f"{name}_sum"] = difference.sum().item()
         sums[f"{name}_square_sum"] = difference.square().sum().item()
-    if subject.mean_only:
+    if subject.traits.mean_only:
         sums["loss_increase_square_sum"] = math.nan
     return sums
 
@@ -103,3 +105,23 @@ def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:
         total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=batches) for k in ("sum", "square_sum"))
         means[name], means[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
     return means
+
+
+def loss_and_correctness(subject: Subject, inputs: Nested, targets: Nested) -> Tensor:
+    """Loss and correctness of every sample of a mini-batch, (2, n) float64, on the device; inside `evaluating`."""
+    losses, right = subject.losses_and_right(subject.outputs(inputs), targets)
+    return torch.stack([losses.double(), right.double()]).detach()
+
+
+def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
+    """Loss and correctness of every sample, (N,) float64 on the CPU; one pass, one transfer at its end."""
+    with subject.evaluating():
+        parts = [loss_and_correctness(subject, *batch) for batch in subject.each_batch()]
+    loss, right = torch.cat(parts, dim=1).cpu()
+    return loss, right
+
+
+@once_per_weights
+def intact_per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
+    """`per_sample` of the unmodified model, computed once."""
+    return per_sample(subject)

@@ -23,6 +23,7 @@ from landscape.discovery.layer import Layer, Tap
 from landscape.discovery.token_grid import consumer_is_linear
 from landscape.models.blocks import Smoothing
 from landscape.options import matching
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -70,9 +71,11 @@ def smoothed(subject: Subject) -> Subject:
     options = options_of(subject.spec or Spec(), subject.checkpoint.recipe if subject.checkpoint else None)
     if options is None or inserted(subject.model):
         return subject
-    if subject.checkpoint is None and not (subject.spec and subject.spec.model) and subject.original is None:
-        subject = replace(subject, model=copy.deepcopy(subject.model), original=subject.model)
-    plain = subject.as_is()
+    if subject.checkpoint is None and not (subject.spec and subject.spec.model) and subject.origin.original is None:
+        subject = replace(
+            subject, model=copy.deepcopy(subject.model), origin=replace(subject.origin, original=subject.model)
+        )
+    plain = as_is(subject)
     with subject.evaluating():
         places = insert(plain.model, options, plain.example()[0], plain.forward)
     _log.debug("smoothing blocks (%s) after %s", options, ", ".join(places))

@@ -115,3 +115,8 @@ class Spec:
         smoothing_of(self.smooth, self.smooth_block, self.smooth_at)
         if self.smooth is False and (self.smooth_at or self.smooth_block):
             raise OptionError("--no-smooth contradicts --smooth-at and --smooth-block; drop it, or drop these")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options by which a checkpoint file is read, of this one and of further files of the same question."""
+        return {"weights": self.weights, "trust_pickle": self.trust_pickle}

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.batch_layout import Forward
-from landscape.data.dataset import Batches, BatchList, Images, forget_sha256, sha256_of
+from landscape.data.dataset import Batches, BatchList, BatchSource, CallersBatches, Images
 from landscape.data.masks import are_masks
 from landscape.data.structure import Nested, common_length, map_tensors, rows_of
 from landscape.subject.losses import (
@@ -22,19 +21,30 @@ from landscape.subject.losses import (
     OWN,
     OWN_WITHOUT_ACCURACY,
     PER_PIXEL,
+    LossTraits,
     Meaning,
     cross_entropy,
     undefined_accuracy,
 )
-from landscape.subject.members import MemberForward, positioned, running_alone, without_members
+from landscape.subject.members import MemberForward, Positioned, running_alone
 from landscape.subject.networks_in_memory import Network
 from landscape.subject.outputs import logits_or_none, outputs_of
 from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
 from landscape.subject.restoration import evaluation_mode, recording_graphs
-from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
-from landscape.subject.weights_cache import WeightsCache
+from landscape.subject.spec import Spec, Split
 
-Whole = Literal["", "targets", "both"]
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the model and the samples of a subject come from, beside its spec."""
+
+    # `(split, samples) -> samples`, reads another part of the same data; None for data made in Python
+    part: Callable[[Split, int | str], Images | BatchList] | None = None
+    # the caller's own module if the model is a copy of it on another device or in another precision
+    original: nn.Module | None = None
+    # networks of the caller's that options of a probe name in place of checkpoint files
+    others: Mapping[str, Network] = field(default_factory=dict)
+    objects: bool = False  # data or loss are objects made in Python, which no other process can load again
 
 
 @dataclass(eq=False, repr=False)
@@ -50,22 +60,10 @@ class Subject:
     spec: Spec | None = None  # how it was loaded; None for a subject made in Python
     checkpoint: Checkpoint | None = None  # what the checkpoint file holds beside the weights
     seed: int = 0
-    loss_name: str = ""  # the name that `losses` was loaded by; "" for a function made in Python
-    # `(split, samples) -> samples`, reads another part of the same data; None for data made in Python
-    part: Callable[[Split, int | str], Images | BatchList] | None = field(default=None, repr=False)
     forward: Forward = outputs_of  # gives the outputs that `losses` takes
-    # the caller's own module if `model` is a copy of it on another device or in another precision
-    original: nn.Module | None = field(default=None, repr=False)
-    # networks of the caller's that options of a probe name in place of checkpoint files
-    others: Mapping[str, Network] = field(default_factory=dict, repr=False)
-    whole: Whole = ""  # what `batch` replaces by the batch as the data set gave it, because the loss asks for it
-    needs_graph: bool = False  # the model differentiates inside its forward pass, which needs a graph
-    objects: bool = False  # data or loss are objects made in Python, which no other process can load again
-    no_accuracy: bool = False  # outputs or targets are no classes, for a user's own loss
-    mean_only: bool = False  # the loss gives a mean over the mini-batch, so that it has no error over samples
-    coupled: bool = False  # that mean is not the mean of a loss per sample, so that it depends on the batch size
+    traits: LossTraits = field(default_factory=LossTraits)
+    origin: Origin = field(default_factory=Origin)
     processes: ProcessGroup = SINGLE_PROCESS  # that share every product over the samples
-    cache: WeightsCache = field(default_factory=WeightsCache, init=False, repr=False)  # of `once_per_weights`
 
     def __post_init__(self) -> None:
         if not hasattr(self.batches, "__getitem__"):
@@ -75,36 +73,21 @@ class Subject:
             )
 
     def __repr__(self) -> str:  # short: the model and the data themselves would fill many pages
-        return f"Subject({self.label}, {type(self.model).__name__}, {self.size:,} parameters, {self.data_in_words})"
+        return f"Subject({self.label}, {type(self.model).__name__}, {self.size:,} parameters, {self.data.in_words})"
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.images) if self.images is not None else sum(map(self.samples, range(len(self.batches))))
 
+    @cached_property
+    def data(self) -> BatchSource:
+        """The mini-batches with what is known of the data they are from."""
+        return self.batches if isinstance(self.batches, BatchSource) else CallersBatches(self.batches)
+
     @property
     def images(self) -> Images | None:
         """The data set in memory behind the batches; None for batches made in Python."""
-        return self.batches.images if isinstance(self.batches, Batches) else None
-
-    @property
-    def _held(self) -> Images | BatchList | None:
-        """The samples in memory; None for batches made in Python."""
-        return self.batches if isinstance(self.batches, BatchList) else self.images
-
-    @property
-    def data_name(self) -> str:
-        """The name of the data, as given to `load`."""
-        return self._held.name if self._held is not None else "in memory"
-
-    @property
-    def data_in_words(self) -> str:
-        """The name of the data, for messages."""
-        return "the data in memory" if self.data_name == "in memory" else self.data_name
-
-    @property
-    def one_part(self) -> bool:
-        """Whether the data have no train and test part."""
-        return self._held is not None and self._held.one_part
+        return self.data.images
 
     @property
     def batch_size(self) -> int:
@@ -116,36 +99,34 @@ class Subject:
         if isinstance(self.batches, Batches):
             return min(self.batch_size, len(self.batches.images) - i * self.batch_size)
         if isinstance(self.batches, BatchList):
-            known = self.batches.samples(i) if self.mean_only or self.losses in MEANINGS else None
-            known = 1 if known is None and self.mean_only else known
+            known = self.batches.samples(i) if self.traits.mean_only or self.losses in MEANINGS else None
+            known = 1 if known is None and self.traits.mean_only else known
         else:
             known = common_length(self.batches[i][1])
-        return self._counted[i] if known is None else known
-
-    @cached_property
-    def _counted(self) -> list[int]:
-        # With a graph, also before it is known whether the model, or its loss, differentiates.
-        with torch.enable_grad(), evaluation_mode(self.model):
-            return [len(self.losses(self.outputs(inputs), targets)) for inputs, targets in self.each_batch()]
+        return _counted_losses(self)[i] if known is None else known
 
     @property
     def divisible(self) -> bool:
         """Whether every tensor of a mini-batch has a row per sample, so that the mini-batch can be split up."""
         if isinstance(self.batches, Batches):
-            return not self.mean_only
+            return not self.traits.mean_only
         lengths = {i: common_length(self.batch(i)) for i in (0, -1)}
-        return not self.mean_only and all(n is not None and n == self.samples(i) for i, n in lengths.items())
+        return not self.traits.mean_only and all(n is not None and n == self.samples(i) for i, n in lengths.items())
 
     @property
     def reloadable(self) -> bool:
         """Whether its spec suffices to load it again, in another process say; a module made in Python cannot be."""
         named = self.spec is not None and (self.spec.checkpoint is not None or bool(self.spec.model))
-        return named and not self.objects
+        return named and not self.origin.objects
 
     @property
     def meaning(self) -> Meaning:
         """Units of the loss, which are unknown for a user's loss, and what accuracy counts."""
-        return PER_PIXEL if self.dense else MEANINGS.get(self.losses, OWN_WITHOUT_ACCURACY if self.no_accuracy else OWN)
+        return (
+            PER_PIXEL
+            if self.dense
+            else MEANINGS.get(self.losses, OWN_WITHOUT_ACCURACY if self.traits.no_accuracy else OWN)
+        )
 
     @cached_property
     def dense(self) -> bool:
@@ -160,7 +141,7 @@ class Subject:
         Raises:
             ValueError: one is complex, which directions and curvature do not cover.
         """
-        found = self._trainable
+        found = _trainable(self)
         if name := next((name for name, p in found.items() if p.is_complex()), ""):
             raise ValueError(
                 f"the parameter {name} is {str(found[name].dtype).removeprefix('torch.')}, expected real numbers; make "
@@ -169,13 +150,9 @@ class Subject:
         return found
 
     @property
-    def _trainable(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-
-    @property
     def size(self) -> int:
         """Number of trainable parameters."""
-        return sum(p.numel() for p in self._trainable.values())
+        return sum(p.numel() for p in _trainable(self).values())
 
     @property
     def device(self) -> torch.device:
@@ -189,19 +166,6 @@ class Subject:
         return next((p for p in parameters if p.is_floating_point()), parameters[0]).dtype.to_real()
 
     @property
-    def data_sha256(self) -> str:
-        """SHA-256 of the samples as they are now.
-
-        Raises:
-            ValueError: the batches are others when they are read again.
-        """
-        return self._sequence_sha256 if self._held is None else self._held.sha256
-
-    @cached_property
-    def _sequence_sha256(self) -> str:
-        return sha256_of(self.batches)
-
-    @property
     def members(self) -> int:
         """Number of networks with frozen dropout masks whose predictions are averaged; 0: the network as it is."""
         return self.forward.members if isinstance(self.forward, MemberForward) else 0
@@ -210,34 +174,24 @@ class Subject:
         """The context in which forward passes are those of member i alone."""
         return running_alone(self.forward, i)
 
-    def as_is(self) -> Subject:
-        """The network as it is, without members; the subject itself if it has none."""
-        return replace(self, forward=without_members(self.forward)) if self.members else self
-
     def batch(self, i: int) -> tuple[Nested, Nested]:
         """Mini-batch i on the model's device, floating-point inputs in the model's precision.
 
-        Of the inputs and the targets, those that `whole` names are the batch as the data set gave it. With members,
-        the inputs are `Positioned`.
+        Of the inputs and the targets, those that `traits.whole` names are the batch as the data set gave it. With
+        members, the inputs are `Positioned`.
         """
         inputs, targets = self.batches[i]
-        if self.whole:
+        if whole := self.traits.whole:
             targets = self.batches.wholes[i] if isinstance(self.batches, BatchList) else (inputs, targets)
-            inputs = targets if self.whole == "both" else inputs
-        moved = map_tensors(inputs, self._as_input), map_tensors(targets, self._as_target)
-        return (positioned(self, i, moved[0]), moved[1]) if self.members else moved
-
-    def _as_input(self, tensor: Tensor) -> Tensor:
-        # Detached, so that a model that asks for the gradient by its input leaves the samples alone.
-        return self._moved(tensor, self.dtype if tensor.is_floating_point() else None)
-
-    def _as_target(self, tensor: Tensor) -> Tensor:
-        converted = self.losses not in MEANINGS and tensor.is_floating_point()  # our own losses convert by themselves
-        return self._moved(tensor, self.dtype if converted else None)
-
-    def _moved(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-        device = self.device  # a GPU goes on computing while mini-batches are copied to it
-        return tensor.detach().to(device, dtype, non_blocking=device.type != "cpu")
+            inputs = targets if whole == "both" else inputs
+        converted = self.losses not in MEANINGS  # our own losses convert their targets by themselves
+        inputs = map_tensors(inputs, partial(_moved, self.device, self.dtype))
+        targets = map_tensors(targets, partial(_moved, self.device, self.dtype if converted else None))
+        if self.members:
+            by_size = isinstance(self.batches, Batches)
+            first = i * self.batch_size if by_size else sum(map(self.samples, range(i)))
+            inputs = Positioned(inputs, torch.arange(first, first + self.samples(i), device=self.device))
+        return inputs, targets
 
     def example(self) -> tuple[Nested, Nested]:
         """The first two samples, or as many as the model takes; the first mini-batch as it is where a loader formed it.
@@ -258,17 +212,13 @@ class Subject:
 
         The caller's own module may keep tensors of a pass, which its training could not use if made in inference mode.
         """
-        if self.needs_graph:
+        if self.traits.needs_graph:
             return recording_graphs()
         return torch.inference_mode() if self.reloadable else torch.no_grad()
 
     def outputs(self, inputs: Nested) -> Any:
         """What the model gives for the inputs of a mini-batch, as `losses` takes it."""
         return self.forward(self.model, inputs)
-
-    def right(self, outputs: Any, targets: Nested) -> Tensor:
-        """Correctness of every sample, (N,), whose mean is the accuracy; NaN where the loss defines none."""
-        return self.losses_and_right(outputs, targets)[1]
 
     def losses_and_right(self, outputs: Any, targets: Nested) -> tuple[Tensor, Tensor]:
         """Loss and correctness of every sample, (N,) each."""
@@ -285,63 +235,38 @@ class Subject:
         with evaluation_mode(self.model):
             return self.losses(self.outputs(inputs), targets).mean()
 
-    def l2(self) -> Tensor:
-        """(1/2) sum ||w||^2 over the trainable parameters."""
-        return 0.5 * torch.stack([p.square().sum() for p in self.parameters.values()]).sum()
-
     def objective(self, i: int) -> Tensor:
-        """The loss + weight_decay * l2 on mini-batch i, differentiable in the model's parameters."""
+        """The loss + weight_decay * (1/2) ||w||^2 on mini-batch i, differentiable in the model's parameters."""
         loss = self.loss(i)
-        return loss + self.weight_decay * self.l2() if self.weight_decay else loss
+        return loss + self.weight_decay * l2_of(self) if self.weight_decay else loss
 
-    def refresh(self) -> None:
-        """Take what the caller may have changed: weights and buffers of a module that the model copies, and samples."""
-        if not self.reloadable:  # arrays, and tensors by way of `data`, change without a trace
-            vars(self).pop("_sequence_sha256", None)
-            if self._held is not None:
-                forget_sha256(self._held)
-        if self.original is None:
-            return
-        with torch.no_grad():
-            for own, theirs in zip(self.model.buffers(), self.original.buffers(), strict=True):
-                own.copy_(theirs)
-            for weight, source in zip(self.model.parameters(), self.original.parameters(), strict=True):
-                weight.copy_(source)
-                weight.requires_grad_(source.requires_grad)
 
-    def rebatched(self, batch_size: int) -> Subject:
-        """The same samples in mini-batches of another size."""
-        if not isinstance(self.batches, Batches) or self.batches.batch_size == batch_size:
-            return self
-        spec = replace(self.spec, batch_size=int(batch_size)) if self.spec else None
-        return replace(self, batches=replace(self.batches, batch_size=int(batch_size)), spec=spec)
+def with_traits(subject: Subject, **known: Any) -> Subject:
+    """The subject with more known of its loss, `LossTraits`."""
+    return replace(subject, traits=replace(subject.traits, **known))
 
-    def other(self, split: Split, samples: int | str) -> Subject:
-        """The same model on another split of its data.
 
-        Raises:
-            ValueError: the data were made in Python and have no other split.
-        """
-        if self.part is None:
-            raise ValueError(NO_OTHER_SPLIT)
-        spec = replace(self.spec, split=split, samples=samples) if self.spec else None
-        return self._on(self.part(split, samples).for_device(self.device), spec)
+def l2_of(subject: Subject) -> Tensor:
+    """(1/2) sum ||w||^2 over the trainable parameters."""
+    return 0.5 * torch.stack([p.square().sum() for p in subject.parameters.values()]).sum()
 
-    def rows(self, rows: np.ndarray) -> Subject:
-        """The same model on some of its samples."""
-        assert self.images is not None
-        return self._on(self.images.take(rows), None)
 
-    def first(self, samples: int) -> Subject:
-        """The first of the samples, in the same order; all of them for batches made in Python."""
-        if self.images is None or samples >= len(self):
-            return self
-        images = replace(self.images, inputs=self.images.inputs[:samples], targets=self.images.targets[:samples])
-        return self._on(images, replace(self.spec, samples=int(samples)) if self.spec else None)
+def _trainable(subject: Subject) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
 
-    def _on(self, samples: Images | BatchList, spec: Spec | None) -> Subject:
-        if isinstance(samples, BatchList):
-            return replace(self, batches=samples, spec=spec)
-        in_memory = isinstance(self.batches, Batches)
-        batches = replace(self.batches, images=samples) if in_memory else Batches(samples, self.batch_size)  # type: ignore[type-var]
-        return replace(self, batches=batches, spec=spec)
+
+def _counted_losses(subject: Subject) -> list[int]:
+    """How many losses every mini-batch has; computed once."""
+    known: dict[str, Any] = vars(subject)
+    if "_counts" not in known:
+        # With a graph, also before it is known whether the model, or its loss, differentiates.
+        with torch.enable_grad(), evaluation_mode(subject.model):
+            known["_counts"] = [len(subject.losses(subject.outputs(x), y)) for x, y in subject.each_batch()]
+    return known["_counts"]  # type: ignore[no-any-return]
+
+
+def _moved(device: torch.device, dtype: torch.dtype | None, tensor: Tensor) -> Tensor:
+    """A tensor on a device, floating-point numbers in a precision; a GPU goes on computing while it is copied there."""
+    # Detached, so that a model that asks for the gradient by its input leaves the samples alone.
+    dtype = dtype if tensor.is_floating_point() else None
+    return tensor.detach().to(device, dtype, non_blocking=device.type != "cpu")

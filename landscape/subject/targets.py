@@ -32,7 +32,7 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
     Raises:
         ValueError: they do not fit.
     """
-    targets, name = subject.batches[0][1] if subject.images is None else subject.images.targets, subject.data_in_words
+    targets, name = subject.batches[0][1] if subject.images is None else subject.images.targets, subject.data.in_words
     alone = targets is subject.batches[0][0]  # samples without a target, which a regression may reconstruct
     if not isinstance(targets, Tensor) or (alone and subject.losses is cross_entropy):
         fields = f" (its fields are {', '.join(map(str, targets))})" if isinstance(targets, Mapping) else ""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-if TYPE_CHECKING:
-    from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,6 +26,12 @@ class WeightsCache:
         self._weights = weights
 
 
+def cache_of(subject: Subject) -> WeightsCache:
+    """The cache of a subject, which ends with it."""
+    cache: WeightsCache = vars(subject).setdefault("_weights_cache", WeightsCache())
+    return cache
+
+
 def once_per_weights(function: Callable[Concatenate[Subject, P], T]) -> Callable[Concatenate[Subject, P], T]:
     """Cache a function of a subject for each set of arguments, until hashing finds that the weights have changed.
 
@@ -38,7 +43,7 @@ def once_per_weights(function: Callable[Concatenate[Subject, P], T]) -> Callable
         named = tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
         member = getattr(subject.forward, "current", None)  # the values of a member that runs alone are its own
         key = (function, tuple(map(_hashable, args)), named, member)
-        values = subject.cache.values
+        values = cache_of(subject).values
         if key not in values:
             values[key] = (function(subject, *args, **kwargs), args, kwargs)  # the arguments' identities stay taken
         return values[key][0]  # type: ignore[no-any-return]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from landscape.checkpoints.checkpoint import Checkpoint, save_atomically, state_dict_sha256, write_checkpoint
 from landscape.checkpoints.file_names import label_of
 from landscape.data.structure import Nested, map_tensors
-from landscape.subject.loading import read_beside
+from landscape.subject.mc_dropout import as_is
+from landscape.subject.other_networks import read_beside
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.symmetry.matching import Match, match
@@ -63,7 +64,7 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
                 f"{whose} has weights that are not finite ({broken}), which no units of another network match; "
                 "take an earlier snapshot"
             )
-    alone = subject.as_is()
+    alone = as_is(subject)
     inputs = alone.example()[0]
 
     def run(model: nn.Module) -> Any:
@@ -109,7 +110,10 @@ def with_weights(subject: Subject, other: str) -> Subject:
     stored = read_beside(subject, Path(other))
     model = copy.deepcopy(subject.model)
     model.load_state_dict(tensors_like(stored, subject.model.state_dict()), strict=False)
-    return replace(subject, model=model, original=None, checkpoint=stored, label=_name(subject, other, stored))
+    return replace(
+        subject, model=model, origin=replace(subject.origin, original=None), checkpoint=stored,
+        label=_name(subject, other, stored),
+    )  # fmt: skip
 
 
 @once_per_weights
@@ -140,7 +144,7 @@ def write_aligned(found: Alignment, path: Path) -> None:
 
 
 def _name(subject: Subject, other: str, stored: Checkpoint) -> str:
-    return other if other in subject.others else label_of(stored.path)
+    return other if other in subject.origin.others else label_of(stored.path)
 
 
 def _in_precision(inputs: Nested, dtype: torch.dtype) -> Nested:

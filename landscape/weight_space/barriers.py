@@ -14,7 +14,7 @@ import numpy as np
 from landscape.probe import Quantity
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.losses import Meaning
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 
 Samples: TypeAlias = tuple[np.ndarray, np.ndarray]  # loss and correctness of every sample

@@ -23,6 +23,8 @@ from landscape.data.structure import Nested
 from landscape.options import forecast_level, format_duration
 from landscape.probe import derived_seed
 from landscape.subject.identity import identity
+from landscape.subject.mc_dropout import as_is
+from landscape.subject.other_samples import on_rows, on_split, rebatched
 from landscape.subject.subject import Subject
 from landscape.weight_space import stored_curves
 from landscape.weight_space.lines import StraightLine
@@ -52,11 +54,11 @@ def training_part(subject: Subject) -> Subject:
         raise ValueError(
             "--connect bezier trains a curve on the train split and measures it on the other: --split test"
         )
-    train = subject.as_is().other("train", "all")
-    if train.one_part:
+    train = on_split(as_is(subject), "train", "all")
+    if train.data.one_part:
         raise ValueError(
             "--connect bezier trains a curve on the train split and measures it on the other, and the data "
-            f"({train.data_name}) have one part; give data with a train and a test part"
+            f"({train.data.name}) have one part; give data with a train and a test part"
         )
     return train
 
@@ -76,7 +78,7 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
         ValueError: the training diverged.
     """
     assert line.end is not None
-    train = training_part(subject).rebatched(training.batch_size)
+    train = rebatched(training_part(subject), training.batch_size)
     key = _key(train, line, training)
     moved = {name: p.detach() for name, p in train.model.named_parameters() if name in line.end}
     control = stored_curves.load(key, moved)
@@ -164,4 +166,4 @@ def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[Nested, Nested]]:
     for start in range(0, len(order), size):
         rows = order[start : start + size]
         if len(rows) > 1:  # batch norm needs two
-            yield subject.rows(rows).batch(0)
+            yield on_rows(subject, rows).batch(0)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from landscape.options import parse_duration
+from landscape.subject.other_samples import rebatched
 from landscape.subject.subject import Subject
 from landscape.weight_space.cost_model import MIN_POINTS, MIN_SAMPLES, GridSize, Workload, rates
 from landscape.weight_space.forward_mode import ExecutionMode, fastest
@@ -34,7 +35,7 @@ def autotune(
     if tune:
         size, mode = fastest(subject, mode)
         choices |= {"batch_size": size, "memory_format": mode.memory_format}
-        subject = subject.rebatched(size)
+        subject = rebatched(subject, size)
     if budget:
         timing = time.monotonic()
         timed = rates(subject, mode, work)

@@ -57,7 +57,7 @@ class FlatnessTerms:
                 rise = auto_pgd(losses, i, ball, self.steps)
             else:
                 return mean_rise(losses, i, ball, self.draws // 2, derived_seed(self.seed, name, i))
-        return rise[0], math.nan if self.subject.mean_only else rise[1]
+        return rise[0], math.nan if self.subject.traits.mean_only else rise[1]
 
     def largest_noise(self) -> Term:
         """`pac-bayes-sigma`: the noise at which the mean error over all samples has risen by `ERROR_RISE`."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.subject.graph_replay import GraphReplay
+from landscape.subject.other_samples import rebatched
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -85,7 +86,7 @@ class ForwardPass:
         self._model: Callable[..., Any] = _compiled(subject) if mode.compile else subject.model
         self._cache: list[tuple[Nested, Nested]] = _prepared(subject, mode.memory_format)
         tensors = itertools.chain(subject.model.parameters(), subject.model.buffers())
-        self._replayed = _on_gpu(subject) and not subject.needs_graph
+        self._replayed = _on_gpu(subject) and not subject.traits.needs_graph
         addresses = tuple(tensor.data_ptr() for tensor in tensors) if self._replayed else ()
         self._replays: dict[Any, GraphReplay] = _replays(subject, mode, addresses)
 
@@ -197,7 +198,7 @@ def fastest(subject: Subject, mode: ExecutionMode) -> tuple[int, ExecutionMode]:
             best, mode = rate, other
     sizes = [n for n in BATCH_SIZES if n != size and n <= len(subject)] if subject.images is not None else []
     for other_size in sizes:
-        if (rate := _samples_per_second(subject.rebatched(other_size), mode)) > (1 + GAIN) * best:
+        if (rate := _samples_per_second(rebatched(subject, other_size), mode)) > (1 + GAIN) * best:
             best, size = rate, other_size
     return size, mode
 

@@ -61,7 +61,7 @@ def points(
             if t not in ends:
                 model.move_to(t)
             values = barriers.values_at(t, ends[t] if t in ends else barriers.samples_of(subject), ends)
-            if subject.mean_only:
+            if subject.traits.mean_only:
                 values |= {"loss_se": np.nan, "excess_se": np.nan}
             yield values
 

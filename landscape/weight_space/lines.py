@@ -18,7 +18,7 @@ from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.curvature.vectors import inner
 from landscape.options import OptionError
 from landscape.subject import batchnorm
-from landscape.subject.loading import read_beside, run_of
+from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span
@@ -106,7 +106,7 @@ def lines_of(
         OptionError: a count where `along` determines the number of lines.
     """
     weights = {name: p.detach() for name, p in subject.parameters.items()}
-    if any(part in subject.others for part in along.split(",")):
+    if any(part in subject.origin.others for part in along.split(",")):
         return [_towards(subject, Path(part)) for part in along.split(",")]
     if along == "random":
         uses, units, lines = weight_uses(subject, normalize, ignore), length_units(normalize), []
@@ -147,7 +147,7 @@ def _towards(subject: Subject, path: Path) -> StraightLine:
     other, own = read_beside(subject, path), subject.model.state_dict()
     # Raises for the first weight that does not fit.
     weight_differences.difference(other, {name: own[name] for name in subject.parameters})
-    name = str(path) if str(path) in subject.others else label_of(other.path)
+    name = str(path) if str(path) in subject.origin.others else label_of(other.path)
     line = line_to(subject, with_model_keys(other.state_dict, set(own)), name, state_dict_sha256(other.state_dict))
     if not any(bool(change.any()) for change in line.direction.values()):
         raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")

@@ -79,4 +79,4 @@ class MovedLosses:
 
 def separable(subject: Subject, i: int) -> int:
     """Into how many micro-batches mini-batch i can be split: its samples, 1 where they depend on each other."""
-    return subject.samples(i) if subject.divisible and not subject.coupled else 1
+    return subject.samples(i) if subject.divisible and not subject.traits.coupled else 1

@@ -17,7 +17,7 @@ from landscape.curvature.stability import SeenByOptimizer
 from landscape.curvature.vectors import flat, inner, unflat
 from landscape.subject.optimizers import RestoredOptimizer
 from landscape.subject.restoration import evaluation_mode
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, l2_of
 from landscape.weight_space.critical_step import critical_step
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
@@ -119,7 +119,7 @@ class _Changes:
         start = flat(p.detach().double() for p in parameters.values())
         # the change of the weight decay is c w'u + c^2 u'u / 2
         self._linear, self._square = decay * _dot(start, update), decay * _dot(update, update) / 2
-        self.start_decay = decay * float(self._subject.l2().detach()) if decay else 0.0
+        self.start_decay = decay * float(l2_of(self._subject).detach()) if decay else 0.0
         self.starts = {j: self._loss(j) for j in batches}
         self._known: dict[tuple[int, float], float] = {}
 

@@ -161,7 +161,7 @@ class PlaneEvaluator:
 
     def _far_above_cap(self, sums: Tensor, samples: int) -> bool:
         """Whether the mean exceeds the cap by more than four standard errors, or is not finite."""
-        if self._cap is None or samples < MIN_SAMPLES_OF_CAP or self._subject.mean_only:
+        if self._cap is None or samples < MIN_SAMPLES_OF_CAP or self._subject.traits.mean_only:
             return False
         total, squares = sums[:2].tolist()
         mean, error = _mean_and_error(total, squares, samples)
@@ -175,7 +175,7 @@ class PlaneEvaluator:
         with np.errstate(all="ignore"):
             deviates = float(np.abs(np.float64(total) - reference) / samples / np.float64(error))
         rise_error = _mean_and_error(rise, rises, samples)[1]
-        if self._subject.mean_only:
+        if self._subject.traits.mean_only:
             error = rise_error = math.nan
         return {
             "loss": mean, "loss_se": error, "rise_se": rise_error,

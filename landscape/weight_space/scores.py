@@ -25,7 +25,7 @@ from landscape.subject import batchnorm
 from landscape.subject.further_data import further_subjects, parse_further, short_name
 from landscape.subject.identity import loss_identity, protocol
 from landscape.subject.losses import MEANINGS, undefined_accuracy
-from landscape.subject.outputs import per_sample
+from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
@@ -119,7 +119,7 @@ class Scores:
             for sign, values, reference in zip((1.0, -1.0), now, before, strict=True):
                 values = values.double()
                 changes = sign * (values - reference[: len(values)].to(values))
-                unknown = one.mean_only and sign > 0  # of the loss alone: correctness is that of every sample
+                unknown = one.traits.mean_only and sign > 0  # of the loss alone: correctness is that of every sample
                 errors = [values.new_tensor(torch.nan) if unknown else _error(part) for part in (values, changes)]
                 every.append(torch.stack([values.mean(), errors[0], changes.mean(), errors[1]]))
         return torch.stack([every[2 * i + kind] for i, kind in self.rows])
@@ -179,14 +179,17 @@ class Scores:
 
     def identity(self) -> dict[str, Any]:
         """What the numbers depend on beyond the subject."""
-        also = [[one.label, one.data_sha256, loss_identity(one), one.batch_size * one.coupled] for one in self.further]
+        also = [
+            [one.label, one.data.sha256, loss_identity(one), one.batch_size * one.traits.coupled]
+            for one in self.further
+        ]
         return {"also": also, "margin": basins.parse_margin(self.margin or basins.MARGIN)}
 
     def _kind(self, i: int, accuracy: int) -> str:
         one = self.subjects[i]
         if accuracy:
             return "accuracy"
-        return "loss" if not i or one.losses in MEANINGS else Path(one.loss_name).name.rpartition(":")[2]
+        return "loss" if not i or one.losses in MEANINGS else Path(one.traits.name).name.rpartition(":")[2]
 
 
 def axis_names() -> dict[str, Quantity]:

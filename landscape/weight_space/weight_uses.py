@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.subject.checks import refuse_training
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.directions import POSITIONS, Filters, Normalize
@@ -156,7 +157,7 @@ def _recorded(subject: Subject, parameters: Mapping[str, nn.Parameter]) -> PassR
     """A recorded forward pass of two samples, or of a mini-batch; without any use if the model cannot be recorded."""
     if not parameters:
         return PassRecorder({}, ())
-    subject = subject.as_is()
+    subject = as_is(subject)
     refuse_training(subject.model)  # the pass would change batch norm's statistics
     whole = subject.batch(0)[0]
     for inputs in (subject.example()[0], whole):  # an exported program may take one batch size alone

@@ -15,6 +15,7 @@ from landscape.probes.ensemble import Ensemble
 from landscape.probes.sensitivity import Sensitivity
 from landscape.results import corruption_summary
 from landscape.subject import sample_statistics
+from landscape.subject.subject import Origin
 from synthetic.networks import PARAMETERS, Measure, Network, labels, quantities
 
 
@@ -200,6 +201,6 @@ def ensemble(network: Network) -> tuple[Plan, Measure]:
     other = copy.deepcopy(subject.model)
     with torch.no_grad():
         next(other.parameters()).mul_(1.5)
-    subject.others = {"other": other}
+    subject.origin = Origin(others={"other": other})
     probe = Ensemble(members="other", **PARAMETERS["ensemble"])
     return probe.plan(subject), partial(probe.measure, subject)
