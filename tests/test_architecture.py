@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from landscape.plots import FIGURES
 from landscape.probes import PROBES
 
 ROOT = Path(__file__).parents[1]
@@ -190,11 +191,47 @@ def test_cuda_is_named_only_where_it_is_chosen() -> None:
     assert naming <= NAMED
 
 
-def test_headline_numbers_know_no_probe_by_name() -> None:
-    names = {"evaluate", "monitor", *PROBES}
-    for name in ("landscape/results/measured", "plots/headlines", "plots/report/table"):
-        texts = {node.value for node in nodes(ROOT / f"{name}.py") if isinstance(node, ast.Constant)}
-        assert texts & names == set(), name
+# Where probes may be named outside their own files: what is about some of them by its nature, by part or file.
+ABOUT_PROBES = {
+    "doctor",  # a rule is about the numbers of a probe
+    "exchange",  # a format of other programs holds results of one
+    "studies",  # a study, or a claim, says what it measures
+    "benchmarks",  # a benchmark measures what it is about
+    "demo",  # its coarse parameters
+    "animate", "animation",  # what is animated
+    "park2022",  # a layout of that paper
+    "heads_study", "hybrid_study", "smoothing_study", "sweep_study",  # figures of several probes
+    "panels", "layer_panels",  # what the page draws by itself
+    "findings", "next_steps",  # the first questions of the report
+    "comparison", "comparison_rows",  # that heights are of one plane
+}  # fmt: skip
+WORDS = {  # names of probes that mean something else in a file: an axis, a matrix, a kind of layer, a key
+    "step": {"optimizer_state", "preconditioner", "ensemble", "stored_series", "monitor", "monitor_noise"},
+    "hessian": {"hvp_backends", "operator", "spectrum_options", "stored_spectrum"},
+    "tokens": {"layer", "token_grid", "selection", "attention", "smoothing"},
+    "trace": {"flatness", "flatness_terms", "unit_traces"},
+    "noise": {"monitor", "perturbations"},
+    "attention": {"hessian_product", "localvit"},
+    "density": {"hessian"},
+    "flatness": {"comparison_text"},
+    "similarity": {"align"},
+    "stream": {"layer_patterns"},
+}
+
+
+def test_no_file_knows_a_probe_of_another_file_by_its_name() -> None:
+    """Its own files begin with its name, or draw it; elsewhere a probe, a quantity or a result is asked."""
+    found = set()
+    files = {file: part(module) for module, file in modules().items()}
+    files |= dict.fromkeys((ROOT / "benchmarks").rglob("*.py"), "benchmarks")
+    for file, of in files.items():
+        drawn = FIGURES[file.stem].probe if file.stem in FIGURES else ""
+        texts = {n.value for n in nodes(file) if isinstance(n, ast.Constant)}
+        for name in set(PROBES) & texts if not {of, file.stem} & ABOUT_PROBES else ():
+            own = file.stem.startswith(name.replace("-", "_")) or name == drawn or file.stem in WORDS.get(name, ())
+            if not own and (of, file.stem) not in (("probes", "__init__"), ("plots", "__init__")):
+                found.add(f"{file.relative_to(ROOT)}: {name}")
+    assert found == set()
 
 
 def test_intervals_are_made_in_one_place() -> None:
