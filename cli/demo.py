@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shlex
@@ -11,13 +10,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from multiprocessing.pool import Pool
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +28,7 @@ from landscape.options import format_duration
 from landscape.probe import NotApplicable
 from landscape.probes import FEATURES, PROBES, probe_class
 from landscape.progress import say
+from landscape.studies import Step
 
 if TYPE_CHECKING:
     from landscape.plots.report.findings import Finding
@@ -42,13 +42,10 @@ EPOCHS = 10  # of the 25 of the recipe
 WORKERS = 2  # processes that train and measure: networks as small as these gain nothing by threads
 
 
-class Step(NamedTuple):
-    """A probe with parameters that are coarser than the defaults, fine enough to see the shape."""
-
-    probe: str  # or "features", which measures several
-    samples: int = 512
-    parameters: Mapping[str, Any] = {}
-    batch_size: int = 0  # 0: that of the probe
+def _step(probe: str, samples: int = 512, *, batch_size: int = 0, **parameters: Any) -> Step:
+    """A probe, or "features", with parameters that are coarser than the defaults, fine enough to see the shape."""
+    loading = {"samples": samples} | ({"batch_size": batch_size} if batch_size else {})
+    return Step(probe, parameters, loading)
 
 
 SGD: Mapping[str, Any] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",), "optimizer_state": False}
@@ -58,31 +55,31 @@ EARLY = (
     "noise-scale",
 )  # measured at the end of warm-up: the gradient of the trained networks is smaller than its error
 CORE: Sequence[Step] = (  # the longest first, so that no process waits for the other at the end
-    Step("surface", 128, {"resolution": "11", "range": "0.5"}),
-    Step("convexity", 12, {"resolution": "3", "range": "0.5", "tol": 0.3}),
-    Step("hessian", 128, {"top": 4}),
-    Step("barriers", 128, {"resolution": 5, "snapshots": "spread:2", "repair": 1, "restarts": 1, "align": True}),
-    Step("align", 256, {"resolution": 11, "repair": 2, "restarts": 1}),
-    Step("line", 256, {"resolution": 21}),
-    Step("trajectory", 256),
-    Step("step", 96, SGD, batch_size=16),
-    Step("trace", 96, {"vectors": 8}, batch_size=16),
-    Step("density", 32, {"vectors": 6, "steps": 10}),
-    Step("flatness", 64, {"measures": MEASURES, "steps": 5, "draws": 8, "vectors": 8}, batch_size=16),
-    Step("noise-scale", 768, {"groups": 24, "simple": True}),
-    Step("sensitivity", 256, {"bits": "3,2", "vectors": 2}),
-    Step("features", 256),
-    Step("lesion", 360),
+    _step("surface", 128, resolution="11", range="0.5"),
+    _step("convexity", 12, resolution="3", range="0.5", tol=0.3),
+    _step("hessian", 128, top=4),
+    _step("barriers", 128, resolution=5, snapshots="spread:2", repair=1, restarts=1, align=True),
+    _step("align", 256, resolution=11, repair=2, restarts=1),
+    _step("line", 256, resolution=21),
+    _step("trajectory", 256),
+    _step("step", 96, **SGD, batch_size=16),
+    _step("trace", 96, vectors=8, batch_size=16),
+    _step("density", 32, vectors=6, steps=10),
+    _step("flatness", 64, measures=MEASURES, steps=5, draws=8, vectors=8, batch_size=16),
+    _step("noise-scale", 768, groups=24, simple=True),
+    _step("sensitivity", 256, bits="3,2", vectors=2),
+    _step("features", 256),
+    _step("lesion", 360),
 )
 FIGURES = (
     "surface", "line", "align", "barriers", "convexity", "trajectory", "hessian", "step", "trace", "density",
     "flatness", "noise_scale", "fourier_depth", "variance", "lesion", "sensitivity",
 )  # fmt: skip
 OTHERS: Sequence[Step] = (  # of `--all`, where the defaults take long
-    Step("perturbation", 64),
-    Step("attack", 128, {"eps": "1/255,4/255,16/255", "steps": 10}),
-    Step("input-surface", 64, {"resolution": 11}),
-    Step("corruption", 128, {"severities": "1,3,5"}),
+    _step("perturbation", 64),
+    _step("attack", 128, eps="1/255,4/255,16/255", steps=10),
+    _step("input-surface", 64, resolution=11),
+    _step("corruption", 128, severities="1,3,5"),
 )
 SENTENCES = 3
 OWN = "landscape hessian weights.pt --model mine.py:model --data mine.py:data"
@@ -109,14 +106,14 @@ def demo(
         trainings = [*((model, 0) for model in MODELS), (AGAIN, 1)]
         train_one = partial(train, out=out, epochs=epochs, device=device, quiet=quiet)
         *networks, again = pool.imap(train_one, trainings)
-        jobs = [
-            (step, run) for step in plan(every=all, quiet=quiet)
-            for run in runs(step.probe, networks, [networks[list(MODELS).index(AGAIN)], again])
+        steps = [
+            replace(step, paths=paths) for step in plan(every=all, quiet=quiet)
+            for paths in runs(step.probe, networks, [networks[list(MODELS).index(AGAIN)], again])
         ]  # fmt: skip
         measure_one = partial(measure, samples=samples, device=device, out=results)
-        done = zip(jobs, pool.imap(measure_one, jobs), strict=True)
-        for step, of_step in groupby(done, key=lambda item: item[0][0]):
-            say(summary(step.probe, [outcome for _, outcome in of_step]), quiet=quiet)
+        done = zip(steps, pool.imap(measure_one, steps), strict=True)
+        for probe, of_probe in groupby(done, key=lambda item: item[0].probe):
+            say(summary(probe, [outcome for _, outcome in of_probe]), quiet=quiet)
         names = drawing.NAMES if all else FIGURES
         shares = [tuple(names[k::WORKERS]) for k in range(WORKERS)]  # each process reads the results once
         figures = [path for paths in pool.imap(partial(draw, results, out / "figures"), shares) for path in paths]
@@ -180,7 +177,7 @@ def plan(*, every: bool, quiet: bool = True) -> Iterator[Step]:
         if (needed := PROBES[name].needs) and find_spec(needed) is None:
             say(f"{name}: left out, as {needed} is not installed", quiet=quiet)
         else:
-            yield settings.get(name, Step(name))
+            yield settings.get(name, _step(name))
 
 
 def runs(probe: str, networks: Sequence[Path], seeds: Sequence[Path]) -> Sequence[Sequence[Path]]:
@@ -192,20 +189,15 @@ def runs(probe: str, networks: Sequence[Path], seeds: Sequence[Path]) -> Sequenc
     return [[one.with_name("warmup.pt") if probe in EARLY else one] for one in networks]
 
 
-def measure(job: tuple[Step, Sequence[Path]], *, samples: int, device: str, out: Path) -> tuple[list[int], float]:
+def measure(step: Step, *, samples: int, device: str, out: Path) -> tuple[list[int], float]:
     """How many units of every result a step measured now, 0 where it was complete, and the seconds that it took."""
-    step, checkpoints = job
     began = time.monotonic()
-    loading = {"samples": str(min(samples, step.samples)), "device": device, "seed": 0}
-    loading |= {"batch_size": step.batch_size} if step.batch_size else {}
-    with TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        try:
-            measure_all(step.probe, checkpoints, step.parameters, loading, out=out, log=log, quiet=True)
-        except NotApplicable:  # attention, of a network that has none
-            return [], 0.0
-        events = [json.loads(line) for line in log.read_text().splitlines()]
-    return [event["measured"] for event in events if event["event"] == "result"], time.monotonic() - began
+    loading = {**step.loading, "samples": str(min(samples, step.loading["samples"])), "device": device, "seed": 0}
+    try:
+        outcomes = measure_all(step.probe, step.paths, step.parameters, loading, out=out, quiet=True)
+    except NotApplicable:  # attention, of a network that has none
+        return [], 0.0
+    return [outcome.measured for outcome in outcomes], time.monotonic() - began
 
 
 def summary(probe: str, outcomes: Sequence[tuple[list[int], float]]) -> str:

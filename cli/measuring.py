@@ -102,17 +102,16 @@ def measure_all(
     fsync: bool = False,
     quiet: bool = False,
     after: Callable[[Any, Subject], None] | None = None,
-) -> int:
-    """Measure one checkpoint after the other into one file, by one probe or "features"; the number of those measured.
+) -> list[Outcome]:
+    """Measure one checkpoint after the other into one file, by one probe or "features"; where each result lies.
 
     Parameters of the probe, and fields of `Spec` (`loading`), override the preset: give only those that the user chose.
     The checkpoint None is the newest; labels come from the paths. Of several checkpoints, those to which the probe does
     not apply are left out with a note. `after` is called with each measured probe and its subject.
 
     Raises:
-        OptionError: an option has an invalid value.
         NotApplicable: the probe applies to none of the checkpoints.
-        FileNotFoundError, ValueError, OSError: as `landscape.measure`.
+        OptionError, ValueError, OSError: as `landscape.measure`.
     """
     from landscape.results import hdf5_file
     from landscape.subject.preprocessing import sharing_images
@@ -128,7 +127,8 @@ def measure_all(
         choose = partial(chosen_checkpoints, command, _several(command), checkpoints, parameters, quiet=quiet)
         chosen = processes.in_all(partial(choose, reading_values(loading), label))
         runs, spec = _configured(command, preset, chosen.parameters, loading)
-        refused, groups = list[NotApplicable](), list[str]()
+        refused: list[NotApplicable] = []
+        outcomes: list[Outcome] = []
         stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
             subject = _loaded(path, spec, name, processes, quiet=quiet)
@@ -136,25 +136,25 @@ def measure_all(
             common["label"] = name if label else ""
             try:
                 for probes in runs:
-                    groups += _measure(command, probes, subject, out, common, quiet=quiet)
+                    outcomes += _measure(command, probes, subject, out, common, quiet=quiet)
                     (after or _nothing)(probes[0], subject)
             except NotApplicable as error:
                 refused.append(error)
                 if len(refused) == len(chosen.paths):
                     raise
                 say(f"note: {name} is left out: {error}", quiet=quiet)
-        _print_table(command, out, groups if common["shard"] == WHOLE else [], quiet=quiet)
-    return len(chosen.paths) - len(refused)
+        _print_table(command, out, outcomes if common["shard"] == WHOLE else [], quiet=quiet)
+    return outcomes
 
 
-def _print_table(command: str, out: Path, groups: Sequence[str], *, quiet: bool) -> None:
+def _print_table(command: str, out: Path, outcomes: Sequence[Outcome], *, quiet: bool) -> None:
     """Print the table of all results of a command, where it has one."""
     from landscape.plots.figure import Tabled
     from landscape.plots.headlines import main_figure
     from landscape.results import reader
 
-    if groups and not quiet and isinstance(module := main_figure(command), Tabled):
-        rows, below = module.table([reader.result(out, group) for group in groups])
+    if outcomes and not quiet and isinstance(module := main_figure(command), Tabled):
+        rows, below = module.table([reader.result(out, one.group) for one in outcomes])
         typer.echo("\n".join([text_table(rows), "", *below]))
 
 
@@ -228,10 +228,10 @@ def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, qui
 
 def _measure(
     command: str, probes: list[Any], subject: Subject, out: Path, how: Mapping[str, Any], *, quiet: bool
-) -> list[str]:
+) -> list[Outcome]:
     """Measure one probe, or several from shared forward passes, and print a line with what each found.
 
-    `how`: options of `run`. Returns the groups of the results; none in other processes than the first.
+    `how`: options of `run`. Returns where the results lie; nothing in other processes than the first.
     """
     from landscape.run import run
     from landscape.shared_pass import applicable, run_shared_pass
@@ -254,7 +254,7 @@ def _measure(
     for outcome in outcomes:
         record("result", group=outcome.group, units=outcome.units, measured=outcome.measured, out=out)
         say(_found(outcome, out, how["shard"], took), quiet=quiet)
-    return [outcome.group for outcome in outcomes]
+    return outcomes
 
 
 def _found(outcome: Outcome, out: Path, shard: Shard, took: str) -> str:

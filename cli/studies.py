@@ -22,7 +22,7 @@ from landscape.options import OptionError, at_least, invalid, parse_arguments
 from landscape.progress import say
 
 if TYPE_CHECKING:
-    from landscape.studies.study import Step
+    from landscape.studies import Step
 
 Option = typer.Option
 COLUMNS = ("model", "data", "msa", "seed", "accuracy", "loss", "checkpoint")

@@ -17,11 +17,11 @@ import xarray as xr
 from landscape.progress import say
 from landscape.results.calibration import paired_difference, stored_scores
 from landscape.results.protocols import stored as options_of
+from landscape.studies import Step
 from landscape.studies.study import (
     Cell,
     Network,
     Row,
-    Step,
     Stored,
     Study,
     identity,
@@ -47,7 +47,8 @@ def smoothing_steps(path: Path | None, loading: Row, members: Sequence[int], bat
     for probe, parameters, masks in (*probes, ("hessian", {"batches": batches}, members[0])):
         for name, how in networks.items():
             drawn = f", {masks} dropout mask{'s' if masks > 1 else ''}" if masks else ""
-            yield Step(probe, f"{probe} {name}{drawn}", parameters, {**how, "mc_dropout": masks}, [path])
+            words = f"{probe} {name}{drawn}"
+            yield Step(probe, parameters, {**how, "mc_dropout": masks}, [path], words)
 
 
 def ensemble_sizes(subject: Subject, counts: list[int], *, quiet: bool) -> list[int]:
@@ -137,7 +138,7 @@ def heads_steps(
         kinds[f"{masks} dropout masks"] = {**loading, "mc_dropout": masks}
     for kind, how in kinds.items():
         for probe, parameters in (("surface", {"resolution": resolution}), ("hessian", {"batches": batches})):
-            yield Step(probe, f"{probe} {subject.label}, {kind}", parameters, how, [path])
+            yield Step(probe, parameters, how, [path], f"{probe} {subject.label}, {kind}")
     if f"{masks} dropout masks" not in kinds:
         say(f"note: {subject.label} has no dropout, so that there are no masks of it", quiet=quiet)
 
@@ -162,8 +163,8 @@ def heads(stored: Stored) -> list[Study]:
 def sweep_steps(paths: Sequence[Path], loading: Row, batches: int) -> Iterator[Step]:
     """Calibration on both splits and a few mini-batches of hessian, of all networks."""
     for split in ("test", "train"):
-        yield Step("calibration", f"calibration on the {split} split", {}, {**loading, "split": split}, paths)
-    yield Step("hessian", "hessian", {"batches": batches}, loading, paths)
+        yield Step("calibration", {}, {**loading, "split": split}, paths, f"calibration on the {split} split")
+    yield Step("hessian", {"batches": batches}, loading, paths, "hessian")
 
 
 def sweep(stored: Stored) -> list[Study]:

@@ -7,10 +7,9 @@ measured again, see `results.run_key`, so that a study that was stopped goes on 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,17 +27,6 @@ Number: TypeAlias = tuple[float, float, float]  # value, and the ends of its 95 
 Place: TypeAlias = Callable[[str, xr.Dataset], Cell | None]  # of a result, given its probe; None if it does not belong
 Row: TypeAlias = dict[str, Any]
 UNKNOWN: Number = (np.nan, np.nan, np.nan)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a command measures at once: a probe with its parameters, of networks that are loaded in one way."""
-
-    probe: str
-    words: str
-    parameters: Mapping[str, Any]
-    loading: Mapping[str, Any]
-    paths: Sequence[Path | None]
 
 
 @dataclass
