@@ -87,7 +87,7 @@ def faults(s: Study) -> dict[str, Case]:
     """The planted faults: rules that name them, the commands, and what is changed in the file."""
     a, b, conv = s.net(0), s.net(1), s.convolutional()
     n, grid = ("--samples", s.samples), ("--resolution", s.resolution)
-    spectrum = ("--hvp", "kept", "--samples")
+    spectrum = ("--hvp", "double-backward", "--samples")
     far = 8 / s.strength
     near = 0.0002 * s.strength
     own = ("--data", "own.py:shuffled")
@@ -174,7 +174,7 @@ def faults(s: Study) -> dict[str, Case]:
 
 def sound(s: Study) -> dict[str, list[Words]]:
     """Honest measurements, one file each."""
-    spectrum = ("--hvp", "kept", "--samples")
+    spectrum = ("--hvp", "double-backward", "--samples")
     found: dict[str, list[Words]] = {}
     for k, name in enumerate(MODELS[i] for i in s.order):
         net, other = s.net(k), s.net(k, seed=2)
@@ -202,7 +202,7 @@ def on_photographs(networks: Path, data_root: Path) -> dict[str, list[Words]]:
     for net in nets:
         name = Path(net).parent.name
         found[f"surface {name}"] = [("surface", net, "--resolution", 9, *data, 256)]
-        found[f"hessian {name}"] = [("hessian", net, "--hvp", "kept", *data, 160)]
+        found[f"hessian {name}"] = [("hessian", net, "--hvp", "double-backward", *data, 160)]
         found[f"features {name}"] = [("features", net, *data, 512)]
     found["calibration of all"] = [("calibration", net, *data, 1000) for net in nets]
     found["lesion of all"] = [("lesion", net, *data, 512) for net in nets]

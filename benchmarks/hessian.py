@@ -83,7 +83,7 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
         "PyHessian 1e-4": Engine(partial(pyhessian, tol=1e-4, iterations=1000), batches // 20),
         "curvlinops + eigsh": Engine(curvlinops, math.ceil(batches / 4)),
     }
-    kinds: tuple[Hvp, ...] = ("kept", "traced")
+    kinds: tuple[Hvp, ...] = ("double-backward", "traced")
     clock = clock_of(subject.device)
     for kind in kinds:
         start = clock()
@@ -162,7 +162,7 @@ def _gradient(subject: Subject, i: int) -> object:
 
 def memory(arguments: argparse.Namespace) -> str:
     """Peak memory of every engine on one mini-batch above the loaded subject, each in a process of its own, in MiB."""
-    engines = ["PyHessian", "curvlinops + eigsh", "ours, kept", "ours, traced"]
+    engines = ["PyHessian", "curvlinops + eigsh", "ours, double-backward", "ours, traced"]
     lines = [header("model", "B", *engines)]
     for name, batch_size in itertools.product(arguments.models, (16, 128)):
         peaks = []
@@ -185,7 +185,7 @@ def _peak(arguments: argparse.Namespace, name: str, batch_size: int, engine: str
         elif engine.startswith("curvlinops"):
             curvlinops(subject, 0)
         else:
-            kind: Hvp = "kept" if "kept" in engine else "traced"
+            kind: Hvp = "double-backward" if "double-backward" in engine else "traced"
             ours(subject, 0, curved=curvature(subject, subject.parameters, kind, kinks="double"))
 
     return peak_of(run, subject.device)

@@ -26,7 +26,8 @@ import numpy as np
 from fault_checks.commands import LANDSCAPE, content, ended, expect, held, same
 
 SURFACE = ["surface", "final.pt", "--samples", "16", "--resolution", "3"]
-HESSIAN = ["hessian", "final.pt", "--scope", "dataset", "--samples", "32", "--batch-size", "8", "--hvp", "kept"]
+HVP = ["--hvp", "double-backward"]
+HESSIAN = ["hessian", "final.pt", "--scope", "dataset", "--samples", "32", "--batch-size", "8", *HVP]
 SLACK = 1e-6  # relative, of products that two ranks share
 
 

@@ -74,8 +74,8 @@ WITHOUT = {
 def test_other_probes_run_or_say_in_one_line_why_not(case: str, probe: str) -> None:
     options: dict[str, Any] = {
         "line": {"resolution": 3},
-        "trace": {"vectors": 4, "hvp": "kept"},  # the eigenvalues above are by the backend chosen
-        "density": {"vectors": 1, "steps": 3, "hvp": "kept"},
+        "trace": {"vectors": 4, "hvp": "double-backward"},  # the eigenvalues above are by the backend chosen
+        "density": {"vectors": 1, "steps": 3, "hvp": "double-backward"},
     }.get(probe, {})
     subject = subject_of(case)
     if (case, probe) in WITHOUT:

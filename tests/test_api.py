@@ -215,7 +215,7 @@ def test_the_protocol_is_printed_once_for_each_probe_of_a_subject(
     def printed(times: int = 1, **options: Any) -> list[str]:
         subject = landscape.load(final, **FEW)
         for _ in range(times):
-            landscape.measure("hessian", subject, out=None, top=1, batches=1, hvp="kept", **options)
+            landscape.measure("hessian", subject, out=None, top=1, batches=1, hvp="double-backward", **options)
         return capsys.readouterr().err.splitlines()
 
     assert printed(times=2) == [line]
@@ -400,14 +400,14 @@ def test_results_of_a_training_loop_are_not_read_again_at_every_measurement(
     subject = landscape.load(model, data=(torch.randn(8, 3), torch.arange(8) % 2))
     path = tmp_path / "results.h5"
     for _ in range(3):
-        landscape.measure("hessian", subject, out=path, top=1, hvp="kept", quiet=True)
+        landscape.measure("hessian", subject, out=path, top=1, hvp="double-backward", quiet=True)
         with torch.no_grad():
             model.weight.add_(0.1)
     assert checked == []  # only this process has written it
     with h5py.File(path, "a") as file:
         file["hessian/far"] = h5py.ExternalLink("elsewhere.h5", "/")
     with pytest.raises(ValueError, match="holds a link instead of data"):
-        landscape.measure("hessian", subject, out=path, top=1, hvp="kept", quiet=True)
+        landscape.measure("hessian", subject, out=path, top=1, hvp="double-backward", quiet=True)
 
 
 def test_a_checkout_that_is_not_installed_measures(monkeypatch: pytest.MonkeyPatch) -> None:

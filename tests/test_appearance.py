@@ -108,9 +108,9 @@ NAMED: dict[tuple[str, ...], list[xr.Dataset]] = {  # what distinguishes results
     ("engine lanczos, loss cross-entropy", "engine pyhessian, loss cross-entropy", "engine lanczos, loss mine.py:f"): [
         vit(hvp=hvp, engine=engine, top=5).assign_attrs(spec=json.dumps({"loss": loss}))  # not the backend of products
         for engine, hvp, loss in (
-            ("lanczos", "kept", ""),
+            ("lanczos", "double-backward", ""),
             ("pyhessian", "auto", ""),
-            ("lanczos", "kept", "a/mine.py:f"),
+            ("lanczos", "double-backward", "a/mine.py:f"),
         )
     ],
 }

@@ -86,7 +86,7 @@ def test_products_through_attention_are_differences_of_its_gradient(make: str) -
     subject = Subject(MAKES[make]().double().eval(), batches_of((3, size, size), (4, 4), 3))
     parameters = list(subject.parameters.values())
     vector = random_unit(subject.size, 1, device=torch.device("cpu"), dtype=torch.float64)
-    found = Curvature(subject, subject.parameters, "kept").product(1)(vector)
+    found = Curvature(subject, subject.parameters, "double-backward").product(1)(vector)
 
     def gradient(step: float) -> Tensor:
         moved = unflat(vector, parameters)

@@ -50,7 +50,7 @@ def few_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dense(subject: Subject) -> Tensor:
     """The whole Hessian, by products with unit vectors."""
-    product = Curvature(subject, subject.parameters, "kept").product(0)
+    product = Curvature(subject, subject.parameters, "double-backward").product(0)
     return torch.stack([product(row) for row in torch.eye(subject.size, dtype=torch.float64)])
 
 
@@ -97,7 +97,7 @@ def test_no_tensor_of_all_logits_is_made(few_logits: None) -> None:
     cache_of(subject).values.clear()
     chunked._head(subject)
     with Noting():
-        product = Curvature(subject, subject.parameters, "kept").product(0)
+        product = Curvature(subject, subject.parameters, "double-backward").product(0)
         product(random_unit(subject.size, 0, device=subject.device, dtype=torch.float64))
     assert sizes
     assert max(sizes) <= 2 * VOCABULARY
@@ -109,7 +109,7 @@ def test_the_automatic_backend_of_a_large_vocabulary_is_double_backward(
     subject = language_model(tied=True)
     with caplog.at_level("DEBUG", logger="landscape"):
         curved = curvature(subject, subject.parameters, "auto")
-    assert curved.hvp == "kept"
+    assert curved.hvp == "double-backward"
     assert "cross-entropy over 2 tokens at a time" in caplog.text
     assert math.isclose(curved.product(0).value, subject.loss(0).item(), rel_tol=1e-12)
 

@@ -146,7 +146,7 @@ def test_every_probe_measures_a_dense_prediction(probe: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")  # inside torch, at its first dual number
 @pytest.mark.slow
-@pytest.mark.parametrize(("hvp", "together"), [("kept", 0), ("traced", 0), ("traced", 2)])
+@pytest.mark.parametrize(("hvp", "together"), [("double-backward", 0), ("traced", 0), ("traced", 2)])
 def test_the_hessian_of_a_dense_prediction_is_that_of_the_loss_by_hand(
     hvp: str, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,7 +67,7 @@ CASES = {
         "surface", {"resolution": "3", "plane": "eigen"}, rtol=2e-2, simulated=2e-2, per_unit=20, once=34
     ),
     "line": Case("line", {"resolution": 3}, once=4),
-    "hessian, kept": lanczos(hvp="kept"),
+    "hessian, double backward": lanczos(hvp="double-backward"),
     "hessian, traced": lanczos(hvp="traced"),
     "hessian, side by side": lanczos(hvp="traced", per_unit=60)._replace(together=2),
     "hessian, ggn": lanczos(operator="ggn"),
@@ -78,15 +78,20 @@ CASES = {
     "hessian, kinks": lanczos("resnet_demo", kinks="double", once=40),
     # `auto` takes the fastest backend, which depends on the load and changes numbers by rounding: one case of it, and a
     # fixed one elsewhere. Choosing times three pieces of work, with two waits each.
-    "trace, xtrace": Case("trace", {"vectors": 8, "hvp": "kept"}, rtol=1e-3, per_unit=8),
-    "trace, hutch++": Case("trace", {"vectors": 8, "method": "hutch++", "hvp": "kept"}, rtol=1e-3, per_unit=6),
-    "trace, hutchinson": Case("trace", {"vectors": 8, "method": "hutchinson", "hvp": "kept"}, rtol=1e-3, per_unit=3),
+    "trace, xtrace": Case("trace", {"vectors": 8, "hvp": "double-backward"}, rtol=1e-3, per_unit=8),
+    "trace, hutch++": Case(
+        "trace", {"vectors": 8, "method": "hutch++", "hvp": "double-backward"}, rtol=1e-3, per_unit=6
+    ),
+    "trace, hutchinson": Case(
+        "trace", {"vectors": 8, "method": "hutchinson", "hvp": "double-backward"}, rtol=1e-3, per_unit=3
+    ),
     "trace, auto": Case(
         "trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3, simulated=1e-5, once=7,
         only=("batch_trace", "trace", "loss"),
     ),
     "trace, blocks": Case(
-        "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full", "hvp": "kept"}, rtol=1e-2, per_unit=20, once=40
+        "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full", "hvp": "double-backward"}, rtol=1e-2,
+        per_unit=20, once=40,
     ),
     # The length of the critical step depends on which side of its start a loss falls; the estimated error of an
     # eigenvalue, a square of a small residual, differs by 3e-6 on some processors.
@@ -94,10 +99,12 @@ CASES = {
         "step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, simulated=1e-5, per_unit=80, once=40
     ),
     "flatness": Case(
-        "flatness", {"steps": 1, "draws": 4, "vectors": 2, "hvp": "kept"}, rtol=1e-2, simulated=1e-6, per_unit=60,
-        once=40,
+        "flatness", {"steps": 1, "draws": 4, "vectors": 2, "hvp": "double-backward"}, rtol=1e-2, simulated=1e-6,
+        per_unit=60, once=40,
     ),
-    "density": Case("density", {"vectors": 2, "steps": 3, "hvp": "kept"}, rtol=1e-3, simulated=1e-6, per_unit=8),
+    "density": Case(
+        "density", {"vectors": 2, "steps": 3, "hvp": "double-backward"}, rtol=1e-3, simulated=1e-6, per_unit=8
+    ),
     "density, blocks": Case("density", {"vectors": 1, "steps": 3, "blocks": "layer"}, rtol=1e-2, per_unit=80, once=40),
     "noise-scale": Case("noise-scale", {"groups": 3}, rtol=1e-2, per_unit=8, once=40),
     "fourier": Case("fourier", {"spectrum": "full"}, per_unit=4, simulated=1e-6),
@@ -130,7 +137,7 @@ CASES = {
 
 
 # Options whose products or arithmetic differ, not the way to the device.
-VARIANTS = {name for name in CASES if ", " in name} - {"hessian, kept", "trace, xtrace"} | {"convexity"}
+VARIANTS = {name for name in CASES if ", " in name} - {"hessian, double backward", "trace, xtrace"} | {"convexity"}
 
 
 def subject_for(case: Case, device: str) -> Subject:

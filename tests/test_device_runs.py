@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.campaign, pytest.mark.parametrize("kind", KINDS)]
 OPTIONS: dict[str, dict[str, Any]] = {  # the backend of products is given: which one is fastest depends on the load
     "line": {"resolution": 3},
     "surface": {"resolution": "3"},
-    "trace": {"vectors": 4, "hvp": "kept"},
+    "trace": {"vectors": 4, "hvp": "double-backward"},
     "hessian": {"top": 1, "batches": 1, "max_products": 4},
 }
 
@@ -63,7 +63,7 @@ def test_exhausted_memory_divides_the_mini_batch_and_changes_nothing(
     monkeypatch.setattr(memory_forecast, "_saved_by_one", lambda subject: 0)
     samples, most = (64, 2**26) if kind == "simulated" else (1024, 2**35)
     given: dict[str, Any] = {"samples": samples, "batch_size": samples, "split": "train", "model": "resnet_demo"}
-    options: dict[str, Any] = {"vectors": 4, "hvp": "kept", "out": None, "quiet": True}
+    options: dict[str, Any] = {"vectors": 4, "hvp": "double-backward", "out": None, "quiet": True}
     expected = landscape.measure("trace", subject_on("cpu", **given), **options)["trace"].item()
     with machine(kind), caplog.at_level(logging.WARNING):
         subject = subject_on("cuda", **given)

@@ -391,10 +391,10 @@ def net():
 EXHAUSTING: dict[str, dict[str, Any]] = {
     "surface": {"resolution": "3"},
     "line": {"resolution": 3},
-    "hessian": {"top": 2, "hvp": "kept"},
-    "trace": {"vectors": 4, "hvp": "kept"},
-    "density": {"vectors": 1, "steps": 8, "hvp": "kept"},
-    "flatness": {"steps": 1, "draws": 4, "vectors": 2, "hvp": "kept"},
+    "hessian": {"top": 2, "hvp": "double-backward"},
+    "trace": {"vectors": 4, "hvp": "double-backward"},
+    "density": {"vectors": 1, "steps": 8, "hvp": "double-backward"},
+    "flatness": {"steps": 1, "draws": 4, "vectors": 2, "hvp": "double-backward"},
 }
 
 

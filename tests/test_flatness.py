@@ -48,7 +48,7 @@ WEIGHT = torch.tensor([[0.8, -1.2, 0.4, 2.0, -0.6]], dtype=torch.float64)
 
 def measured(subject: Subject, measures: str, **options: Any) -> dict[str, tuple[float, float]]:
     """Values with their errors, by the name of the measure."""
-    found = run_probe(Flatness(measures=measures, hvp="kept", **options), subject)
+    found = run_probe(Flatness(measures=measures, hvp="double-backward", **options), subject)
     return dict(zip(found["measure_name"].tolist(), zip(found["value"], found["se"], strict=True), strict=True))
 
 

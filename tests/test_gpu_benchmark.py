@@ -89,8 +89,8 @@ def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> Non
 
     columns, *hessian = table(text, "hessian")
     engines = {row[columns.index("engine")] for row in hessian}
-    assert engines >= {"PyHessian", "curvlinops + eigsh", "kept", "traced", "traced x 2"}
-    ours = [row for row in hessian if row[columns.index("engine")] in ("kept", "traced", "traced x 2")]
+    assert engines >= {"PyHessian", "curvlinops + eigsh", "double-backward", "traced", "traced x 2"}
+    ours = [row for row in hessian if row[columns.index("engine")] in ("double-backward", "traced", "traced x 2")]
     assert all(row[columns.index("missed")] == "0/5" for row in ours)
     products = {row[columns.index("products")] for row in ours}
     assert len(products) == 1, "equal searches whichever backend makes their products"

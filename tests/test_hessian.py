@@ -171,7 +171,7 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(monkeypatch: pytest.
     subject = tanh_net(sizes=(6, 6, 6))  # one full set and an incomplete one
     for verify in (False, True):
         options: dict[str, Any] = {"top": 3, "tol": 1e-6, "verify": verify, "eigenvectors": True}
-        together, alone = (run_probe(Hessian(**options, hvp=hvp), subject) for hvp in ("traced", "kept"))
+        together, alone = (run_probe(Hessian(**options, hvp=hvp), subject) for hvp in ("traced", "double-backward"))
         assert (together["hvp"] == CODES.index("traced")).all()
         assert together["done"].all()
         for name in ("eigenvalue", "loss", "largest", "smallest", "eigenvector"):

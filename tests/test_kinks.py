@@ -46,8 +46,8 @@ def test_products_of_every_backend_are_those_of_double_precision() -> None:
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
-    exact = curvature(double, double.parameters, "kept").product(1)(vector.double())
-    backends: list[Hvp] = ["kept", "traced"]
+    exact = curvature(double, double.parameters, "double-backward").product(1)(vector.double())
+    backends: list[Hvp] = ["double-backward", "traced"]
     for hvp in backends:
         fixed = curvature(subject, subject.parameters, hvp, kinks="double").product(1)(vector)
         free = curvature(subject, subject.parameters, hvp, kinks="single").product(1)(vector)
@@ -61,7 +61,7 @@ def test_batched_products_are_those_of_double_precision(monkeypatch: pytest.Monk
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
-    exact = [curvature(double, double.parameters, "kept").product(i)(vector.double()) for i in (0, 1)]
+    exact = [curvature(double, double.parameters, "double-backward").product(i)(vector.double()) for i in (0, 1)]
     joint = curvature(subject, subject.parameters, "traced", kinks="double", batched=True)
     rows = joint.batched_product([0, 1])(vector.expand(2, -1))
     torch.testing.assert_close(rows.double(), torch.stack(exact), rtol=1e-5, atol=1e-6)
@@ -72,14 +72,14 @@ def test_other_matrices_are_those_of_double_precision(operator: Operator) -> Non
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
-    exact = curvature(double, double.parameters, "kept", operator=operator).product(0)(vector.double())
-    fixed = curvature(subject, subject.parameters, "kept", operator=operator, kinks="double")
+    exact = curvature(double, double.parameters, "double-backward", operator=operator).product(0)(vector.double())
+    fixed = curvature(subject, subject.parameters, "double-backward", operator=operator, kinks="double")
     torch.testing.assert_close(fixed.product(0)(vector).double(), exact, rtol=1e-5, atol=1e-6)
 
 
 def test_a_micro_batch_has_its_own_activation_pattern() -> None:
     subject = cancelling()
-    fixed = curvature(subject, subject.parameters, "kept", kinks="double")
+    fixed = curvature(subject, subject.parameters, "double-backward", kinks="double")
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)
     whole = fixed.product(0)(vector)
     fixed._micro_batching.count = 2
@@ -173,7 +173,7 @@ def test_a_smooth_network_has_no_pass_in_double_precision(monkeypatch: pytest.Mo
     subject = Subject(subject.model, [(x.float(), y) for x, y in subject.batches])
     assert not has_kinks(subject.model, subject.batch(0)[0])
     monkeypatch.setattr(module, "activation_pattern", lambda *_: pytest.fail("a pass in double precision"))
-    assert not curvature(subject, subject.parameters, "kept", kinks="double").fixed
+    assert not curvature(subject, subject.parameters, "double-backward", kinks="double").fixed
 
 
 def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -184,7 +184,7 @@ def test_a_network_that_does_not_run_in_double_precision_says_so(caplog: pytest.
     subject = cancelling()
     single = replace(subject, model=Single(F.relu).eval())
     with caplog.at_level(logging.INFO, logger="landscape"):
-        assert not curvature(single, single.parameters, "kept", kinks="double").fixed
+        assert not curvature(single, single.parameters, "double-backward", kinks="double").fixed
     assert "the model cannot be run in double" in caplog.text
 
 
@@ -250,7 +250,7 @@ def test_patterns_of_all_mini_batches_are_computed_once(
         return activation_pattern(*arguments)  # type: ignore[arg-type]
 
     subject = cancelling()
-    curvature(subject, subject.parameters, "kept", kinks="double")  # a check, once
+    curvature(subject, subject.parameters, "double-backward", kinks="double")  # a check, once
     monkeypatch.setattr(module, "activation_pattern", counted)
     run_probe(probe, subject)
     assert len(seen) == len(subject.batches) + more
@@ -265,7 +265,7 @@ def test_patterns_that_do_not_fit_into_memory_are_not_fixed(
         found, free = (run_probe(Density(vectors=1, steps=3, kinks=k), cancelling()) for k in ("double", "single"))
     np.testing.assert_array_equal(found["nodes"], free["nodes"])
     assert "those of 2 mini-batches would take 0.0 GiB, more than 0.0 GiB; with at most --samples 5" in caplog.text
-    assert curvature(subject, subject.parameters, "kept", kinks="double").fixed  # one mini-batch at a time
+    assert curvature(subject, subject.parameters, "double-backward", kinks="double").fixed  # one mini-batch at a time
 
 
 def test_a_compact_pattern_is_the_pattern() -> None:
@@ -281,7 +281,7 @@ def test_a_compact_pattern_is_the_pattern() -> None:
 
 def fixes_pattern(model: nn.Module, inputs: Tensor) -> bool:
     subject = Subject(model.eval(), [(inputs, torch.arange(len(inputs)) % 3)])
-    return curvature(subject, subject.parameters, "kept", kinks="double").fixed
+    return curvature(subject, subject.parameters, "double-backward", kinks="double").fixed
 
 
 class Net(nn.Module):

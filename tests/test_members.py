@@ -185,7 +185,9 @@ def test_masks_are_the_same_in_forward_mode_and_in_derivatives() -> None:
 
     weights = {name: p.detach() for name, p in parameters.items()}
     _, tangent = torch.func.jvp(torch.func.grad(loss), (weights,), (v,))
-    product = curvature(subject, parameters, "kept").product(0)(torch.cat([t.reshape(-1) for t in v.values()]))
+    product = curvature(subject, parameters, "double-backward").product(0)(
+        torch.cat([t.reshape(-1) for t in v.values()])
+    )
     torch.testing.assert_close(torch.cat([t.reshape(-1) for t in tangent.values()]), product)
 
 
@@ -435,7 +437,7 @@ def test_kinks_of_members_are_fixed_by_a_pass_in_double_precision() -> None:
     products = []
     for dtype in (torch.float32, torch.float64):
         subject = with_members(Subject(model.to(dtype), [(x.to(dtype), y)]), 3)
-        curved = curvature(subject, subject.parameters, "kept", kinks="double")
+        curved = curvature(subject, subject.parameters, "double-backward", kinks="double")
         assert curved.fixed is (dtype == torch.float32)
         products.append(curved.product(0)(torch.ones(curved.size, dtype=dtype)).double())
     torch.testing.assert_close(products[0], products[1], rtol=1e-4, atol=1e-6)

@@ -102,7 +102,10 @@ def rectified(dtype: torch.dtype, batches: int = 16) -> Subject:
 def test_recorded_products_have_the_masks_of_each_mini_batch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hvp_backends, "mini_batches_per_product", lambda *_: together)
     of = rectified(torch.float64)
-    kept_graph, recorded = curvature(of, of.parameters, "kept"), curvature(of, of.parameters, "traced", batched=True)
+    kept_graph, recorded = (
+        curvature(of, of.parameters, "double-backward"),
+        curvature(of, of.parameters, "traced", batched=True),
+    )
     assert (recorded.hvp, recorded.batched) == ("traced", together)
     vector = torch.randn(kept_graph.size, dtype=torch.float64)
     batches = range(recorded.batched or 2)
@@ -117,7 +120,7 @@ def test_recorded_products_have_the_masks_of_each_mini_batch(together: int, monk
 
 def test_recorded_products_of_masks_take_the_activation_pattern_of_double_precision() -> None:
     of = rectified(torch.float32, batches=2)
-    products = [curvature(of, of.parameters, hvp, kinks="double") for hvp in ("kept", "traced")]
+    products = [curvature(of, of.parameters, hvp, kinks="double") for hvp in ("double-backward", "traced")]
     assert all(product.fixed for product in products)
     vector = torch.randn(products[0].size)
     for i in range(2):
@@ -134,7 +137,7 @@ def test_recorded_products_belong_to_the_masks() -> None:
     assert stored_hessian.key_of(rectified(torch.float64), of.parameters, False) == keys[0]
 
 
-@pytest.mark.parametrize("hvp", ["auto", "kept"])
+@pytest.mark.parametrize("hvp", ["auto", "double-backward"])
 def test_the_density_has_the_moments_of_the_dense_hessian(hvp: str) -> None:
     of, steps = subject(), 31
     found = run_probe(Density(vectors=2, steps=steps, hvp=hvp), of)

@@ -57,7 +57,7 @@ def at_costs(monkeypatch: pytest.MonkeyPatch, **seconds: tuple[float, float]) ->
     return measured
 
 
-@pytest.mark.parametrize(("batches", "expected"), [(1, "kept"), (20, "traced")])
+@pytest.mark.parametrize(("batches", "expected"), [(1, "double-backward"), (20, "traced")])
 def test_the_backend_of_the_least_predicted_time_is_chosen(
     batches: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +65,7 @@ def test_the_backend_of_the_least_predicted_time_is_chosen(
     subject = tanh_net()
     planned = PlannedProducts(batches, products=20)
     assert curvature(subject, subject.parameters, "auto", planned=planned).hvp == expected
-    assert measured == ([] if expected == "kept" else [expected])  # nothing else is prepared
+    assert measured == ([] if expected == "double-backward" else [expected])  # nothing else is prepared
 
 
 def test_a_backend_that_proves_slower_than_predicted_is_left_and_the_reason_logged(
@@ -75,8 +75,8 @@ def test_a_backend_that_proves_slower_than_predicted_is_left_and_the_reason_logg
     subject = tanh_net()
     with caplog.at_level(logging.DEBUG, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(1000))
-    assert (chosen.hvp, measured) == ("kept", ["traced"])
-    assert "kept (predicted 1100 s for 1000 mini-batches; traced 4100 s); --hvp chooses" in caplog.text
+    assert (chosen.hvp, measured) == ("double-backward", ["traced"])
+    assert "double-backward (predicted 1100 s for 1000 mini-batches; traced 4100 s); --hvp chooses" in caplog.text
 
 
 def test_graphs_rebuilt_for_every_product_count_as_many_preparations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_graphs_rebuilt_for_every_product_count_as_many_preparations(monkeypatch
     def chosen(planned: PlannedProducts) -> str:
         return curvature(subject, subject.parameters, "auto", planned=planned).hvp
 
-    assert chosen(PlannedProducts(20, 20)) == "kept"
+    assert chosen(PlannedProducts(20, 20)) == "double-backward"
     assert chosen(PlannedProducts(20, 20, rebuilt=True)) == "traced"
 
 
@@ -98,7 +98,7 @@ def test_mini_batches_at_once_make_preparation_dearer(monkeypatch: pytest.Monkey
         curvature(subject, subject.parameters, "auto", planned=PlannedProducts(10, 20, at_once=at_once)).hvp
         for at_once in (4, 1)
     ]
-    assert chosen == ["kept", "traced"]
+    assert chosen == ["double-backward", "traced"]
 
 
 def test_a_backend_that_fails_in_any_way_is_no_candidate(
@@ -111,7 +111,7 @@ def test_a_backend_that_fails_in_any_way_is_no_candidate(
     monkeypatch.setattr(module, "trace", broken)
     subject = tanh_net()
     with caplog.at_level(logging.DEBUG, logger="landscape"):
-        assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100)).hvp == "kept"
+        assert curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100)).hvp == "double-backward"
     assert "no traced Hessian products: 'val'" in caplog.text
 
 
@@ -131,7 +131,7 @@ def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
     monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
     with caplog.at_level(logging.DEBUG, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100))
-    assert chosen.hvp == "kept"
+    assert chosen.hvp == "double-backward"
     assert "no traced Hessian products: the model cannot be traced" in caplog.text
     with pytest.raises(ValueError, match="cannot be traced"):  # an error if asked for by name
         curvature(subject, subject.parameters, "traced")
@@ -152,7 +152,7 @@ def test_batched_products_are_those_of_each_mini_batch(
     ])  # fmt: skip
     found = joint(rows)
     for i in range(2):
-        alone = Curvature(subject, subject.parameters, "kept").product(i)
+        alone = Curvature(subject, subject.parameters, "double-backward").product(i)
         torch.testing.assert_close(found[i], alone(rows[i]), rtol=1e-10, atol=1e-13)
         assert joint.values[i] == pytest.approx(alone.value, rel=1e-12)
     assert not batched.fits_batched([0])
@@ -182,7 +182,7 @@ def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp
     assert half[:2].tolist() == [CODES.index("traced")] * 2
     shares["traced"] = (9.0, 9.0)  # now the other backend is faster
     assert spectra(tmp_path / "a.h5", 99).tolist() == [CODES.index("traced")] * 4
-    assert spectra(tmp_path / "b.h5", 99).tolist() == [CODES.index("kept")] * 4
+    assert spectra(tmp_path / "b.h5", 99).tolist() == [CODES.index("double-backward")] * 4
 
 
 class OfSize(nn.Module):
@@ -229,9 +229,9 @@ def test_a_mini_batch_that_does_not_fit_is_split_into_micro_batches(
 ) -> None:
     subject = Subject(Hungry(16, error).double().eval(), batches_of((4,), (7, 7), 3), weight_decay=0.1)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    whole = Curvature(subject, subject.parameters, "kept", operator).product(1)
+    whole = Curvature(subject, subject.parameters, "double-backward", operator).product(1)
     subject.model.most = 3  # type: ignore[assignment]
-    parts = Curvature(subject, subject.parameters, "kept", operator)
+    parts = Curvature(subject, subject.parameters, "double-backward", operator)
     first = parts.product(0)
     assert "out of memory: continuing with mini-batches of 7 in 4 micro-batches" in caplog.text
     caplog.clear()
@@ -267,7 +267,7 @@ def test_mini_batches_that_run_out_of_memory_at_the_same_time_are_split_once() -
 def test_running_out_of_memory_within_a_product_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = tanh_net()
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    product = Curvature(subject, subject.parameters, "kept").product(0)
+    product = Curvature(subject, subject.parameters, "double-backward").product(0)
     expected = product(vector)
     failing = iter([torch.OutOfMemoryError("CUDA out of memory")])
     plain = HessianProduct.__call__
@@ -318,19 +318,22 @@ def test_a_layer_without_a_second_derivative_is_named(layer: type[nn.Module], do
     inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), layer())
     subject = Subject(nn.Sequential(inner, nn.Linear(8, 3)).double().eval(), batches_of((4,), (6, 6), 3))
     with pytest.raises(ValueError, match=rf"differentiated twice .*the layer is 0\.2 \({layer.__name__}\); {does}"):
-        Curvature(subject, subject.parameters, "kept").product(0)(torch.zeros(subject.size).double())
+        Curvature(subject, subject.parameters, "double-backward").product(0)(torch.zeros(subject.size).double())
 
 
 def test_the_benchmark_times_the_first_mini_batch() -> None:
     subject = tanh_net()
-    assert all(0 < seconds < 1 for seconds in hvp_reference.seconds_of(Curvature(subject, subject.parameters, "kept")))
+    assert all(
+        0 < seconds < 1
+        for seconds in hvp_reference.seconds_of(Curvature(subject, subject.parameters, "double-backward"))
+    )
 
 
 @pytest.mark.slow
 def test_weight_decay_is_in_every_kind_of_product() -> None:
     plain, decayed = tanh_net(), tanh_net(weight_decay=0.25)
     vector = random_unit(plain.size, 0, device=torch.device("cpu"), dtype=torch.float64)
-    for kind in ("kept", "traced"):
+    for kind in ("double-backward", "traced"):
         without, with_it = (
             curvature(subject, subject.parameters, kind).product(1)(vector)  # type: ignore[arg-type]
             for subject in (plain, decayed)

@@ -53,7 +53,7 @@ def net():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", ["batch", "dataset"])
-@pytest.mark.parametrize("hvp", ["kept", "traced"])
+@pytest.mark.parametrize("hvp", ["double-backward", "traced"])
 def test_the_probe_reads_the_state_beside_the_weights(tmp_path: Path, scope: str, hvp: str) -> None:
     file, subject, optimizer = _saved(tmp_path, torch.optim.AdamW, weight_decay=0.5)
     loaded = _loaded(file, subject)
@@ -99,8 +99,8 @@ def test_weight_decay_is_that_of_the_optimizer(tmp_path: Path) -> None:
 def test_a_new_learning_rate_moves_the_threshold_alone(tmp_path: Path) -> None:
     file, subject, _ = _saved(tmp_path, torch.optim.SGD, momentum=0.9)
     loaded = _loaded(file, subject)
-    probe = Hessian(operator="preconditioned", optimizer_arg=("lr=0.2",), top=1, which="LA", hvp="kept")
-    found, plain = run_probe(probe, loaded), run_probe(Hessian(top=1, which="LA", hvp="kept"), loaded)
+    probe = Hessian(operator="preconditioned", optimizer_arg=("lr=0.2",), top=1, which="LA", hvp="double-backward")
+    found, plain = run_probe(probe, loaded), run_probe(Hessian(top=1, which="LA", hvp="double-backward"), loaded)
     assert found["threshold"] == pytest.approx(3.8 / 0.2, rel=1e-12)
     assert found["eigenvalue"] == pytest.approx(plain["eigenvalue"], rel=1e-9)
     assert digest(probe, loaded) != digest(replace(probe, optimizer_arg=("lr=0.1",)), loaded)

@@ -148,7 +148,7 @@ def test_eigenvalues_are_those_of_the_dense_matrix_with_p_as_the_last_update_had
     assert known.threshold == pytest.approx(threshold, rel=1e-12)
     coupled = 0.0 if name == "AdamW" else options.get("weight_decay", 0.0)
     dense = scale[:, None] * (dense_hessian(subject) + coupled * torch.eye(len(scale))) * scale
-    product = known.of(curvature(subject, subject.parameters, "kept").product(0), subject.parameters)
+    product = known.of(curvature(subject, subject.parameters, "double-backward").product(0), subject.parameters)
     start = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
     found = lanczos(product, start, 3, which="LA", tol=1e-8)
     expected = torch.linalg.eigvalsh(dense).flip(0)[:3]

@@ -107,7 +107,7 @@ def test_recurrent_members_do_not_depend_on_the_mini_batches() -> None:
 def test_curvature_of_recurrent_members_is_that_of_their_loss() -> None:
     subject = reader()
     weight = subject.model.head.weight
-    product = curvature(subject, {"w": weight}, "kept").product(0)
+    product = curvature(subject, {"w": weight}, "double-backward").product(0)
 
     inputs, targets = subject.batch(0)
     given: list[Tensor] = []

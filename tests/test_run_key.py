@@ -118,8 +118,8 @@ def test_the_digest_follows_the_parameters(
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("hessian", {"hvp": "kept"}),
-        ("trace", {"hvp": "kept", "max_vectors": 9}),
+        ("hessian", {"hvp": "double-backward"}),
+        ("trace", {"hvp": "double-backward", "max_vectors": 9}),
         ("surface", {"tolerance": 0.1}),
         ("sensitivity", {"group_size": 7}),
         ("ensemble", {"timed": 1}),

@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 def words(folder: Path, command: str, *more: str, model: str = "model", out: str = "two.h5") -> list[str]:
     source = folder / "source.py"
     given = [command, "--model", f"{source}:{model}", "--data", f"{source}:data", "--batch-size", "8"]
-    return [*given, "--device", "cpu", "--hvp", "kept", "--out", str(folder / out), *more]
+    return [*given, "--device", "cpu", "--hvp", "double-backward", "--out", str(folder / out), *more]
 
 
 def pair(command: Sequence[str]) -> list[tuple[int | None, str]]:
@@ -202,11 +202,11 @@ class Alone(ProcessGroup):
 def test_parts_of_all_processes_add_up_to_the_product(count: int) -> None:
     subject = tanh_net(sizes=(6, 6, 3), weight_decay=0.3)
     vector = random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
-    expected = over_mini_batches(subject, Curvature(subject, subject.parameters, "kept"), range(3))(vector)
+    expected = over_mini_batches(subject, Curvature(subject, subject.parameters, "double-backward"), range(3))(vector)
     total, loss, samples = torch.zeros_like(vector), 0.0, []
     for rank in range(count):
         subject.processes = Alone(rank, count)
-        total += over_mini_batches(subject, Curvature(subject, subject.parameters, "kept"), range(3))(vector)
+        total += over_mini_batches(subject, Curvature(subject, subject.parameters, "double-backward"), range(3))(vector)
         loss += mean_loss(subject, range(3)) if count > 1 else 0.0
         shares = shares_of(subject, range(3))
         samples.append(round(15 * sum(share.weight for share in shares)))
@@ -240,7 +240,7 @@ def test_the_graph_of_a_single_share_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sample_means.Curvature, "product", product)
     subject = tanh_net(sizes=(6, 6))
     subject.processes = Alone(1, 2)
-    shared = over_mini_batches(subject, Curvature(subject, subject.parameters, "kept"), range(2))
+    shared = over_mini_batches(subject, Curvature(subject, subject.parameters, "double-backward"), range(2))
     vector = torch.ones(subject.size, dtype=torch.float64)
     torch.testing.assert_close(shared(vector) + shared(vector), vector)
     assert prepared == [(1, WHOLE)]

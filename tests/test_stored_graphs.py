@@ -39,7 +39,7 @@ def test_a_second_run_does_not_trace(
 ) -> None:
     def assert_right(subject: Subject) -> None:
         vector = random_unit(subject.size, 3, device=torch.device("cpu"), dtype=torch.float64)
-        traced, kept = (curvature(subject, subject.parameters, hvp).product(1) for hvp in ("traced", "kept"))  # type: ignore[arg-type]
+        traced, kept = (curvature(subject, subject.parameters, hvp).product(1) for hvp in ("traced", "double-backward"))  # type: ignore[arg-type]
         torch.testing.assert_close(traced(vector), kept(vector), rtol=1e-10, atol=1e-13)
 
     assert_right(make())

@@ -328,11 +328,6 @@ def test_params_restricts_the_trace_to_a_diagonal_block() -> None:
         run_probe(Trace(params="nothing"), subject)
 
 
-def test_batched_products_are_rejected() -> None:
-    with pytest.raises(OptionError, match="--hvp must be auto, kept or traced, got together"):
-        Trace(hvp="together")
-
-
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_frobenius_norm_comes_within_its_errors_without_bias(estimator: Estimator) -> None:
     matrix = symmetric(OUTLIERS)

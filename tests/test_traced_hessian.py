@@ -48,7 +48,7 @@ def _vector(size: int) -> Tensor:
 def _assert_as_kept(subject: Subject, kind: Hvp, parameters: dict[str, nn.Parameter] | None = None) -> None:
     chosen = parameters or subject.parameters
     vector = _vector(sum(p.numel() for p in chosen.values()))
-    traced, kept = (curvature(subject, chosen, hvp) for hvp in (kind, "kept"))
+    traced, kept = (curvature(subject, chosen, hvp) for hvp in (kind, "double-backward"))
     for i in (1, 0, 1):
         expected, found = kept.product(i), traced.product(i)
         assert found.value == pytest.approx(expected.value, rel=1e-12)
@@ -152,7 +152,9 @@ def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_double_bac
     subject = Subject(model, batches, losses=lambda z, y: (z - y).square().mean(1))
     vector = torch.stack([_vector(subject.size).float()] * 2, dim=1)[:, 0]
     for i in range(3):
-        kept, found = (curvature(subject, subject.parameters, kind).product(i) for kind in ("kept", "traced"))
+        kept, found = (
+            curvature(subject, subject.parameters, kind).product(i) for kind in ("double-backward", "traced")
+        )
         torch.testing.assert_close(found(vector), kept(vector), rtol=1e-4, atol=1e-6)
 
 
@@ -174,7 +176,8 @@ def test_convolutions_of_every_geometry_have_the_products_of_double_backward() -
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3)).double().eval()
     subject = Subject(model, batches_of((3, 8, 8), (4, 4), 3))
     kept, traced = (
-        curvature(subject, subject.parameters, hvp).product(1)(_vector(subject.size)) for hvp in ("kept", "traced")
+        curvature(subject, subject.parameters, hvp).product(1)(_vector(subject.size))
+        for hvp in ("double-backward", "traced")
     )
     torch.testing.assert_close(traced, kept, rtol=1e-10, atol=1e-13)
 
@@ -189,7 +192,7 @@ def test_large_matrices_in_single_precision_have_the_products_of_double(monkeypa
     double = Subject(copy.deepcopy(model).double(), batches)
     subject = Subject(model, [(x.float(), y) for x, y in batches])
     vector = _vector(subject.size)
-    expected = curvature(double, double.parameters, "kept").product(1)
+    expected = curvature(double, double.parameters, "double-backward").product(1)
     found = curvature(subject, subject.parameters, "traced").product(1)
     torch.testing.assert_close(found(vector.float()).double(), expected(vector), rtol=1e-4, atol=1e-6)
     assert ("landscape.matmul" in _graph(subject).code) is torch.backends.mkldnn.is_available()
@@ -259,7 +262,7 @@ def test_products_that_miss_a_small_part_are_rejected() -> None:
     subject = Subject(HoldsItsWeightTwice().double().eval(), batches_of((4,), (5, 5), 3))
     with pytest.raises(ValueError, match="would be wrong by"):
         curvature(subject, subject.parameters, "traced")
-    assert curvature(subject, subject.parameters, "auto").hvp == "kept"
+    assert curvature(subject, subject.parameters, "auto").hvp == "double-backward"
 
 
 @pytest.mark.parametrize("together", [0, 2])
@@ -278,7 +281,7 @@ def test_products_use_weights_written_after_the_trace(
     with torch.no_grad():
         for p in subject.model.parameters():
             p.mul_(1.5)
-    assert largest("traced") == pytest.approx(largest("kept"), rel=1e-6)
+    assert largest("traced") == pytest.approx(largest("double-backward"), rel=1e-6)
     for module in subject.model.modules():  # as load_state_dict(assign=True) does
         for name, p in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(p.detach() / 1.5))

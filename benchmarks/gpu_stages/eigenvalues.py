@@ -56,17 +56,18 @@ def engines(settings: Settings, state: str = "trained") -> dict[str, Engine]:
     if settings.small:
         return {
             "PyHessian": Engine(1, other=pyhessian), "curvlinops + eigsh": Engine(1, other=curvlinops),
-            "kept": Engine(2, hvp="kept"), "traced": Engine(2, hvp="traced"), "auto": Engine(2, 2, "auto"),
+            "double-backward": Engine(2, hvp="double-backward"), "traced": Engine(2, hvp="traced"),
+            "auto": Engine(2, 2, "auto"),
             "traced x 2": Engine(2, 2, "traced", 2), "traced, no CUDA graph": Engine(1, hvp="traced", graphs=False),
         }  # fmt: skip
     if state == "untrained":
         return {
-            "PyHessian": Engine(1, other=pyhessian), "kept": Engine(4, hvp="kept"),
+            "PyHessian": Engine(1, other=pyhessian), "double-backward": Engine(4, hvp="double-backward"),
             "traced x 8": Engine(8, 8, "traced", 8),
         }  # fmt: skip
     return {
         "PyHessian": Engine(REFERENCES, other=pyhessian), "curvlinops + eigsh": Engine(REFERENCES, other=curvlinops),
-        "kept": Engine(8, hvp="kept"), "traced": Engine(8, hvp="traced"),
+        "double-backward": Engine(8, hvp="double-backward"), "traced": Engine(8, hvp="traced"),
         "traced, no CUDA graph": Engine(8, hvp="traced", graphs=False),
         "traced x 8, no CUDA graph": Engine(8, 8, "traced", 8, graphs=False),
         "traced x 8": Engine(BATCHES, 8, "traced", 8), "traced x 32": Engine(BATCHES, 32, "traced", 32),
@@ -173,7 +174,7 @@ def swept(probe: Hessian, subject: Subject, batches: range) -> list[Row]:
 
 def reference(case: Case, i: int) -> np.ndarray:
     if i not in case.references:
-        probe = Hessian(top=TOP, ends=1.0, tol=1e-6, hvp="kept", kinks="single")
+        probe = Hessian(top=TOP, ends=1.0, tol=1e-6, hvp="double-backward", kinks="single")
         with measuring(case.exact):
             (found,) = swept(probe, case.exact, range(i, i + 1))
         case.references[i] = np.array(found["values"])

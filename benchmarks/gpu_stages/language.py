@@ -29,8 +29,8 @@ TITLE = "Language models: the largest whose top-5 fits"
 ABOUT = """\
 Decoders of the GPT-2 architecture at random weights (single precision, tied embedding, 50,257 tokens), one mini-batch
 of one sequence of 256 random tokens; top five eigenvalues at the default tol 1e-4 (estimated relative error), at most
-80 products, `--hvp kept`. Products count those that recompute a basis in half precision. Peak: all memory allocated on
-the device, weights included."""
+80 products, `--hvp double-backward`. Products count those that recompute a basis in half precision. Peak: all memory
+allocated on the device, weights included."""
 # layers, width, heads
 SIZES = {
     "124M": (12, 768, 12), "355M": (24, 1024, 16), "774M": (36, 1280, 20), "1.6B": (48, 1600, 25),
@@ -116,7 +116,7 @@ def measured(name: str, device: torch.device) -> Row:
         model = Decoder(*{**SIZES, **SMALL_SIZES}[name], vocabulary, context).eval()
     text = torch.randint(vocabulary, (1, context + 1), generator=torch.Generator().manual_seed(0)).to(device)
     subject = Subject(model, [(text[:, :-1], text[:, 1:])], label=name)
-    probe = Hessian(top=2 if small else 5, hvp="kept", max_products=12 if small else PRODUCTS)
+    probe = Hessian(top=2 if small else 5, hvp="double-backward", max_products=12 if small else PRODUCTS)
     units = list(probe.plan(subject).units())
     found: list[Any] = []
 

@@ -29,12 +29,12 @@ from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
-# kept: double backward through a kept graph; traced: a recorded forward-over-reverse graph
-Hvp = Literal["auto", "kept", "traced"]
+# double-backward: through a kept graph of the gradient; traced: a recorded forward-over-reverse graph
+Hvp = Literal["auto", "double-backward", "traced"]
 Kinks = Literal["double", "single"]
 CODES: tuple[str, ...] = get_args(Hvp)[1:]  # a mini-batch stores the position of its backend in this list
 CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in enumerate(CODES))}"
-HVP_HELP = "Hessian-vector products, equal to rounding: kept (double backward), traced, or auto: the faster one here"
+HVP_HELP = "Hessian-vector products, equal to rounding: double-backward, traced, or auto: the faster one here"
 KINKS_HELP = "precision of the activation pattern (ReLU, max pooling): double, by one more pass, or single"
 BATCHED = 8  # mini-batches per product on a GPU, at least
 MORE_BATCHED = (32, 16)  # of a GPU with enough memory, the most first; which is the fastest is not measured
@@ -73,8 +73,8 @@ def curvature(
     if fixed and planned.prepared > planned.batches:
         fixed = _patterns_fit(subject, planned.batches)
     parts = planned_micro_batches(subject, parameters, planned.stored * planned.at_once)
-    kept = Curvature(subject, parameters, "kept", operator, fixed, _micro_batching=MicroBatching(parts))
-    if operator != "hessian" or hvp == "kept":
+    kept = Curvature(subject, parameters, "double-backward", operator, fixed, _micro_batching=MicroBatching(parts))
+    if operator != "hessian" or hvp == "double-backward":
         return kept
     if hvp == "auto" and (chunk := tokens_at_once(subject)):
         log.debug("Hessian products: kept, with the cross-entropy over %d tokens at a time", chunk)
@@ -157,7 +157,7 @@ def _faster(
 ) -> Curvature:
     """Double backward, or the traced graph where that is predicted to be faster and proves so."""
     expected, known = reference(subject, parameters, fixed), _known(subject, parameters, fixed)
-    costs = {"kept": expected.costs}
+    costs = {"double-backward": expected.costs}
     if together in known.tried or _predicted(subject, parameters, fixed, together).faster(expected.costs, planned):
         if together not in known.tried:
             known.tried[together] = _measured(subject, parameters, fixed, together)
@@ -166,7 +166,7 @@ def _faster(
     else:
         tried, costs["traced"] = None, _predicted(subject, parameters, fixed, together)
     traced = tried is not None and tried[1].faster(expected.costs, planned)
-    said = reason("traced" if traced else "kept", costs, planned)
+    said = reason("traced" if traced else "double-backward", costs, planned)
     if said != known.said:
         log.debug("Hessian products: %s", said)
     known.said = said
@@ -212,7 +212,7 @@ def _side_by_side_so_far(subject: Subject, parameters: Mapping[str, Tensor]) -> 
 
 def _fitting(subject: Subject, parameters: Mapping[str, Tensor]) -> int:
     """How many mini-batches fit into half of a GPU's memory: their graphs, and the vectors of their searches."""
-    device, double_backward = subject.device, Curvature(subject, parameters, "kept")
+    device, double_backward = subject.device, Curvature(subject, parameters, "double-backward")
     free, before = available_on(device), torch.cuda.memory_allocated(device)
     product = double_backward.product(0)  # holds the tensors that a graph keeps
     graph = torch.cuda.memory_allocated(device) - before
@@ -249,7 +249,7 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, tog
     """
     inputs, targets = subject.batch(0)
     if not isinstance(unpositioned(inputs), Tensor) or not isinstance(targets, Tensor):
-        raise ValueError("--hvp traced needs one tensor as input and one as target; use --hvp kept")
+        raise ValueError("--hvp traced needs one tensor as input and one as target; use --hvp double-backward")
     expected = reference(subject, parameters, fixed)
     interpreted = subject.device.type == "cpu" and not together
     key = stored_hessian.key_of(subject, parameters, fixed) if interpreted else ""

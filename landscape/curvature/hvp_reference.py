@@ -50,7 +50,7 @@ class Reference:
 @once_per_weights
 def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> Reference:
     """Time double backward; its graph is freed before another backend needs memory."""
-    curved = Curvature(subject, parameters, "kept", fixed=fixed)
+    curved = Curvature(subject, parameters, "double-backward", fixed=fixed)
     cached = replace(curved, patterns=PatternCache(every=True, device=subject.device))
     if fixed:
         cached.pattern(0)
@@ -109,7 +109,7 @@ def require_agreement(candidate: Curvature, expected: Reference) -> None:
     if math.isfinite(size) and not difference <= ROUNDING and not (difference <= AGREES and _may_jump(expected.curved)):
         raise ValueError(
             f"the model cannot be traced (a Hessian product of length {size:.3g} would be wrong by "
-            f"{difference * size:.3g}); use --hvp kept"
+            f"{difference * size:.3g}); use --hvp double-backward"
         )
 
 

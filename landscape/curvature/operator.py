@@ -38,7 +38,7 @@ class Curvature:
     fixed: bool = False  # the activation pattern is fixed to that of double precision
     # holds activation patterns, for other curvatures of the same subject or for products over all samples
     patterns: PatternCache | None = None
-    # Positions of parameters in each block: the Hessian without all other blocks; of the backend `kept` alone.
+    # Positions of parameters in each block: the Hessian without all other blocks; by double backward alone.
     blocks: tuple[tuple[int, ...], ...] = ()
     _traced: TracedHessian | None = None
     _micro_batching: MicroBatching = field(default_factory=MicroBatching)
@@ -60,7 +60,7 @@ class Curvature:
 
     def of(self, *, operator: Operator = "hessian", blocks: tuple[tuple[int, ...], ...] = ()) -> Curvature:
         """Another matrix of the same mini-batches, or its diagonal blocks, by double backward."""
-        return replace(self, hvp="kept", operator=operator, blocks=blocks, _traced=None)
+        return replace(self, hvp="double-backward", operator=operator, blocks=blocks, _traced=None)
 
     def product(self, i: int, part: slice = WHOLE) -> MicroBatchedProduct:
         """The matrix of mini-batch i, or of some of its samples, weight decay included.

@@ -53,7 +53,7 @@ def _conflicts(given: Any) -> Iterator[str]:
     traced = given.hvp == "traced"
     if given.operator in ("ggn", "fisher") and traced:
         only = f"--hvp {given.hvp} makes products of the Hessian only"
-        yield f"{only}; with --operator {given.operator} use auto or kept"
+        yield f"{only}; with --operator {given.operator} use auto or double-backward"
     beyond_pyhessian = {
         f"which {given.which}": given.which != "LM",
         f"operator {given.operator}": given.operator != "hessian",
@@ -70,6 +70,6 @@ def _conflicts(given: Any) -> Iterator[str]:
     if given.operator != "preconditioned" and (given.optimizer or given.optimizer_arg or not given.optimizer_state):
         yield "options of the optimiser need --operator preconditioned; add it or leave them out"
     if given.per_layer and traced:
-        yield f"--hvp {given.hvp} would trace every layer; with --per-layer use auto or kept"
+        yield f"--hvp {given.hvp} would trace every layer; with --per-layer use auto or double-backward"
     if given.per_layer and given.eigenvectors:
         yield "--per-layer cannot store --eigenvectors; select one layer with --params"

@@ -62,7 +62,7 @@ class Measurement:
                 f"{len(parameters)} tensors of the model are trainable, {len(self._shapes)} were at the start of the "
                 "monitor; start another one after freezing or adding parameters"
             )
-        product = Curvature(subject, parameters, "kept").product(0)
+        product = Curvature(subject, parameters, "double-backward").product(0)
         gradient, parts = product.gradient(), parts_of(subject, self._parts)
         noisy = noise(gram(gradients_of(subject, parts, gradient)), 0 if len(parts) < 2 else parts[0].stop)
         like, size = next(iter(parameters.values())), sum(p.numel() for p in parameters.values())

@@ -108,7 +108,7 @@ class Convexity(Probe):
         with PlaneEvaluator(subject, self._plane(subject)) as evaluator:
             for unit in units:
                 loss = evaluator.at(float(unit.at["x"]), float(unit.at["y"]))["loss"]  # the weights stay there
-                product = over_all_samples(subject, Curvature(subject, subject.parameters, "kept"))
+                product = over_all_samples(subject, Curvature(subject, subject.parameters, "double-backward"))
                 try:
                     yield {"loss": loss, **_ends(spectrum(product, request, start, self.seed))}
                 except FloatingPointError:  # the curvature is not finite this far out

@@ -106,8 +106,10 @@ class Density(Probe):
         one_of("blocks", self.blocks, get_args(BlockKind))
         if self.blocks != "none" and self.tol:
             raise OptionError("--tol is for the whole Hessian; with --blocks give the number of --vectors")
-        if self.blocks != "none" and self.hvp not in ("auto", "kept"):
-            raise OptionError(f"--hvp {self.hvp} makes products of the whole Hessian; with --blocks use auto or kept")
+        if self.blocks != "none" and self.hvp not in ("auto", "double-backward"):
+            raise OptionError(
+                f"--hvp {self.hvp} makes products of the whole Hessian; with --blocks use auto or double-backward"
+            )
 
     def plan(self, subject: Subject) -> Plan:
         parameters = matching(subject.parameters, self.params)  # fails before any work where nothing matches
@@ -158,7 +160,7 @@ class Density(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One start vector after the other, with products prepared once."""
         parameters = matching(subject.parameters, self.params)
-        hvp: Hvp = self.hvp if self.blocks == "none" else "kept"
+        hvp: Hvp = self.hvp if self.blocks == "none" else "double-backward"
         curved = curvature(subject, parameters, hvp, planned=self._planned(subject, len(units)), kinks=self.kinks)
         report_products(per_unit=self._passes(subject) * self.steps)
         if self.blocks != "none":

@@ -177,7 +177,7 @@ class Hessian(Probe):
         self, subject: Subject, units: Sequence[Unit], batches: Sequence[Sequence[Unit]], at_once: int
     ) -> Iterator[Values]:
         blocks = self._blocks(subject)
-        hvp = "kept" if self._double_backward else self.hvp
+        hvp = "double-backward" if self._double_backward else self.hvp
         passes = len(units) if self.scope == "batch" else self._passes(subject)
         planned = self._planned(passes, at_once, self._stored(subject))
         how: dict[str, Any] = {"planned": planned, "operator": self._differentiated, "kinks": self._kinks}

@@ -126,7 +126,7 @@ class NoiseScale(Probe):
         """One group after the other, with the gradients of all groups computed once."""
         found, gradients = _gradients(subject, self.groups, self.seed, self.params)
         parameters = matching(found.subject.parameters, self.params)
-        curved = None if self.simple else hvp_backends.curvature(found.subject, parameters, "kept")
+        curved = None if self.simple else hvp_backends.curvature(found.subject, parameters, "double-backward")
         shares = sum(len(quarter.shares) for quarter in found.groups[0])
         offsets = random_order(self.groups - 1, self.seed)
         report_products(per_unit=0 if self.simple else 2 * shares)

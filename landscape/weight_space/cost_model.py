@@ -115,7 +115,7 @@ def estimate(
 
 def hessian_product_seconds(subject: Subject) -> float:
     """Seconds per sample of a product with the Hessian of all samples, whose graph is built anew each time."""
-    curvature = Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept")
+    curvature = Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
     vector = random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
     return _mean_seconds(lambda: curvature.product(0)(vector)[0].item()) / subject.samples(0)
 

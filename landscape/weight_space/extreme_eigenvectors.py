@@ -42,7 +42,9 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
         seconds = count * len(subject) * cost_model.hessian_product_seconds(subject)
         _log.log(forecast_level(seconds), "Hessian eigenvectors first: about %s", format_duration(seconds))
     parameters = list(subject.parameters.values())
-    product = over_all_samples(subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "kept"))
+    product = over_all_samples(
+        subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
+    )
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
     room, storage = memory(start)
     try:

@@ -42,7 +42,7 @@ class UnitTraces:
         names = dict.fromkeys(piece.weight.name for piece in pieces)
         parameters = {name: self._subject.parameters[name] for name in names}
         if self._product is None or self._product[0] != batch:
-            self._product = batch, curvature(self._subject, parameters, "kept").product(batch)
+            self._product = batch, curvature(self._subject, parameters, "double-backward").product(batch)
         like, device = list(parameters.values()), self._subject.device
         generator = torch.Generator().manual_seed(derived_seed(self._seed, "trace", batch, vector))
         signs = rademacher(sum(p.numel() for p in like), generator).to(device, self._subject.dtype)
