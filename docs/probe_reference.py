@@ -1,6 +1,7 @@
-"""Directive `probe-reference NAME`: what the code itself knows of a probe, so that a page cannot go stale.
+"""Directives of what the code itself knows of a probe, so that a page cannot go stale.
 
-It writes the defaults, the options, the figures with their meaning, and all stored numbers with their units.
+`probe-pages GROUP` writes the table of the pages of a group. `probe-reference NAME` writes the defaults, the options,
+the figures with their meaning, and all stored numbers with their units.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
 
@@ -29,6 +31,28 @@ class ProbeReference(Directive):
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
         return [*_defaults(name), *_options(name), *_figures(name), *_quantities(name)]
+
+
+class ProbePages(Directive):
+    """Insert the questions of the pages of a group of probes, which the argument names, with links to them."""
+
+    required_arguments: ClassVar[int] = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        from landscape.probes import OWN, PROBES
+
+        names = [name for name in OWN if PROBES[name].group == self.arguments[0]]
+        rows = [f"| [{name}]({name}.md) | {question(name)} |" for name in names]
+        tree = ["```{toctree}", ":hidden:", "", *(f"{name} <{name}>" for name in names), "```"]
+        found = nodes.container()
+        self.state.nested_parse(StringList(["| probe | the question |", "| --- | --- |", *rows, "", *tree]), 0, found)
+        return found.children
+
+
+def question(name: str) -> str:
+    """The question of a probe: the first paragraph of its page."""
+    return (Path(__file__).parent / "probes" / f"{name}.md").read_text().split("\n\n")[1].replace("\n", " ")
 
 
 def _defaults(name: str) -> list[nodes.Node]:
@@ -142,7 +166,8 @@ def _words(items: Iterable[str]) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive."""
+    """Register the directives."""
     os.environ.setdefault("LANDSCAPE_CACHE", "")
     app.add_directive("probe-reference", ProbeReference)
+    app.add_directive("probe-pages", ProbePages)
     return {"parallel_read_safe": True}

@@ -366,7 +366,7 @@ def test_the_help_lists_the_probes_in_their_groups(command: Command, monkeypatch
     assert max(map(len, listed.values())) <= 13
     index = (Path(__file__).parents[1] / "docs" / "probes" / "index.md").read_text()
     assert re.findall(r"(?m)^## (.*)", index) == [*(group.capitalize() for group in GROUPS), "Layers"]
-    assert re.findall(r"(?m)^\| \[([\w-]+)\]", index) == re.findall(r"(?m)^([\w-]+) <", index) == list(PROBES)
+    assert re.findall(r"(?m)^```{probe-pages} (.*)", index) == list(GROUPS)
     assert [*dict.fromkeys(figure.probe for figure in FIGURES.values() if figure.probe in PROBES)] == list(PROBES)
 
 

@@ -11,7 +11,7 @@ from measured_runs import ARGUMENTS, loaded, save, small
 
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.plots.report.table import checkpoints
-from landscape.probes import PROBES
+from landscape.probes import PROBES, probe_class
 from landscape.results import reader
 from landscape.results.run_key import Outcome, safe_label
 from landscape.run import digest, run
@@ -23,11 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 EVERY = frozenset(name for name in PROBES if name != "corruption" or importlib.util.find_spec("imagecorruptions"))
-BATCHWISE = {
-    "hessian", "trace", "step", "flatness", "sensitivity", "similarity", "attention", "ensemble", "uncertainty",
-    "align", "barriers",
-}  # fmt: skip
-DECAYED = {"hessian", "trace", "step", "density", "surface", "convexity", "noise-scale"}
+USED = {name: probe_class(name).uses for name in PROBES}
+BATCHWISE = {name for name in PROBES if "batch_size" in USED[name]} | {"align", "barriers"}  # batch norm is repaired
+DECAYED = {name for name in PROBES if "weight_decay" in USED[name]} | {"surface"}  # of the objective
 
 
 def digests(subject: Subject) -> dict[str, str]:
