@@ -79,7 +79,10 @@ def test_options_that_contradict_each_other_are_usage_errors(
     assert exit_code(["build-up", "--data", "digits", "--model-arg", "msa=0,0,1"]) == 2
 
 
-def test_the_networks_of_a_build_up_are_trained_once(tmp_path: Path, command: Command) -> None:
+def test_the_networks_of_a_build_up_are_trained_once(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("landscape.plots.drawing.draw_run", lambda *_: [])  # of every training, each time
     words = ["build-up", "--data", "digits", "--epochs", "0", "--seeds", "1", "--out", str(tmp_path)]
     code, out, err = command(*words)
     assert code == 0, err

@@ -232,6 +232,7 @@ def test_claims_are_reproduced_from_training_to_the_table(
 
 
 def test_evaluations_of_ensembles_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.plots.drawing.draw_run", lambda *_: [])  # of every training, each time
     monkeypatch.setitem(NETWORKS, "smoothing", NETWORKS["dropout"])  # type: ignore[index]
     few = Measurement("evaluate", {"samples": 64, "passes": 2})
     monkeypatch.setitem(MEASUREMENTS, "ensemble", few)  # type: ignore[index]

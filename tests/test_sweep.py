@@ -116,4 +116,3 @@ def test_networks_are_measured_and_drawn_by_one_command(
     assert [line.split()[0] for line in out.splitlines()] == ["patch", "2", "4", "8", "figures/sweep.png"]
     (study,) = kinds.sweep(reader.groups(Path("results.h5")))
     assert all(np.isfinite([row["training NLL"], row["NEP"], row["APE"]]).all() for row in kinds.sweep_table(study))
-    assert [path.stem for path in drawing.draw_studies(Path("results.h5"), tmp_path / "f")] == ["sweep"]
