@@ -73,7 +73,7 @@ LIGHT = [
 
 # Where CUDA is chosen, set up or measured. Elsewhere code must follow the device of the tensors that it is given.
 NAMED = {
-    "checkpoints/user_code.py", "curvature/stored_hessian.py", "curvature/hvp_backends.py",
+    "checkpoints/user_code.py",
     "curvature/micro_batches.py", "curvature/pattern_cache.py", "curvature/pyhessian_engine.py",
     "curvature/spectrum.py", "data/memory.py", "executors/local_processes.py",
     "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py",

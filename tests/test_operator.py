@@ -366,12 +366,3 @@ def test_replayed_products_are_those_of_every_mini_batch(together: int, monkeypa
                 given = rows if together else rows[0]
                 torch.testing.assert_close(other(given), one(given), rtol=0, atol=0)
     assert (recorder.recordings, recorder.replays) == (1, 8)
-
-
-@pytest.mark.parametrize(
-    ("batches", "fitting", "count"),
-    [(3120, 100, 32), (3120, 31, 16), (3120, 15, 8), (100, 100, 16), (40, 100, 8), (64, 100, 32), (30, 100, 32),
-     (8, 100, 8)],
-)  # fmt: skip
-def test_more_mini_batches_at_once_fit_and_are_hardly_filled_up(batches: int, fitting: int, count: int) -> None:
-    assert module.batched_count(batches, fitting) == count

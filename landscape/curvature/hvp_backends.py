@@ -16,14 +16,12 @@ from landscape.curvature.hessian_product import out_of_memory
 from landscape.curvature.hvp_forecast import Costs, PlannedProducts, predicted, reason
 from landscape.curvature.hvp_reference import Reference, agrees, reference, require_agreement, seconds_of
 from landscape.curvature.kinks import activation_pattern, check_pattern, has_kinks
-from landscape.curvature.krylov_basis import GROWTH
 from landscape.curvature.memory_forecast import planned_micro_batches
 from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.operator import Curvature, Operator
 from landscape.curvature.parameter_selection import matching
 from landscape.curvature.pattern_cache import compact_bytes
 from landscape.curvature.traced_hessian import TracedHessian, trace
-from landscape.data.memory import available_on
 from landscape.subject.checks import refuse_training
 from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
@@ -36,9 +34,7 @@ CODES: tuple[str, ...] = get_args(Hvp)[1:]  # a mini-batch stores the position o
 CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in enumerate(CODES))}"
 HVP_HELP = "Hessian-vector products, equal to rounding: double-backward, traced, or auto: the faster one here"
 KINKS_HELP = "precision of the activation pattern (ReLU, max pooling): double, by one more pass, or single"
-BATCHED = 8  # mini-batches per product on a GPU, at least
-MORE_BATCHED = (32, 16)  # of a GPU with enough memory, the most first; which is the fastest is not measured
-WASTED = 0.125  # share of the mini-batches that may be added to fill up the last set of so many
+BATCHED = 8  # mini-batches per product on a GPU; which number is the fastest is not measured
 ONE_BATCH = PlannedProducts()
 
 log = logging.getLogger(__name__)
@@ -82,7 +78,7 @@ def curvature(
     if hvp == "auto" and parts > 1:
         log.debug("Hessian products: kept, as a mini-batch does not fit into memory as a whole")
         return kept
-    together = mini_batches_per_product(subject, parameters, planned) if batched else 0
+    together = mini_batches_per_product(subject, planned) if batched else 0
     if hvp == "auto":
         return _faster(subject, parameters, fixed, together, planned)
     return _prepared(subject, parameters, fixed, together)
@@ -192,39 +188,9 @@ def convolves(model: nn.Module) -> bool:
     return any(k > s for m in convolutions for k, s in zip(m.kernel_size, m.stride, strict=True))
 
 
-def mini_batches_per_product(subject: Subject, parameters: Mapping[str, Tensor], planned: PlannedProducts) -> int:
-    """How many mini-batches a traced graph takes at once, the same for parts of a run; 0: one by one, as on a CPU."""
-    if subject.device.type == "cpu" or planned.batches < 2 * BATCHED:
-        return 0
-    if subject.device.type != "cuda":
-        return BATCHED
-    known = _side_by_side_so_far(subject, parameters)
-    if not known:
-        known.append(batched_count(planned.batches, _fitting(subject, parameters)))
-    return known[0]
-
-
-@once_per_weights
-def _side_by_side_so_far(subject: Subject, parameters: Mapping[str, Tensor]) -> list[int]:
-    """Empty before the first answer: parts of a run, with fewer mini-batches each, share one trace."""
-    return []
-
-
-def _fitting(subject: Subject, parameters: Mapping[str, Tensor]) -> int:
-    """How many mini-batches fit into half of a GPU's memory: their graphs, and the vectors of their searches."""
-    device, double_backward = subject.device, Curvature(subject, parameters, "double-backward")
-    free, before = available_on(device), torch.cuda.memory_allocated(device)
-    product = double_backward.product(0)  # holds the tensors that a graph keeps
-    graph = torch.cuda.memory_allocated(device) - before
-    del product
-    vectors = GROWTH * double_backward.size * subject.dtype.itemsize
-    # Twice, as a product needs about as much again, and twice for what a CUDA graph copies and holds for itself.
-    return int(free // 2 // (4 * graph + vectors))
-
-
-def batched_count(batches: int, fitting: int) -> int:
-    """The most mini-batches per product that fit into memory and hardly have to be filled up in the last set."""
-    return next((n for n in MORE_BATCHED if n <= fitting and -batches % n <= WASTED * batches), BATCHED)
+def mini_batches_per_product(subject: Subject, planned: PlannedProducts) -> int:
+    """How many mini-batches a traced graph takes at once; 0: one by one, as on a CPU."""
+    return 0 if subject.device.type == "cpu" or planned.batches < 2 * BATCHED else BATCHED
 
 
 def _prepared(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Curvature:
