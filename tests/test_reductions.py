@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from shapes import GraphNetwork, graphs
 from torch import Tensor, nn
 
 import landscape
@@ -28,6 +29,7 @@ MEANS: dict[str, tuple[Callable[..., Any], str, Tensor]] = {  # a loss that retu
     "function": (F.mse_loss, "mse", NUMBERS),
     "module of outputs": (nn.MSELoss(), "mse", NUMBERS),
     "per output": (nn.MSELoss(reduction="none"), "mse", NUMBERS),
+    "per output, of one's own": (lambda z, y: F.mse_loss(z, y, reduction="none"), "mse", NUMBERS),
 }
 
 
@@ -62,10 +64,38 @@ def test_a_sum_is_noticed_where_the_first_mini_batch_is_a_single_sample(loss: Ca
         landscape.load(net(3), data=batches, loss=loss)
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), F.l1_loss, nn.SmoothL1Loss(reduction="none")])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.MSELoss(),
+        F.l1_loss,
+        nn.SmoothL1Loss(reduction="none"),
+        F.poisson_nll_loss,
+        lambda z, y: F.gaussian_nll_loss(z, y, torch.ones_like(y)),
+        lambda z, y: (z - y).square().mean(),
+        lambda z, y: (z.exp() - y.exp()).square().mean(1),
+        lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    ],
+)
 def test_outputs_and_targets_that_pytorch_would_broadcast_are_refused(loss: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="Using a target size"):
+    with pytest.raises(ValueError, match=r"compares every output with every target .* outputs.squeeze\(1\)"):
         landscape.load(net(1), data=(INPUTS, NUMBERS[:, 0]), loss=loss)
+
+
+def test_a_loss_of_pairs_is_none_that_pytorch_would_broadcast() -> None:
+    def ranking(z: Tensor, y: Tensor) -> Tensor:
+        return F.softplus(-(z - z.T) * (y[:, None] - y[None])).mean()
+
+    assert landscape.load(net(1), data=(INPUTS, NUMBERS[:, 0]), loss=ranking).traits.coupled
+    assert landscape.load(net(1), data=(INPUTS, NUMBERS[:, 0]), loss=lambda z, y: (z[:, 0] - y).square()).samples(0)
+
+
+def test_a_sum_over_a_mini_batch_that_has_no_halves_is_noticed() -> None:
+    for loss in (lambda o, batch: F.cross_entropy(o, batch["y"], reduction="sum"),
+                 lambda o, batch: F.cross_entropy(o, batch["y"], reduction="none").sum()):  # fmt: skip
+        with pytest.raises(ValueError, match="returns the sum over the mini-batch"):
+            landscape.load(GraphNetwork(), data=graphs(), loss=loss)
 
 
 def test_an_ignored_class_of_a_plain_classifier_is_refused_because_it_has_no_effect() -> None:

@@ -24,6 +24,7 @@ from landscape.subject.losses import Loss, per_sample
 from landscape.subject.outputs import logits_or_none
 from landscape.subject.restoration import refusing_written_weights
 from landscape.subject.subject import Subject, with_traits
+from landscape.subject.watched_loss import reduction
 
 MANY = 10_000  # mini-batches, above which only the first is looked at
 _log = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
     Raises:
         ValueError: the model or the loss fails, or the loss returns no tensor of the right size.
     """
-    with refusing_written_weights(subject.model):
+    with refusing_written_weights(subject.model), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")  # PyTorch would broadcast one of them
         if loss.unreduced is not None:
             apart = _adapted(
                 subject, replace(loss, function=loss.unreduced, unreduced=None, per_output=True), noting=False
@@ -80,16 +82,19 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
         return subject
     logits = None if loss.takes_model else logits_or_none(returned)
     try:
-        found = returned if loss.takes_model else _found(subject, loss, returned, targets)
+        found, how = _found(subject, loss, *((subject.model, inputs) if loss.takes_model else (returned, targets)))
     except Exception as error:  # whatever the user's function raises
         if logits is None or logits is returned:
             raise _failed(loss, error, targets) from error
         try:
-            found = _found(subject, loss, logits, targets)
+            found, how = _found(subject, loss, logits, targets)
         except Exception:
             raise _failed(loss, error, targets) from error
         subject = replace(subject, forward=_logits_of(subject.forward))
     _refuse_padding(loss, found, targets)
+    if how == "none" and not loss.per_output:
+        loss = replace(loss, per_output=True)
+        subject = replace(subject, losses=_with_loss(subject, loss).losses)
     samples = common_length(targets)
     per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
     mean_only = found.dim() == 0 and (samples != 1 or any((common_length(t) or 1) != 1 for _, t in subject.batches))
@@ -99,7 +104,7 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     subject = with_traits(subject, no_accuracy=bool(right.isnan().all()))
     if not mean_only:
         return subject
-    subject = with_traits(subject, coupled=_is_coupled(subject, loss))
+    subject = with_traits(subject, coupled=_is_coupled(subject, loss, how))
     if not noting:
         return subject
     if subject.traits.coupled:
@@ -115,7 +120,7 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     return subject
 
 
-def _is_coupled(subject: Subject, loss: Loss) -> bool:
+def _is_coupled(subject: Subject, loss: Loss, how: str) -> bool:
     """Whether the loss of a mini-batch differs from the mean of the losses of its halves, as a contrastive loss does.
 
     Raises:
@@ -124,6 +129,8 @@ def _is_coupled(subject: Subject, loss: Loss) -> bool:
     inputs, targets = subject.batch(_largest_batch(subject))
     length = min(common_length((inputs, targets)) or 0, 16) // 2 * 2
     if length < 2:
+        if how == "sum":  # of a mini-batch that has no halves, such as one of graphs
+            raise _summed(loss, "PyTorch's reduction is a sum")
         return False
     values = []
     try:
@@ -138,12 +145,15 @@ def _is_coupled(subject: Subject, loss: Loss) -> bool:
     if abs(whole - (first + second) / 2) <= tolerance or math.isnan(whole):
         return False
     if abs(whole - (first + second)) <= tolerance:
-        raise ValueError(
-            f"{_named(loss)} returns the sum over the mini-batch ({whole:.4g} of {length} samples, {first:.4g} of half "
-            "of them), expected one loss per sample or their mean; sum over the other dimensions alone, as in "
-            ".flatten(1).sum(1), or divide by the number of samples"
-        )
+        raise _summed(loss, f"{whole:.4g} of {length} samples, {first:.4g} of half of them")
     return True
+
+
+def _summed(loss: Loss, seen: str) -> ValueError:
+    return ValueError(
+        f"{_named(loss)} returns the sum over the mini-batch ({seen}), expected one loss per sample or their mean; sum "
+        "over the other dimensions alone, as in .flatten(1).sum(1), or divide by the number of samples"
+    )
 
 
 def _with_loss(subject: Subject, loss: Loss) -> Subject:
@@ -201,10 +211,12 @@ def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, 
     return subject, returned
 
 
-def _found(subject: Subject, loss: Loss, outputs: Any, targets: Nested) -> Any:
-    with fixed_rng(0), subject.evaluating(), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Using a target size")  # PyTorch would broadcast one of them
-        return loss.function(outputs, targets)
+def _found(subject: Subject, loss: Loss, first: Any, second: Nested) -> tuple[Any, str]:
+    """What the loss returns, and by which reduction of PyTorch."""
+    with fixed_rng(0), torch.enable_grad() if subject.traits.needs_graph else subject.evaluating():
+        second = map_tensors(second, torch.clone) if loss.takes_model else second
+        found = loss.function(first, second)
+        return found, reduction(loss.function, first, second, calls_model=loss.takes_model)
 
 
 def _with_graph(forward: Forward) -> Forward:
@@ -257,6 +269,11 @@ def _causes(subject: Subject, inputs: Nested) -> str:
 
 def _failed(loss: Loss, error: Exception, targets: Nested = None) -> ValueError:
     reason = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, UserWarning):
+        return ValueError(
+            f"{_named(loss)} compares every output with every target ({reason.partition('. ')[0]}); give both the same "
+            "shape, as by outputs.squeeze(1), or targets.unsqueeze(1)"
+        )
     hint = ""
     if isinstance(targets, Mapping) and not loss.takes_batch:
         fields = ", ".join(map(str, targets))
