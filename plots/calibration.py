@@ -144,7 +144,7 @@ def against(data: xr.Dataset, others: Sequence[xr.Dataset]) -> Numbers:
 def _resampled(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, statistics.Interval]]:
     """Every metric of a result minus that of another one on the same samples."""
     draws = int(parameters_of(data).get("draws", 1000))
-    pair = (statistics.stored_scores(one) for one in (data, other))
+    pair = (statistics.stored_scores(one.variables) for one in (data, other))
     return statistics.paired_difference(*pair, draws=draws)
 
 

@@ -17,7 +17,7 @@ import xarray as xr
 from landscape.plots import FIGURES, STUDIES
 from landscape.plots.figure import Comparing, Noted
 from landscape.probe import MICRO_BATCHES
-from landscape.results import measured, on_demand, reader
+from landscape.results import measured, reader
 from landscape.results.malformed import readable
 from landscape.results.measured import Measured
 
@@ -68,7 +68,7 @@ def text(found: Numbers) -> str:
 
 def summary(path: Path | str, also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {}) -> list[dict[str, Any]]:
     """One row per stored result, in the order of `reader.groups`: what it is, its progress, its headline, and more."""
-    with on_demand.results(path) as stored:
+    with reader.streaming(path, on_demand=True) as stored:
         return rows(path, stored, also)
 
 
@@ -87,7 +87,7 @@ def rows(
             "label": str(data.attrs.get("label", "")),
             "digest": name.rpartition("-")[2],
             "done": reader.finished_units(data),
-            "units": int(data["done"].size) if "done" in data else 0,
+            "units": int(data.variables["done"].size) if "done" in data else 0,
             "model": str(data.attrs.get("model", "")),
             "data": str(data.attrs.get("data", "")),
             "finished": str(data.attrs.get("finished", "")),
@@ -99,7 +99,7 @@ def rows(
 
 def _or_why(data: xr.Dataset) -> Numbers:
     """The headline numbers; of a finished result without any, that there are none."""
-    finished = "done" in data and bool((data["done"].values == 1).all())
+    finished = "done" in data and bool((data.variables["done"].values == 1).all())
     return with_intervals(data) or (
         {"no number": "is finite: more samples or larger maps may have some"} if finished else {}
     )
@@ -140,5 +140,5 @@ def main_figure(probe: str) -> Any:
 
 def finite(data: xr.Dataset, name: str) -> np.ndarray:
     """The finite values of a quantity in order; none where the result lacks it."""
-    values = data[name].values if name in data else np.array([])
+    values = data.variables[name].values if name in data else np.array([])
     return np.asarray(values[np.isfinite(values)])

@@ -158,7 +158,9 @@ def _numbers(data: xr.Dataset) -> str:
 
 def with_interval(data: xr.Dataset, name: str) -> str:
     """NEP or APE as text, with its interval where that is known."""
-    value, low, high = (float(data[key]) if key in data else np.nan for key in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (
+        float(data.variables[key].values) if key in data else np.nan for key in (name, f"{name}_low", f"{name}_high")
+    )
     return f"{value:.3g} [{low:.3g}, {high:.3g}]" if np.isfinite(low + high) else f"{value:.3g}"
 
 

@@ -13,7 +13,7 @@ import xarray as xr
 
 from landscape.doctor import rules
 from landscape.plots import headlines, noise
-from landscape.results import hdf5_file, on_demand, reader
+from landscape.results import hdf5_file, reader
 
 SOME = ("hessian", "surface", "lesion", "variance", "calibration")
 
@@ -163,7 +163,7 @@ def test_neither_reading_nor_drawing_loads_torch() -> None:
 def test_what_is_read_on_demand_is_what_the_whole_file_says(probes: Sequence[str], tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=probes, share=0.7)
     whole = reader.groups(path)
-    with on_demand.results(path) as found:
+    with reader.streaming(path, on_demand=True) as found:
         assert headlines.rows(path, found) == headlines.rows(path, whole)
         for (name, data), (_, other) in zip(found, whole, strict=True):
             assert data.attrs == other.attrs

@@ -90,15 +90,16 @@ class Result:
     @property
     def complete(self) -> bool:
         """Whether every unit is finished."""
-        return "done" not in self.data or bool((self.data["done"].values == 1).all())
+        return "done" not in self.data or bool((self.data.variables["done"].values == 1).all())
 
     def values(self, name: str) -> np.ndarray:
         """A stored array as float64, NaN where its unit is not finished; empty (0,) where it is not stored."""
-        if name not in self.data or self.data[name].dtype.kind not in "fiub":
+        known = self.data.variables
+        if name not in known or known[name].dtype.kind not in "fiub":
             return np.array([])
-        values = self.data[name].values.astype(float)
-        done = self.data.get("done")
-        if done is not None and done.dims and self.data[name].dims[: done.ndim] == done.dims:
+        values = known[name].values.astype(float)
+        done = known.get("done")
+        if done is not None and done.dims and known[name].dims[: done.ndim] == done.dims:
             finished = (done.values == 1).reshape(done.shape + (1,) * (values.ndim - done.ndim))
             values = np.where(finished, values, np.nan)
         return values
@@ -110,7 +111,7 @@ class Result:
 
     def names(self, name: str) -> list[str]:
         """A stored array of text."""
-        return [str(value) for value in self.data[name].values.ravel()] if name in self.data else []
+        return [str(value) for value in self.data.variables[name].values.ravel()] if name in self.data else []
 
     def command(self, **changes: Any) -> str:
         """The command that measures it again with some options changed; "" where none does."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found
+from landscape.results.reader import Variables
 
 ROUNDING = 1e-6  # of the largest entry of a summary, which other versions of libraries sum in another order
 MOST = 2**28  # bytes of a result that are held to compute its summaries
@@ -23,7 +24,9 @@ def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
             f"a result of at most {MOST >> 20} MiB is checked",
         )  # fmt: skip
         return
-    arrays = {str(name): values.values for name, values in result.data.variables.items()}
+    known = result.data.variables
+    read = known.array if isinstance(known, Variables) else lambda name: known[name].values
+    arrays = {str(name): np.asarray(read(name)) for name in known}
     try:
         computed = reduce(arrays)
     except Exception:  # of a result that lacks what a summary is of, which is said elsewhere
@@ -49,7 +52,7 @@ def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
 
 def samples(result: Result) -> Iterator[Finding]:
     """The number of samples that a result names is not that of its finished units."""
-    counted = result.data.get("samples")
+    counted = result.data.variables.get("samples")
     if counted is None or "batch" not in counted.dims or not result.complete or not result.samples:
         return
     total = float(np.nansum(counted.max([dim for dim in counted.dims if dim != "batch"]).values))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from landscape.doctor import accuracy, lines, panels, protocols, recomputed, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
-from landscape.results import on_demand
+from landscape.results import reader
 from landscape.results.malformed import readable
 from landscape.results.run_key import ReduceOf
 from landscape.results.standing import standings
@@ -65,7 +65,7 @@ def examine(paths: Sequence[Path | str], reduce_of: ReduceOf | None = None) -> l
         FileNotFoundError, ValueError: there is no such file, or it is not a results file; see the message.
     """
     with ExitStack() as files:
-        read = [(Path(path), files.enter_context(on_demand.results(path))) for path in paths]
+        read = [(Path(path), files.enter_context(reader.streaming(path, on_demand=True))) for path in paths]
         files.enter_context(readable(", ".join(map(str, paths))))
         results = [Result(path, group, data) for path, stored in read for group, data in stored]
         again = _computed_again(results, reduce_of) if reduce_of is not None else []

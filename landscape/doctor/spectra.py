@@ -55,7 +55,7 @@ def few_values(result: Result) -> Iterator[Finding]:
     """Summaries over fewer independent values than an interval needs."""
     few = {}
     for name in map(str, result.data.variables):
-        if name.endswith("_se") and not (error := result.data[name]).ndim:
+        if name.endswith("_se") and not (error := result.data.variables[name]).ndim:
             n = float(error.attrs.get("n", np.nan))
             if n < FEWEST:
                 few[name.removesuffix("_se").replace("_", " ")] = n, str(error.attrs.get("over", ""))

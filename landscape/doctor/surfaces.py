@@ -163,7 +163,7 @@ def not_finite(result: Result) -> Iterator[Finding]:
     loss = result.values("loss")
     if result.probe not in ("surface", "line", "convexity") or "done" not in result.data or not loss.size:
         return
-    done = result.data["done"].values == 1
+    done = result.data.variables["done"].values == 1
     holes = int((~np.isfinite(loss[done])).sum())
     if holes:
         reach = max((float(np.abs(result.values(axis)).max()) for axis in "xyt" if axis in result.data), default=1.0)

@@ -146,10 +146,10 @@ def attributes_of(item: ObjectID) -> dict[str, Any]:
 
 def _value(item: ObjectID, attribute: h5py.h5a.AttrID) -> Any:
     """The value of an attribute; None of several texts."""
-    dtype = attribute.dtype
-    if attribute.shape != () and dtype.hasobject:  # many texts, which may all be one in the file
+    dtype, single = attribute.dtype, attribute.shape == ()
+    if not single and dtype.hasobject:  # many texts, which may all be one in the file
         return None
-    if attribute.shape != () or not (dtype.kind in "biuf" or h5py.check_string_dtype(dtype)):
+    if not single or not (dtype.kind in "biuf" or h5py.check_string_dtype(dtype)):
         return _python_value(
             (h5py.Group if isinstance(item, h5py.h5g.GroupID) else h5py.Dataset)(item).attrs[attribute.name.decode()]
         )

@@ -23,7 +23,9 @@ def comparable(results: Sequence[xr.Dataset], also: Callable[[xr.Dataset], Hasha
     `also` is what else must be equal.
     """
     finished = [
-        i for i, data in enumerate(results) if (data["done"].values == 1).all() and data.attrs.get("data_sha256")
+        i
+        for i, data in enumerate(results)
+        if (data.variables["done"].values == 1).all() and data.attrs.get("data_sha256")
     ]
     about = {i: (*(results[i].attrs.get(name) for name in SAMPLES), also(results[i])) for i in finished}
     for i in finished:

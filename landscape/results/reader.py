@@ -7,9 +7,11 @@ sees a complete one. Links to other files are not followed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -18,7 +20,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from landscape.results import hdf5_file
-from landscape.results.group import datasets, dims, results_in
+from landscape.results.group import datasets, dims, places, results_in
 from landscape.results.hdf5_file import Handle, attributes_of
 from landscape.results.malformed import REPAIR, check_array, check_attributes, check_done, readable
 
@@ -57,39 +59,42 @@ def find(path: Path | str, probe: str | None = None, label: str | None = None) -
 
 @contextlib.contextmanager
 def streaming(
-    path: Path | str,
-    probe: str | None = None,
-    read: Callable[[Path, h5py.Group], xr.Dataset] = lambda _, group: dataset_of(group, lazy=True),
+    path: Path | str, probe: str | None = None, *, on_demand: bool = False
 ) -> Iterator[list[tuple[str, xr.Dataset]]]:
     """The results (of a probe), as `find` returns them, but arrays above a megabyte are read when used, and not kept.
 
-    They can be used inside the `with` block only. So a file much larger than the memory can be drawn.
-    `read` makes a result of its group in the file.
+    They can be used inside the `with` block only. So a file much larger than the memory can be drawn. `on_demand`: all
+    arrays are read when used (`Stored`).
 
     Raises:
         FileNotFoundError, ValueError: as `open`.
     """
     path = Path(path)
-    hdf5_file.check(path)
+    hdf5_file.check(path, content=False)
     with hdf5_file.reading(path) as file:
         try:
-            found = _ordered(_datasets(path, file, probe, read=read))
+            found = _ordered(_streamed(path, file, probe, on_demand))
         except hdf5_file.DAMAGE as error:
             raise hdf5_file.damaged(path, error) from error
         yield found
 
 
+def _streamed(path: Path, file: h5py.File, probe: str | None, on_demand: bool) -> Iterator[tuple[str, xr.Dataset]]:
+    for checked in hdf5_file.checked_groups(file, path):
+        _, kind, *name = checked.path.split("/") if checked.path else ("", "")
+        if len(name) == 1 and probe in (None, kind) and h5py.h5a.exists(checked.id, b"probe"):
+            with readable(path, f"{kind}/{name[0]}", advice=f"{REPAIR}{path}"):
+                stored = Stored(path, h5py.Group(checked.id), checked.datasets)
+                yield f"{kind}/{name[0]}", cast(xr.Dataset, stored) if on_demand else stored.whole
+
+
 def _datasets(
-    path: Path,
-    file: h5py.File,
-    probe: str | None = None,
-    label: str | None = None,
-    read: Callable[[Path, h5py.Group], xr.Dataset] = lambda _, group: dataset_of(group),
+    path: Path, file: h5py.File, probe: str | None = None, label: str | None = None
 ) -> Iterator[tuple[str, xr.Dataset]]:
     for name, group in results_in(file):
         with readable(path, name, advice=f"{REPAIR}{path}"):
             if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label")):
-                yield name, read(path, group)
+                yield name, dataset_of(group)
 
 
 def _ordered(found: Iterable[tuple[str, xr.Dataset]]) -> list[tuple[str, xr.Dataset]]:
@@ -120,12 +125,12 @@ def result(path: Path | str, group: str) -> xr.Dataset:
 
 def finished_units(data: xr.Dataset) -> int:
     """How many units of a result are finished."""
-    return int(np.count_nonzero(data["done"].values == 1)) if "done" in data else 0
+    return int(np.count_nonzero(data.variables["done"].values == 1)) if "done" in data else 0
 
 
 def unfinished(data: xr.Dataset) -> str:
     """How much of a result is finished, such as "62 of 225 units"; "" if all of it is."""
-    done, units = finished_units(data), int(data["done"].size) if "done" in data else 0
+    done, units = finished_units(data), int(data.variables["done"].size) if "done" in data else 0
     return f"{done:,} of {units:,} units" if done < units else ""
 
 
@@ -152,9 +157,99 @@ class _Parts(BackendArray):
         return found
 
 
+class Variables(Mapping[str, xr.Variable]):
+    """The arrays of a result, each of which is checked and read once, when it is asked for.
+
+    `lazy` leaves large ones in the file, which must stay open; `guard` surrounds the reading.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Handle],
+        *,
+        lazy: bool,
+        guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.arrays, self._lazy, self._guard = arrays, lazy, guard
+        self._places = places({name: array.id for name, array in arrays.items()})
+        self._values, self._read = dict[str, Any](), dict[str, xr.Variable]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def __getitem__(self, name: str) -> xr.Variable:
+        if name not in self._read:
+            values, item = self.array(name), self.arrays[name].id
+            with self._guard():
+                self._read[name] = xr.Variable(
+                    dims(item, name, self._places), values, attributes_of(item), fastpath=True
+                )
+        return self._read[name]
+
+    def array(self, name: str) -> Any:
+        """The numbers or texts alone."""
+        if name not in self._values:
+            array = self.arrays[name]
+            with self._guard():
+                check_array(name, array)
+                values = _array(array, self._lazy)
+                if name == "done":
+                    check_done(values)
+            self._values[name] = values
+        return self._values[name]
+
+
+class Stored(Mapping[str, xr.DataArray]):
+    """A result of an open file that reads an array when it is asked for: of forty a headline needs ten.
+
+    For what it has not itself it is a dataset of all of them (`whole`).
+    """
+
+    def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle]) -> None:
+        self._path, self._name, self.attrs = path, group.name.strip("/"), attributes(group)
+        self.variables = Variables(arrays, lazy=True, guard=self._reading)
+
+    @cached_property
+    def whole(self) -> xr.Dataset:
+        """All of it."""
+        return _dataset(self.variables, self.attrs, self._name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.variables
+
+    def __getitem__(self, name: str) -> xr.DataArray:
+        found = self.variables[name]
+        return xr.DataArray(found, {axis: self.variables[axis] for axis in found.dims if axis in self}, name=name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # numpy asks for its protocols
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            with readable(self._path, self._name, advice=f"{REPAIR}{self._path}"):
+                yield
+        except hdf5_file.DAMAGE as error:
+            raise hdf5_file.damaged(self._path, error) from error
+
+
 def _array(array: Handle, lazy: bool) -> Any:
-    if lazy and array.dtype.kind in "fiu" and (item := h5py.Dataset(array.id)).nbytes > LARGE:
-        return indexing.LazilyIndexedArray(_Parts(item))
+    if lazy and array.dtype.kind in "fiu" and array.dtype.itemsize * math.prod(array.shape or ()) > LARGE:
+        return indexing.LazilyIndexedArray(_Parts(h5py.Dataset(array.id)))
     return array.array()
 
 
@@ -165,25 +260,18 @@ def attributes(group: h5py.Group, probe: str = "") -> dict[str, Any]:
     return found
 
 
-def dataset_of(group: h5py.Group, probe: str = "", *, lazy: bool = False) -> xr.Dataset:
+def dataset_of(group: h5py.Group, probe: str = "") -> xr.Dataset:
     """A stored result as a labelled dataset in memory; its probe is that of its place if not given.
-
-    `lazy` leaves large arrays in the file, which must stay open.
 
     Raises:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
     about = attributes(group, probe)
     arrays = {name: Handle(item, item.shape, item.dtype) for name, item in datasets(group).items()}
-    where = {h5py.h5o.get_info(array.id).addr: name for name, array in arrays.items()}
-    for name, array in arrays.items():
-        check_array(name, array)
-    variables = {
-        name: (dims(array.id, name, where), _array(array, lazy), attributes_of(array.id))
-        for name, array in arrays.items()
-    }
-    data = xr.Dataset(variables, attrs=about)
-    if "done" in data:
-        check_done(data["done"].values)
-    data.encoding["group"] = group.name.strip("/")
+    return _dataset(Variables(arrays, lazy=False), about, group.name.strip("/"))
+
+
+def _dataset(variables: Variables, about: Mapping[str, Any], name: str) -> xr.Dataset:
+    data = xr.Dataset(dict(variables), attrs=about)
+    data.encoding["group"] = name
     return data

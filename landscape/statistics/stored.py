@@ -12,7 +12,7 @@ from landscape.statistics.intervals import BY_BOUNDS, Ends, quantile
 def error_of(data: Any, name: str) -> np.ndarray:
     """The standard error of a quantity of a labelled result; NaN where the result has none."""
     error = _stored_error(data, name)
-    return np.asarray(np.full(data[name].shape, np.nan) if error is None else error.values, dtype=float)
+    return np.asarray(np.full(data.variables[name].shape, np.nan) if error is None else error.values, dtype=float)
 
 
 def count_of(data: Any, name: str) -> np.ndarray:
@@ -21,17 +21,15 @@ def count_of(data: Any, name: str) -> np.ndarray:
     if error is None:
         return np.asarray(np.nan)
     over = str(error.attrs.get("over", ""))
-    if over in data and data[over].dims == error.dims and over not in data.dims:
-        return np.asarray(data[over].values, dtype=float)
+    if over in data and data.variables[over].dims == error.dims != (over,):
+        return np.asarray(data.variables[over].values, dtype=float)
     return np.asarray(error.attrs.get("n", np.nan), dtype=float)
 
 
 def _stored_error(data: Any, name: str) -> Any:
     """The array of the standard error; None where there is none."""
     error = "se" if name == "value" else f"{name}_se"
-    if error not in data:  # faster than `get`, for which xarray looks for similar names
-        return None
-    return data[error]
+    return data.variables.get(error)
 
 
 def half_width(data: Any, name: str) -> np.ndarray:
@@ -41,9 +39,9 @@ def half_width(data: Any, name: str) -> np.ndarray:
 
 def ends_of(data: Any, name: str) -> Ends:
     """Ends of the 95 % intervals of a quantity: the stored ones, else those that its bounds allow."""
-    low, high = (np.asarray(data[f"{name}{end}"].values, dtype=float) if f"{name}{end}" in data else None
+    low, high = (np.asarray(data.variables[f"{name}{end}"].values, dtype=float) if f"{name}{end}" in data else None
                  for end in ("_low", "_high"))  # fmt: skip
     if low is not None and high is not None:
         return low, high
-    of = BY_BOUNDS[str(data[name].attrs.get("bounds", ""))]
-    return of(data[name].values, error_of(data, name), count_of(data, name))
+    of = BY_BOUNDS[str(data.variables[name].attrs.get("bounds", ""))]
+    return of(data.variables[name].values, error_of(data, name), count_of(data, name))
