@@ -24,9 +24,9 @@ def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
             f"a result of at most {MOST >> 20} MiB is checked",
         )  # fmt: skip
         return
-    known = result.data.variables
-    read = known.array if isinstance(known, Variables) else lambda name: known[name].values
-    arrays = {str(name): np.asarray(read(name)) for name in known}
+    stored: Any = result.data.variables
+    read = stored.array if isinstance(stored, Variables) else lambda name: stored[name].values
+    arrays = {str(name): np.asarray(read(name)) for name in stored}
     try:
         computed = reduce(arrays)
     except Exception:  # of a result that lacks what a summary is of, which is said elsewhere

@@ -231,7 +231,8 @@ class Stored(Mapping[str, xr.DataArray]):
 
     def __getitem__(self, name: str) -> xr.DataArray:
         found = self.variables[name]
-        return xr.DataArray(found, {axis: self.variables[axis] for axis in found.dims if axis in self}, name=name)
+        axes = (str(axis) for axis in found.dims)
+        return xr.DataArray(found, {axis: self.variables[axis] for axis in axes if axis in self}, name=name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # numpy asks for its protocols

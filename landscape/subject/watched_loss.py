@@ -32,11 +32,11 @@ def reduction(function: Callable[[Any, Any], Any], first: Any, second: Nested, *
     return next((how for value, how in calls.returned if value is found), "")
 
 
-class _Pairs(TorchDispatchMode):
+class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices an elementwise operation of tensors (N, 1) and (N,)."""
 
     def __init__(self, watched: set[int] | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.met, self._watched = "", watched
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
