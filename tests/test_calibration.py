@@ -20,13 +20,13 @@ from landscape.options import OptionError
 from landscape.plots import FIGURES, calibration_test, calibration_train, differences, headlines
 from landscape.plots import calibration as figure
 from landscape.plots.appearance import Look
-from landscape.predictions.scores import METRICS, paired_difference, sample_scores, summary
+from landscape.predictions.scores import sample_scores
 from landscape.predictions.temperature import HIGHEST, LOWEST, TemperatureFit
 from landscape.probes import calibration
 from landscape.probes.calibration import Calibration
 from landscape.results import group as groups
 from landscape.results import reader
-from landscape.results.calibration import Interval
+from landscape.results.calibration import METRICS, Interval, paired_difference, summary
 from landscape.results.paired import comparable
 from landscape.run import run
 from landscape.statistics.intervals import quantile

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from landscape import data
 from landscape.api import measure
 from landscape.predictions.evaluation import metrics_of
-from landscape.predictions.scores import sample_scores, summary
+from landscape.predictions.scores import sample_scores
+from landscape.results.calibration import summary
 from landscape.subject.loading import load
 from landscape.subject.subject import Subject
 

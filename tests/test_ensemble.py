@@ -22,11 +22,11 @@ from landscape.plots import ensemble as plots
 from landscape.plots.appearance import looks
 from landscape.predictions import timing
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
-from landscape.predictions.scores import sample_scores, summary
+from landscape.predictions.scores import sample_scores
 from landscape.predictions.temperature import TemperatureFit, in_fit
 from landscape.probes import ensemble
 from landscape.probes.ensemble import Ensemble
-from landscape.results.calibration import METRICS
+from landscape.results.calibration import METRICS, summary
 from landscape.subject import batchnorm
 from landscape.subject.identity import asked
 from landscape.subject.losses import bce

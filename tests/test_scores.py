@@ -8,17 +8,17 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from landscape.predictions.scores import (
+from landscape.predictions.scores import sample_scores
+from landscape.results.calibration import (
     METRICS,
     SampleScores,
+    bins,
     bootstrap,
     joined,
     paired_difference,
-    sample_scores,
     summary,
     sums,
 )
-from landscape.results.calibration import bins
 
 
 def predictions(count: int = 500, classes: int = 7, scale: float = 3.0) -> tuple[Tensor, Tensor]:

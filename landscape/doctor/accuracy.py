@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import bdtrc, ndtri, stdtrit
 
 from landscape.doctor.finding import Finding, Result, Severity, found, more_samples
-from landscape.doctor.grid import Grid
+from landscape.doctor.grid import Grid, at_weights
 from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import NORMAL, quantile
 
@@ -174,13 +174,5 @@ def intact_accuracy(result: Result) -> float:
     for name in ("intact_accuracy", "clean_accuracy"):
         if name in result.data.attrs:
             return float(result.attribute(name))
-    values = result.values("accuracy")
-    if result.probe in ("surface", "line"):
-        grid = Grid.of(result)
-        if grid is None or not grid.has_centre or values.ndim != 2:
-            return math.nan
-        i, j = grid.centre
-        return float(values[i, j] if result.probe == "surface" else values[0, i])
-    if result.probe == "trajectory" and values.size:
-        return float(values[-1])
-    return float(values) if result.probe in ("calibration", "ensemble", "evaluate") and values.shape == () else math.nan
+    own = at_weights(result, "accuracy")
+    return result.number("accuracy") if math.isnan(own) else own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,3 +106,12 @@ class Grid:
                 share = np.sqrt(max(level - self.at_centre - low, 0.0) / (high - low)) if np.isfinite(high) else 0.5
                 radii.append(inner + share * (outer - inner))
         return float(np.median(radii)) if radii else float("nan")
+
+
+def at_weights(result: Result, name: str) -> float:
+    """Loss or accuracy at the checkpoint itself: of a grid or line its centre, of a run its last snapshot; else NaN."""
+    values, grid = result.values(name), Grid.of(result)
+    if grid is not None and grid.has_centre and values.ndim == 2:
+        i, j = grid.centre
+        return float(values[i, j] if result.probe == "surface" else values[0, i])
+    return float(values[-1]) if result.probe == "trajectory" and values.size else math.nan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations
@@ -11,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again
-from landscape.doctor.grid import Grid
+from landscape.doctor.grid import at_weights
 from landscape.doctor.lines import ROUNDING
-from landscape.results.protocols import differing, option_of
+from landscape.results.protocols import differing, of_several, option_of
 
 T = TypeVar("T", bound=Hashable)
 
@@ -124,7 +123,7 @@ def same_weights(results: Sequence[Result]) -> Iterator[Finding]:
             sha256, result.probe, spec.get("model"), spec.get("mc_dropout"), str(result.attribute("smoothing")),
             str(spec.get("model_arg")), repr(sorted(result.facts.items())),
         )  # fmt: skip
-        if not sha256 or result.probe == "ensemble":
+        if not sha256 or of_several(result.data):
             continue
         other = known.setdefault(key, result)
         if other.label != result.label:
@@ -144,7 +143,7 @@ def losses_disagree(results: Sequence[Result]) -> Iterator[Finding]:
     """
     known: dict[Hashable, tuple[Result, float]] = {}
     for result in results:
-        loss = _own_loss(result)
+        loss = at_weights(result, "loss")
         spec, sha256 = result.spec, result.attribute("checkpoint_sha256")
         if not (sha256 and np.isfinite(loss)) or result.parameters.get("precision", "fp32") != "fp32":
             continue
@@ -170,14 +169,6 @@ def losses_disagree(results: Sequence[Result]) -> Iterator[Finding]:
                 measure_again(result, "measure both in the same way", **changes) + ("" if differ else " --overwrite"),
             )  # fmt: skip
             return
-
-
-def _own_loss(result: Result) -> float:
-    loss = result.values("loss")
-    if result.probe in ("surface", "line"):
-        grid = Grid.of(result)
-        return grid.at_centre if grid is not None and grid.has_centre else math.nan
-    return float(loss[-1]) if result.probe == "trajectory" and loss.size else math.nan
 
 
 def one_seed(results: Sequence[Result]) -> Iterator[Finding]:

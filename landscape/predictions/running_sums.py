@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.predictions.scores import SampleScores, sample_means, sample_scores
+from landscape.predictions.scores import sample_means, sample_scores
 from landscape.predictions.temperature import TemperatureFit
+from landscape.results.calibration import SampleScores
 
 SIZES = (1, 2, 3, 5, 10, 20, 50)
 ALL_ORDERS = 5  # members up to which they join in every order: 31 subsets of 5

@@ -6,35 +6,10 @@ import torch
 from torch import Tensor
 
 from landscape.probe import Quantity
-from landscape.results.calibration import (
-    METRICS,
-    Interval,
-    SampleScores,
-    bootstrap,
-    joined,
-    mean_scores,
-    paired_difference,
-    summary,
-    sums,
-)
+from landscape.results.calibration import SampleScores, mean_scores
 
 PART = Quantity("wrong ones below 0.9, then by bin of confidence their number, confidence and right ones")
 AT_ONCE = 1 << 22  # logits that are scored at a time
-__all__ = [
-    "METRICS",
-    "Interval",
-    "SampleScores",
-    "bootstrap",
-    "joined",
-    "labelled",
-    "overlaps",
-    "paired_difference",
-    "sample_means",
-    "sample_scores",
-    "score_rows",
-    "summary",
-    "sums",
-]
 
 
 def sample_scores(log_probabilities: Tensor, targets: Tensor) -> SampleScores:

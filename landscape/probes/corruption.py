@@ -12,11 +12,11 @@ from landscape.data import corruptions
 from landscape.exchange import corruption_baseline
 from landscape.headline import Headline
 from landscape.options import require
-from landscape.predictions import scores
 from landscape.predictions.running_sums import sizes_of
-from landscape.predictions.scores import SampleScores
+from landscape.predictions.scores import sample_scores
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.results import calibration, corruption_summary
+from landscape.results.calibration import SampleScores
 from landscape.results.corruption_summary import BLOCKS, METRICS
 from landscape.results.statistics import mean_and_standard_error
 from landscape.subject.corrupted_images import AUTO, GENERATED, Source, images_of, source_of, with_images
@@ -73,7 +73,7 @@ class Corruption(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         source, names, against = self._source(subject), self._names, self._baseline()
-        clean = scores.summary(clean_scores(subject))
+        clean = calibration.summary(clean_scores(subject))
         per_cell = corruption_summary.PER_CELL
         baseline = {
             f"baseline_{name}": (Quantity(f"{METRICS[name][0]} of the baseline", METRICS[name][1], per_cell), values)
@@ -117,8 +117,8 @@ class Corruption(Probe):
         return {
             "samples": len(found),
             **{"accuracy": accuracy, "accuracy_se": accuracy_se, "nll": nll, "nll_se": nll_se},
-            "ece": scores.summary(found)["ece"],
-            "ece_se": scores.bootstrap(found, draws=DRAWS, seed=self.seed)["ece"].error,
+            "ece": calibration.summary(found)["ece"],
+            "ece_se": calibration.bootstrap(found, draws=DRAWS, seed=self.seed)["ece"].error,
             **_block_sums(found),
             **(_by_size(every) if subject.members else {}),
         }
@@ -167,8 +167,8 @@ def scored(subject: Subject) -> list[SampleScores]:
                 outputs = forward.of_first(subject.model, cast(Positioned, inputs), sizes)
             else:
                 outputs = [subject.outputs(inputs)]
-            parts.append([scores.sample_scores(logits_in(one), targets) for one in outputs])
-    return [scores.joined(list(of_size)) for of_size in zip(*parts, strict=True)]
+            parts.append([sample_scores(logits_in(one), targets) for one in outputs])
+    return [calibration.joined(list(of_size)) for of_size in zip(*parts, strict=True)]
 
 
 def _sizes(subject: Subject) -> list[int]:
@@ -178,7 +178,7 @@ def _sizes(subject: Subject) -> list[int]:
 
 def _by_size(every: Sequence[SampleScores]) -> dict[str, np.ndarray]:
     """What is stored of every size."""
-    summaries, sums = [scores.summary(one) for one in every], [_block_sums(one) for one in every]
+    summaries, sums = [calibration.summary(one) for one in every], [_block_sums(one) for one in every]
     values = {f"size_{name}": np.array([one[name] for one in summaries]) for name in METRICS}
     return values | {f"size_{name}": np.stack([one[name] for one in sums]) for name in sums[0]}
 
