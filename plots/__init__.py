@@ -11,7 +11,7 @@ points, see `landscape.plugins`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -152,15 +152,14 @@ def _of_other_packages() -> Iterator[FigureEntry]:
 
 FIGURES |= {figure.name: figure for figure in _of_other_packages()}
 
-# Figures of several probes together: module by name of the file. Each offers `studies`, `page` of a study and MEANING.
-STUDIES: Mapping[str, str] = {
-    "smoothing": "smoothing_study",
-    "heads": "heads_study",
-    "sweep": "sweep_study",
-    "hybrid": "hybrid_study",
-    "compare": "compare_study",
-}
+# Figures of several probes together, by name of the file; the module offers `studies`, `page` of a study, and MEANING.
+STUDIES = ("smoothing", "heads", "sweep", "hybrid", "compare")
 IMPORTED = ("hybrid", "compare")  # kinds of results that no probe measures, and that a study draws
+
+
+def study_module(name: str) -> Any:
+    """The module of a study's figure."""
+    return import_module(f"{__name__}.{name}_study")
 
 
 class _Drawn(ModuleType):

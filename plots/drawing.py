@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import OptionError, require
-from landscape.plots import FIGURES, IMPORTED, STUDIES
+from landscape.plots import FIGURES, IMPORTED, STUDIES, study_module
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import SCREEN, Theme, applied
 from landscape.plots.tidy import tidied
@@ -130,7 +129,7 @@ def draw_layout(
 
 
 def draw_studies(
-    path: Path | str, out: Path | str, formats: Sequence[str] = ("png",), names: Sequence[str] = tuple(STUDIES)
+    path: Path | str, out: Path | str, formats: Sequence[str] = ("png",), names: Sequence[str] = STUDIES
 ) -> list[Path]:
     """Draw figures of several probes together where a file holds what they need; return the files.
 
@@ -164,7 +163,7 @@ def _needs(name: str) -> str:
 def _save_studies(stored: Stored, folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[Path]:
     written = []
     for name in names:
-        module = import_module(f"landscape.plots.{STUDIES[name]}")
+        module = study_module(name)
         found = module.studies(stored)
         for study in found:
             label = re.sub(r"[^\w.+-]", "_", study.label)

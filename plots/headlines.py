@@ -7,14 +7,13 @@ torch nor matplotlib is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from landscape.plots import FIGURES, STUDIES
+from landscape.plots import FIGURES, STUDIES, study_module
 from landscape.plots.figure import Comparing, Noted
 from landscape.probe import MICRO_BATCHES
 from landscape.results import measured, reader
@@ -42,7 +41,7 @@ def _found(data: xr.Dataset, form: Callable[[Measured], float | str]) -> Numbers
 
 def notes_of(probe: str) -> Callable[[xr.Dataset], Mapping[str, str]]:
     """What the figure of a probe, or of a study, notes about a result besides its numbers."""
-    module = import_module(f"landscape.plots.{STUDIES[probe]}") if probe in STUDIES else main_figure(probe)
+    module = study_module(probe) if probe in STUDIES else main_figure(probe)
     return module.notes if isinstance(module, Noted) else lambda data: {}
 
 

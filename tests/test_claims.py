@@ -24,7 +24,7 @@ from landscape.studies.papers import (
     first_against_rest,
     mean_step,
 )
-from landscape.studies.study import Results
+from landscape.studies.study import Results, Study
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +94,13 @@ def test_temporal_smoothing_is_the_change_from_no_smoothing_of_the_deterministic
     assert BY_NAME["temporal"].compute(made) == pytest.approx(-0.2)
     assert BY_NAME["temporal-calibration"].compute(made) == pytest.approx(-0.4)
     assert BY_NAME["temporal-throughput"].compute(made) == pytest.approx(0.05)
+
+
+def test_of_several_results_in_one_place_of_a_study_the_last_counts() -> None:
+    stored = [(f"trace/{k}", xr.Dataset({"trace": float(k)}, attrs={"label": f"a-{k}"})) for k in range(3)]
+    study = Study.of(stored, lambda probe, data: ("a", probe))
+    assert {cell: data["trace"].item() for cell, data in study.cells.items()} == {("a", "trace"): 2.0}
+    assert study.networks["a"].label == "a"
 
 
 def test_every_claim_needs_known_networks_and_measurements() -> None:

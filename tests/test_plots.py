@@ -21,7 +21,7 @@ from PIL import Image
 
 import landscape
 from landscape.options import OptionError
-from landscape.plots import FIGURES, STUDIES, appearance, drawing, park2022, style, theme
+from landscape.plots import FIGURES, STUDIES, appearance, drawing, park2022, study_module, style, theme
 from landscape.plots.figure import Noted, checked
 from landscape.plots.selection import Selection
 from landscape.plots.tidy import _shown, _touch, tidied
@@ -84,7 +84,7 @@ def test_a_misspelt_figure_module_is_rejected_by_name(lines: str, said: str) -> 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_figure_of_several_probes_offers_what_drawing_needs(name: str) -> None:
-    module = import_module(f"landscape.plots.{STUDIES[name]}")
+    module = study_module(name)
     assert module.MEANING.count(". ") == 1
     assert module.studies([]) == []
     assert callable(module.page)

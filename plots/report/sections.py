@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 
 import xarray as xr
 
-from landscape.plots import FIGURES, STUDIES, headlines
+from landscape.plots import FIGURES, STUDIES, headlines, study_module
 from landscape.plots.report import commands
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
@@ -177,7 +176,7 @@ def meaning_of(figure: str) -> tuple[str, str]:
     if figure in FIGURES:
         text = FIGURES[figure].module.MEANING
     elif study in STUDIES:
-        text = str(import_module(f"landscape.plots.{STUDIES[study]}").MEANING)
+        text = str(study_module(study).MEANING)
     else:
         return "", ""
     first, _, second = text.partition(". ")
