@@ -60,6 +60,11 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, k: int, **option
         FloatingPointError: the operator returned a non-finite vector.
     """
     (found,) = batched_lanczos(lambda rows: product(rows[0])[None], start[None], k, **options)
+    return finite(found)
+
+
+def finite(found: Spectrum | None) -> Spectrum:
+    """The spectrum of an operator that has to be finite; raises FloatingPointError otherwise."""
     if found is None:
         raise FloatingPointError("a Hessian product is not finite")
     return found

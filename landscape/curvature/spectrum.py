@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Spectrum, batched_lanczos, lanczos
+from landscape.curvature.lanczos import Spectrum, batched_lanczos, finite
 from landscape.curvature.stopping import Which
 from landscape.curvature.verification import completed
 from landscape.data.memory import available_on, limit
@@ -65,11 +65,8 @@ def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tenso
     Raises:
         FloatingPointError: the matrix is not finite.
     """
-    room, storage = memory(start)
-    found = lanczos(product, start, request.top, room=room, storage=storage, **_options(request, storage))
-    (complete,) = _completed(lambda rows: product(rows[0])[None], [found], request, [seed], room, storage)
-    assert complete is not None
-    return complete
+    (found,) = spectra(lambda rows: product(rows[0])[None], request, [start], [seed])
+    return finite(found)
 
 
 def spectra(
@@ -77,34 +74,15 @@ def spectra(
 ) -> list[Spectrum | None]:
     """The eigenvalues of several matrices with one product for all, (M, n) -> (M, n); None where one is not finite."""
     room, storage = memory(starts[0])
-    rows, room = torch.stack(list(starts)), max(room // len(starts), 1)
-    found = batched_lanczos(product, rows, request.top, room=room, storage=storage, **_options(request, storage))
-    return _completed(product, found, request, seeds, room, storage)
-
-
-def _options(request: Request, storage: torch.dtype | None) -> dict[str, Any]:
-    return {
-        "which": request.which, "tol": request.tol, "tol_residual": request.tol_residual, "ends": request.ends,
-        "max_steps": request.max_products, "vectors": request.vectors or request.searched,
-        "further": request.ranks if request.searched and storage is None else 0,  # where memory is short, fewer vectors
-    }  # fmt: skip
-
-
-def _completed(
-    product: Callable[[Tensor], Tensor],
-    found: Sequence[Spectrum | None],
-    request: Request,
-    seeds: Sequence[int],
-    room: int,
-    storage: torch.dtype | None,
-) -> list[Spectrum | None]:
-    """The spectra with the values that their start vectors missed, without vectors that were not asked for."""
-    if not request.searched:
-        return list(found)
-    seeds = [derived_seed(seed, "verify") for seed in seeds]
+    rows = starts[0][None] if len(starts) == 1 else torch.stack(list(starts))
     how: dict[str, Any] = {"which": request.which, "tol": request.tol, "tol_residual": request.tol_residual}
-    how |= {"max_steps": request.max_products, "room": room, "storage": storage}
-    complete = completed(product, found, seeds=seeds, **how)
+    how |= {"max_steps": request.max_products, "room": max(room // len(starts), 1), "storage": storage}
+    further = request.ranks if request.searched and storage is None else 0  # where memory is short, fewer vectors
+    wanted = request.vectors or request.searched
+    found = batched_lanczos(product, rows, request.top, ends=request.ends, vectors=wanted, further=further, **how)
+    if not request.searched:
+        return found
+    complete = completed(product, found, seeds=[derived_seed(seed, "verify") for seed in seeds], **how)
     return [one and replace(one, further=None, vectors=one.vectors if request.vectors else None) for one in complete]
 
 
