@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from landscape.cli.aligning import SAVE, saving
 from landscape.cli.chosen_checkpoints import chosen_checkpoints, expected
 from landscape.cli.command_options import (
     CONTEXT,
     HELP_ALL,
+    OWN,
     RUN,
     loading_options,
     loading_values,
+    option,
     probe_options,
     reading_values,
     typed_options,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from landscape.subject.process_group import ProcessGroup
     from landscape.subject.subject import Subject
 
+SAVE = option(Path | None, "write the permuted other checkpoint to this file", None, OWN)
+
 
 def command_of(name: str) -> Callable[..., None]:
     """The function behind `landscape NAME`, with options made from the dataclasses of its probes and of loading."""
@@ -57,7 +60,7 @@ def command_of(name: str) -> Callable[..., None]:
         run = {key: options[key] for key in RUN if key not in ("debug", "memory", "verbose")}
         with limited_to(_memory(**{key: options[key] for key in ("memory", "workers", "scheduler")})):
             given = loading_values(typed)
-            after = saving(save, given, quiet=run["quiet"])
+            after = _saving(save, given, quiet=run["quiet"])
             measure_all(name, checkpoint or [None], parameters, given, after=after, **run)
 
     checkpoints = several_checkpoints(kinds[0].checkpoints)
@@ -65,6 +68,25 @@ def command_of(name: str) -> Callable[..., None]:
     own |= {"save": SAVE} if hasattr(kinds[0], "save") else {}
     table = {"context": CONTEXT, "checkpoint": checkpoints, **own, **loading, **RUN, "help_all": HELP_ALL}
     return with_options(command, table)
+
+
+def _saving(path: Path | None, loading: Mapping[str, Any], *, quiet: bool) -> Callable[[Any, Subject], None] | None:
+    """What writes the checkpoint after the measurement; None where it is not asked for.
+
+    Raises:
+        OptionError: no checkpoint can be written there, or the network is none that one could be loaded into.
+    """
+    if path is None:
+        return None
+    if path.is_dir():
+        raise OptionError(f"--save must be a file, got the folder {path}; for example {path / 'aligned.pt'}")
+    if loading.get("adapter") == "separate":
+        raise OptionError("--save writes a whole network; drop --adapter separate, and the merged one is aligned")
+
+    def save(probe: Any, subject: Subject) -> None:
+        say(f"{probe.name}: {path} holds {probe.save(subject, path)}", quiet=quiet)
+
+    return save
 
 
 def _memory(memory: str, workers: int, scheduler: str) -> int | None:

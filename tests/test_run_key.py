@@ -214,4 +214,15 @@ def test_a_group_says_what_made_it(snapshots: Path, tmp_path: Path) -> None:
     assert about["epoch"] == 2.0
     assert (about["probe"], about["model"], about["data"]) == ("hessian", "resnet_demo", "digits")
     assert about["protocol"] == "digits test, 32 samples, batch size 8, no augmentation, weight decay 0.5, seed 0"
-    assert {"label", "parameters", "spec", "uses", "versions", "device", "created", "finished"} <= set(about)
+    assert {
+        "label",
+        "parameters",
+        "spec",
+        "uses",
+        "several",
+        "errors_over",
+        "versions",
+        "device",
+        "created",
+        "finished",
+    } <= set(about)

@@ -39,71 +39,47 @@ PROBES: dict[str, ProbeEntry] = {
     "trace": ProbeEntry(CORE, "Trace", "Trace of the Hessian, with its standard error."),
     "density": ProbeEntry(CORE, "Density", "Density of all Hessian eigenvalues, by Lanczos quadrature."),
     "convexity": ProbeEntry(CORE, "Convexity", "Ratio of the extreme Hessian eigenvalues at every point of a plane."),
-    "flatness": ProbeEntry(
-        CORE, "Flatness", "How flat the loss is: sharpness, noise and curvature measures, each with its error."
-    ),
+    "flatness": ProbeEntry(CORE, "Flatness",
+        "How flat the loss is: sharpness, noise and curvature measures, each with its error."),
     "step": ProbeEntry(CORE, "Step", "The optimiser's next update: sharpness along it, predicted and actual change."),
-    "noise-scale": ProbeEntry(
-        CORE, "NoiseScale", "Gradient noise scale, simple and weighted by the curvature: useful batch sizes."
-    ),
-    "sensitivity": ProbeEntry(
-        CORE, "Sensitivity", "Accuracy and loss when weights are quantised, pruned or disturbed, unit by unit."
-    ),
-    "fourier": ProbeEntry(
-        REPRESENTATIONS, "Fourier", "Relative log amplitude of feature maps over frequency, per layer.", True
-    ),
+    "noise-scale": ProbeEntry(CORE, "NoiseScale",
+        "Gradient noise scale, simple and weighted by the curvature: useful batch sizes."),
+    "sensitivity": ProbeEntry(CORE, "Sensitivity",
+        "Accuracy and loss when weights are quantised, pruned or disturbed, unit by unit."),
+    "fourier": ProbeEntry(REPRESENTATIONS, "Fourier",
+        "Relative log amplitude of feature maps over frequency, per layer.", True),
     "variance": ProbeEntry(REPRESENTATIONS, "Variance", "Variance of feature maps over positions, per layer.", True),
-    "similarity": ProbeEntry(
-        REPRESENTATIONS, "Similarity", "Centred kernel alignment of all pairs of layers, or of two networks.", True
-    ),
-    "attention": ProbeEntry(
-        REPRESENTATIONS, "Attention", "Distance, mutual information and diversity of self-attentions, per head.", True
-    ),
-    "attention-maps": ProbeEntry(
-        REPRESENTATIONS, "AttentionPictures", "Where chosen positions of the first images attend, for pictures."
-    ),
+    "similarity": ProbeEntry(REPRESENTATIONS, "Similarity",
+        "Centred kernel alignment of all pairs of layers, or of two networks.", True),
+    "attention": ProbeEntry(REPRESENTATIONS, "Attention",
+        "Distance, mutual information and diversity of self-attentions, per head.", True),
+    "attention-maps": ProbeEntry(REPRESENTATIONS, "AttentionPictures",
+        "Where chosen positions of the first images attend, for pictures."),
     "tokens": ProbeEntry(REPRESENTATIONS, "Tokens", "Tokens of the first images in the plane, by t-SNE."),
-    "geometry": ProbeEntry(
-        REPRESENTATIONS, "Geometry", "Dimension of features, neural collapse and class separation, per layer.", True
-    ),
+    "geometry": ProbeEntry(REPRESENTATIONS, "Geometry",
+        "Dimension of features, neural collapse and class separation, per layer.", True),
     "lesion": ProbeEntry(REPRESENTATIONS, "Lesion", "Accuracy and loss when one unit is removed, for every unit."),
-    "probe-linear": ProbeEntry(
-        REPRESENTATIONS, "ProbeLinear", "Accuracy of a linear classifier on frozen features, per layer."
-    ),
-    "uncertainty": ProbeEntry(
-        REPRESENTATIONS,
-        "Uncertainty",
-        "Model and data uncertainty of feature maps, and their spatial covariance, per layer.",
-    ),
-    "calibration": ProbeEntry(
-        PREDICTIONS, "Calibration", "Calibration of the probabilities, before and after temperature scaling."
-    ),
-    "ensemble": ProbeEntry(
-        PREDICTIONS, "Ensemble", "Averaged probabilities of several networks: calibration, uncertainty, diversity."
-    ),
-    "corruption": ProbeEntry(
-        PREDICTIONS,
-        "Corruption",
-        "Accuracy, NLL and calibration under common corruptions: CIFAR-C, ImageNet-C.",
-        needs="imagecorruptions",
-    ),
-    "perturbation": ProbeEntry(
-        PREDICTIONS, "Perturbation", "Consistency of the predictions on slowly changing images: CIFAR-P."
-    ),
+    "probe-linear": ProbeEntry(REPRESENTATIONS, "ProbeLinear",
+        "Accuracy of a linear classifier on frozen features, per layer."),
+    "uncertainty": ProbeEntry(REPRESENTATIONS, "Uncertainty",
+        "Model and data uncertainty of feature maps, and their spatial covariance, per layer."),
+    "calibration": ProbeEntry(PREDICTIONS, "Calibration",
+        "Calibration of the probabilities, before and after temperature scaling."),
+    "ensemble": ProbeEntry(PREDICTIONS, "Ensemble",
+        "Averaged probabilities of several networks: calibration, uncertainty, diversity."),
+    "corruption": ProbeEntry(PREDICTIONS, "Corruption",
+        "Accuracy, NLL and calibration under common corruptions: CIFAR-C, ImageNet-C.", needs="imagecorruptions"),
+    "perturbation": ProbeEntry(PREDICTIONS, "Perturbation",
+        "Consistency of the predictions on slowly changing images: CIFAR-P."),
     "attack": ProbeEntry(PREDICTIONS, "Attack", "Accuracy under adversarial changes of the pixels: FGSM and PGD."),
-    "input-surface": ProbeEntry(
-        PREDICTIONS,
-        "InputSurface",
-        "Loss around the images: along the gradient, towards adversarial images, at random.",
-    ),
+    "input-surface": ProbeEntry(PREDICTIONS, "InputSurface",
+        "Loss around the images: along the gradient, towards adversarial images, at random."),
     "noise": ProbeEntry(PREDICTIONS, "Noise", "Accuracy under noise of one band of frequencies, for every band."),
-    "shape-bias": ProbeEntry(
-        PREDICTIONS, "ShapeBias", "Decisions for the shape against the texture of cue-conflict pictures."
-    ),
-    "stream": ProbeEntry(
-        PREDICTIONS, "Stream", "Predictions averaged over neighbouring frames of a stream, against tau."
-    ),
-}
+    "shape-bias": ProbeEntry(PREDICTIONS, "ShapeBias",
+        "Decisions for the shape against the texture of cue-conflict pictures."),
+    "stream": ProbeEntry(PREDICTIONS, "Stream",
+        "Predictions averaged over neighbouring frames of a stream, against tau."),
+}  # fmt: skip
 
 OWN = tuple(PROBES)
 PROBES |= {n: ProbeEntry(PLUGINS, "", f"Of the package {one.package}.") for n, one in beside("probes", OWN).items()}
