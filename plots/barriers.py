@@ -50,7 +50,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     count = max(data.sizes["curve"] for data in results)
     columns = min(count, 2)
     rows = -(-count // columns)  # per set
-    note = "Numbers of checkpoints on both axes; in the cells the barrier and its 95 % interval over samples."
+    note = "Numbers of checkpoints on both axes; in the cells the barrier. Below it: its 95 % interval over samples."
     height = 2.6 if columns == 1 else 2.3
     figure = style.page(results, looks, height=height * rows * len(results), note=note)
     grid = figure.subplots(rows * len(results), columns, squeeze=False).reshape(len(results), -1)

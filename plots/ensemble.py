@@ -32,7 +32,7 @@ TIMED = (
 )
 PARTS = {"predictive": "-", "aleatoric": "--", "epistemic": ":"}
 NOTE = (
-    "A member costs one forward pass. Bars: 95 % intervals over samples; bands: one standard deviation over orders of "
+    "A member costs one forward pass. Bars: 95 % intervals over samples. Bands: one standard deviation over orders of "
     "the members; dots at size 1: each member by itself. Entropy, in the given order: predictive solid, aleatoric "
     "dashed, epistemic dotted."
 )

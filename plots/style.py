@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from landscape.plots.theme import PAGE as PAGE
 from landscape.plots.theme import RC as RC
 from landscape.plots.theme import muted, narrow, page_width, panel_width, title
 from landscape.results import reader
+from landscape.statistics.stored import has_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +29,7 @@ LINE_WORDS: dict[str, str] = {"-": "solid", "--": "dashed", "-.": "dash-dotted",
 SMALL = 6  # pt, of captions
 LINE = 1.35 * SMALL / 72  # inches per line of a caption
 LEGEND_LINE = 0.135  # inches per row of a legend
+INTERVAL = "95 %"
 WARNING = "#c2500a"  # readable on white and on black
 
 
@@ -44,7 +47,7 @@ def page(
 
     Their size is estimated first, so that nothing overlaps or is cut off. `height` is that of the space for the axes,
     `width` that of the figure (default: that of the style), in inches. The legend has as many columns as fit. A caption
-    replaces the protocol.
+    replaces the protocol. Sentences of the note about 95 % intervals stand where a result has one.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -52,6 +55,8 @@ def page(
 
     width = width or page_width()
     # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate errs on the safe side.
+    if results and not any(map(has_intervals, results)):
+        note = " ".join(sentence for sentence in re.split(r"(?<=\.) ", note) if INTERVAL not in sentence)
     text = f"{caption or protocol(results, looks)} {note}".strip()
     under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL)))
     warning = textwrap.wrap(unfinished(results, looks), int(72 * width / (0.6 * SMALL)))

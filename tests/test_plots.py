@@ -15,7 +15,7 @@ import matplotlib
 import numpy as np
 import pytest
 import synthetic
-from drawable import EVERYDAY, OF_STUDY, UNFINISHED, VIT, axes_for, result_of, spoilt, stored_in
+from drawable import ERRORS, EVERYDAY, OF_STUDY, UNFINISHED, VIT, axes_for, result_of, spoilt, stored_in
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -27,6 +27,7 @@ from landscape.plots.selection import Selection
 from landscape.plots.tidy import _shown, _touch, tidied
 from landscape.probes import PROBES
 from landscape.results import reader
+from landscape.statistics.stored import has_intervals
 
 SMALL = synthetic.transformer("vit", depth=3)
 
@@ -161,6 +162,24 @@ def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(
                 page = figure.module.page(results, appearance.looks(results))
                 page.set_layout_engine(page.get_layout_engine() if laid_out else None)
                 page.draw_without_rendering()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_a_figure_speaks_of_intervals_where_its_results_have_some(small: Path, name: str) -> None:
+    """As no loss that returns a mean has them, and no few values."""
+    figure = FIGURES[name]
+    whole = result_of(small, figure.probe, SMALL.label)
+    errors = {key: value for key, value in whole.data_vars.items() if str(key).endswith(ERRORS) or key == "se"}
+    unknown = {key: value.copy(data=np.full(value.shape, np.nan)) for key, value in errors.items()}
+    without = whole.assign({key: value.assign_attrs(n=np.nan, over="") for key, value in unknown.items()})
+    spoken = []
+    for data in (whole, without) if figure.drawable(without) else (whole,):
+        with theme.applied(theme.SCREEN):
+            page = figure.module.page([data], appearance.looks([data]))
+        spoken.append("95 %" in " ".join(text.get_text() for text in page.texts))
+    assert has_intervals(whole) or not spoken[0]
+    assert not any(spoken[1:])
 
 
 @pytest.fixture(scope="module")

@@ -45,3 +45,10 @@ def ends_of(data: Any, name: str) -> Ends:
         return low, high
     of = BY_BOUNDS[str(data.variables[name].attrs.get("bounds", ""))]
     return of(data.variables[name].values, error_of(data, name), count_of(data, name))
+
+
+def has_intervals(data: Any) -> bool:
+    """Whether any quantity of a labelled result has a 95 % interval."""
+    errors = [name for name in map(str, data.variables) if name == "se" or name.endswith(("_se", "_low"))]
+    names = ("value" if name == "se" else name.rpartition("_")[0] for name in errors)
+    return any(np.isfinite(ends_of(data, name)).any() for name in names if name in data)
