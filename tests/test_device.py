@@ -105,7 +105,9 @@ CASES = {
     "density": Case(
         "density", {"vectors": 2, "steps": 3, "hvp": "double-backward"}, rtol=1e-3, simulated=1e-6, per_unit=8
     ),
-    "density, blocks": Case("density", {"vectors": 1, "steps": 3, "blocks": "layer"}, rtol=1e-2, per_unit=80, once=40),
+    "density, blocks": Case(
+        "density", {"vectors": 1, "steps": 3, "blocks": "layer"}, rtol=1e-2, simulated=1e-6, per_unit=80, once=40
+    ),
     "noise-scale": Case("noise-scale", {"groups": 3}, rtol=1e-2, per_unit=8, once=40),
     "fourier": Case("fourier", {"spectrum": "full"}, per_unit=4, simulated=1e-6),
     "variance": Case("variance", {}, simulated=1e-6),  # a CPU does not subtract small means first
