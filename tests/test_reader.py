@@ -14,6 +14,8 @@ import xarray as xr
 from landscape.doctor import rules
 from landscape.plots import headlines, noise
 from landscape.results import hdf5_file, reader
+from landscape.results.group import checksum, results_in
+from landscape.results.hdf5_file import CHECK
 
 SOME = ("hessian", "surface", "lesion", "variance", "calibration")
 
@@ -157,6 +159,14 @@ def test_neither_reading_nor_drawing_loads_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_results_in_the_documentation_are_as_they_were_stored() -> None:
+    paths = sorted((Path(__file__).parents[1] / "docs" / "examples" / "results").glob("*.h5"))
+    assert paths
+    for path in paths:
+        with h5py.File(path) as file:
+            assert all(group.attrs[CHECK] == checksum(group) for _, group in results_in(file)), path.name
 
 
 @pytest.mark.parametrize("probes", [SOME, pytest.param(synthetic.ALL, marks=pytest.mark.campaign)])
