@@ -1,12 +1,15 @@
 """Directives of what the code itself knows of a probe, so that a page cannot go stale.
 
 `probe-pages GROUP` writes the table of the pages of a group. `probe-reference NAME` writes the defaults, the options,
-the figures with their meaning, and all stored numbers with their units.
+the figures with their meaning, and all stored numbers with their units. `results-format VERSION` writes all that the
+results file of a release stores, from a file that it wrote.
 """
 
 from __future__ import annotations
 
 import atexit
+import gzip
+import io
 import os
 import shutil
 import tempfile
@@ -17,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
+import h5py
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
@@ -48,6 +52,31 @@ class ProbePages(Directive):
         found = nodes.container()
         self.state.nested_parse(StringList(["| probe | the question |", "| --- | --- |", *rows, "", *tree]), 0, found)
         return found.children
+
+
+class ResultsFormat(Directive):
+    """Insert what the results file of a release stores: a table of quantities for every probe."""
+
+    required_arguments: ClassVar[int] = 1
+
+    def run(self) -> list[nodes.Node]:
+        stored = gzip.decompress((Path(__file__).parent / "format" / f"{self.arguments[0]}.h5.gz").read_bytes())
+        found: list[nodes.Node] = []
+        with h5py.File(io.BytesIO(stored)) as file:
+            for probe, groups in file.items():
+                rows = [_stored(name, array) for name, array in next(iter(groups.values())).items()]
+                found += [
+                    nodes.rubric(text=probe),
+                    _table(("name", "what it is", "unit", "axes", "type"), rows, code=1),
+                ]
+        return found
+
+
+def _stored(name: str, array: h5py.Dataset) -> tuple[str, ...]:
+    """Name, meaning, unit, axes and type of a stored array."""
+    axes = [axis[0].name.rpartition("/")[2] if len(axis) else "itself" for axis in array.dims]
+    about = [str(array.attrs.get(key, "")) for key in ("long_name", "units")]
+    return name, *about, " × ".join(axes) or "one number", "text" if array.dtype == object else str(array.dtype)
 
 
 def question(name: str) -> str:
@@ -170,4 +199,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     os.environ.setdefault("LANDSCAPE_CACHE", "")
     app.add_directive("probe-reference", ProbeReference)
     app.add_directive("probe-pages", ProbePages)
+    app.add_directive("results-format", ResultsFormat)
     return {"parallel_read_safe": True}
