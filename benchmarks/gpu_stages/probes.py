@@ -80,14 +80,15 @@ def compared(network: str, probe: str, settings: Settings) -> Row:
     gpu = settings.device.type == "cuda"
     other = copy.deepcopy(cpu).to(settings.device, torch.float32 if gpu else torch.float64)
     options = {**_options(probe, settings), "samples": 32 if settings.small else 256}
-    if probe == "trajectory":
+    several = probe_class(probe).several
+    if several == "run":
         options["run"] = ",".join(map(str, _snapshots(network, settings)))
     found: list[xr.Dataset] = []
 
     def measure(model: nn.Module) -> None:
-        if probe == "align":
+        if several == "pair":
             options["against"] = _neighbour(cpu).to(next(model.parameters()))
-        if probe in ("ensemble", "barriers"):
+        if several == "members":
             options.pop("snapshots", None)
             options["members"] = [_neighbour(cpu).to(next(model.parameters()))]
         found.append(landscape.measure(probe, model, data="digits", out=None, quiet=True, **options))
