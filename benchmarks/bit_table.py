@@ -19,8 +19,8 @@ from torch import Tensor
 
 import landscape
 from landscape.results import reader
-from landscape.results.bit_allocation import BitTable, bit_table
-from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.bit_allocation import BitTable, bit_table
+from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.perturbations import quantised

@@ -81,8 +81,8 @@ def command(case: Case, folder: Path) -> int:
 
 def attempt(case: Case, folder: Path, at: int = 0, how: str = "k") -> Ended:
     """Run the commands in a fork of this process, in which something happens at a call; never at 0."""
-    from landscape import run
     from landscape.results.writer import Writer
+    from landscape.running import run
 
     errors, reports = folder.parent / "errors", folder.parent / "reports"
     memory = mmap.mmap(-1, ROOM)
@@ -125,7 +125,7 @@ def held(case: Case, folder: Path) -> set[tuple[str, tuple[int, ...]]]:
     from fault_checks.commands import content
 
     from landscape.results.journal import NotAJournal, records_of
-    from landscape.results.orphans import journals
+    from landscape.results.unmerged_journals import journals
 
     found = set()
     for path in {folder / word for words in case.commands for word in words if word.endswith(".h5")}:

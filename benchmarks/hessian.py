@@ -35,11 +35,11 @@ from other_engines import TOP, curvlinops, errors, pyhessian
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from landscape.cli.process_setup import keep_freed_memory
-from landscape.curvature.hessian_product import hessian_product
-from landscape.curvature.hvp_backends import Hvp, curvature
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.operator import Curvature
-from landscape.curvature.vectors import random_unit
+from landscape.products.hessian_product import hessian_product
+from landscape.products.hvp_backends import Hvp, curvature
+from landscape.products.operator import Curvature
+from landscape.products.vectors import random_unit
 from landscape.subject.batchnorm import refresh
 from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject

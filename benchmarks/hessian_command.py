@@ -187,7 +187,7 @@ def measure(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterat
 
 def table(rows: list[Row]) -> str:
     """Seconds of all engines for every number of mini-batches, and ratios."""
-    from landscape.curvature.hvp_backends import CODES
+    from landscape.products.hvp_backends import CODES
 
     columns = (
         "model, state, mini-batches, PyHessian s, eigsh s, ours: first run s, second run s, backend, speed: first run, "

@@ -31,20 +31,20 @@ import torch
 from dying import inside_merge, killed, units_in
 
 from landscape import models
-from landscape import run as run_module
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from landscape.cli.main import exit_code
-from landscape.executors.executor import IN_PROCESS
-from landscape.executors.local_processes import Processes
 from landscape.probe import Shard
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
 from landscape.results.hdf5_file import reading
 from landscape.results.journal import NotAJournal, records_of
 from landscape.results.merging import merge_files
-from landscape.results.orphans import journals
-from landscape.run import reduce_of, run
-from landscape.subject.loading import load
+from landscape.results.unmerged_journals import journals
+from landscape.running import run as run_module
+from landscape.running.executor import IN_PROCESS
+from landscape.running.local_processes import Processes
+from landscape.running.run import reduce_of, run
+from landscape.subject.loading.load import load
 
 Units = set[tuple[int, ...]]
 

@@ -33,13 +33,13 @@ from kill import content, same
 
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
-from landscape.executors.executor import Executor
-from landscape.executors.local_processes import Processes
 from landscape.probe import Unit
 from landscape.probes import probe_class
 from landscape.results.writer import Writer
-from landscape.run import run
-from landscape.subject.loading import load
+from landscape.running.executor import Executor
+from landscape.running.local_processes import Processes
+from landscape.running.run import run
+from landscape.subject.loading.load import load
 
 MOST = 3  # kills of one run: more could hit a unit that is measured alone, which counts as one that kills its workers
 PROBES: Mapping[str, tuple[dict[str, Any], int, int]] = {  # parameters, samples, batch size: some seconds of work each
@@ -95,7 +95,7 @@ def local() -> Iterator[Target]:
 @contextlib.contextmanager
 def dask(cluster: Cluster) -> Iterator[Target]:
     """Two workers of a scheduler."""
-    from landscape.executors.dask_cluster import DaskCluster
+    from landscape.running.dask_cluster import DaskCluster
 
     with DaskCluster(str(cluster.file)) as executor:
 

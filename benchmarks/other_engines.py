@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from landscape.curvature.hessian_product import differentiable_attention
+from landscape.products.hessian_product import differentiable_attention
 from landscape.subject.subject import Subject
 
 TOP = 5

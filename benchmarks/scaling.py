@@ -31,7 +31,7 @@ WORKERS = (1, 10, 30, 100, 300, 1000)
 
 def progress_of(probe: Any, subject: Any, path: Path | None, executor: Any) -> tuple[float, float]:
     """Wall time of a run, and the rest of it from its second unit on."""
-    from landscape.run import run
+    from landscape.running.run import run
 
     times: list[float] = []
     start = time.perf_counter()
@@ -63,8 +63,8 @@ def small_subject(folder: str) -> Any:
 def overhead(arguments: argparse.Namespace) -> None:
     from idle_probe import Idle
 
-    from landscape.executors.executor import IN_PROCESS
-    from landscape.executors.local_processes import Processes
+    from landscape.running.executor import IN_PROCESS
+    from landscape.running.local_processes import Processes
 
     with tempfile.TemporaryDirectory() as folder, Processes(2) as processes:
         subject, out = small_subject(folder), Path(folder, "results.h5")
@@ -76,8 +76,8 @@ def overhead(arguments: argparse.Namespace) -> None:
 def dask(arguments: argparse.Namespace) -> None:
     from idle_probe import Idle
 
-    from landscape.executors import dask_cluster
-    from landscape.executors.dask_cluster import DaskCluster
+    from landscape.running import dask_cluster
+    from landscape.running.dask_cluster import DaskCluster
 
     with tempfile.TemporaryDirectory() as folder, local_dask(2) as file, DaskCluster(file) as cluster:
         subject, out = small_subject(folder), Path(folder, "results.h5")
@@ -97,7 +97,7 @@ def dask(arguments: argparse.Namespace) -> None:
 
 def bytes_(arguments: argparse.Namespace) -> None:
     from landscape.api import configure
-    from landscape.executors.work import work_of
+    from landscape.running.work import work_of
 
     with tempfile.TemporaryDirectory() as folder:
         subject = small_subject(folder)
@@ -139,7 +139,7 @@ def merge(arguments: argparse.Namespace) -> None:
 
     from landscape.api import configure
     from landscape.results.merging import merge_files
-    from landscape.run import reduce_of
+    from landscape.running.run import reduce_of
 
     lines = {n: [configure("line", {"resolution": n, "seed": seed})[0] for seed in range(100)] for n in (1023, 5000)}
     idle = [Idle(units=1023, label=f"idle {number}") for number in range(100)]
@@ -164,7 +164,7 @@ def shards_of(folder: Path, probes: list[Any], shards: int = 100) -> list[Path]:
     from landscape.probe import Shard
     from landscape.results.group import open_or_create
     from landscape.results.updating import change_file
-    from landscape.run import run_key
+    from landscape.running.run import run_key
 
     subject, empty = small_subject(str(folder)), folder / "empty.h5"
     keys = [run_key(probe, subject, f"network {number}") for number, probe in enumerate(probes)]
@@ -220,8 +220,8 @@ def speed(arguments: argparse.Namespace) -> None:
 
     import landscape
     from landscape.api import configure
-    from landscape.executors.executor import IN_PROCESS
-    from landscape.executors.local_processes import Processes
+    from landscape.running.executor import IN_PROCESS
+    from landscape.running.local_processes import Processes
 
     for case in CASES:
         probe, _ = configure(case.probe, case.parameters)
@@ -241,7 +241,7 @@ def speed(arguments: argparse.Namespace) -> None:
 
 def steady(probe: Any, subject: Any, executor: Any, measuring: Callable[[], list[int]]) -> tuple[float, float]:
     """Wall and CPU seconds per unit once all workers have loaded; `measuring` gives the processes that have."""
-    from landscape.run import run
+    from landscape.running.run import run
 
     marks: list[tuple[int, float, float]] = []
     seen = 0

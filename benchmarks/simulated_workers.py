@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from landscape.executors.dask_cluster import CHUNK_SECONDS
-from landscape.executors.schedule import Schedule
+from landscape.running.dask_cluster import CHUNK_SECONDS
+from landscape.running.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from landscape.options import OptionError
-from landscape.progress import say
+from landscape.reporting.progress import say
 
 OF_RANDOM_LINES = {"along", "directions", "normalize", "ignore"}  # options that say that random lines are meant
 

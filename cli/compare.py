@@ -10,10 +10,10 @@ import typer
 from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.damaged_files import check_not_damaged
 from landscape.options import OptionError, alternatives
-from landscape.progress import say
+from landscape.reporting.progress import say
 
 if TYPE_CHECKING:
-    from landscape.plots.comparison import Comparison
+    from landscape.plots.comparison.comparison import Comparison
 
 Option = typer.Option
 LARGE = 2**30  # bytes of a file that is not copied in memory for a table
@@ -47,7 +47,9 @@ def compare(
     Reads what probes measured. Numbers of different protocols (split, samples, batch size, parameters) are never
     compared. A difference is real where p, after Holm's correction, is below 0.05.
     """
-    from landscape.plots import comparison, comparison_text, drawing
+    from landscape.plots import drawing
+    from landscape.plots.comparison import comparison
+    from landscape.plots.comparison import text as comparison_text
     from landscape.results.replacing import check_place, write_text
 
     known = tuple(comparison_text.FORMATS)
@@ -75,7 +77,7 @@ def compare(
 
 def _store(path: Path, found: Comparison, *, quiet: bool) -> None:
     """Store the comparison; a file that cannot be changed is left as it is, with a note."""
-    from landscape.plots import comparison_rows
+    from landscape.plots.comparison import rows as comparison_rows
 
     if path.stat().st_size > LARGE:  # every change of a results file copies it in memory
         say(f"note: not stored in {path}, which is larger than 1 GiB; --out writes the tables", quiet=quiet)

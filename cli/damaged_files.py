@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from landscape.executors.worker_process import picklable
+from landscape.running.worker_process import picklable
 
 T = TypeVar("T")
 LARGE = 2**20  # numbers above which a few of an array are read

@@ -27,7 +27,7 @@ from landscape.cli.training import run_name, run_training
 from landscape.options import format_duration
 from landscape.probe import NotApplicable
 from landscape.probes import FEATURES, PROBES, probe_class
-from landscape.progress import say
+from landscape.reporting.progress import say
 from landscape.studies import Step
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ def doctor(
 
     def examined() -> list[Finding]:
         with importing():
-            from landscape.run import reduce_of
+            from landscape.running.run import reduce_of
         return examine(files, reduce_of)
 
     findings = in_child(examined, files)

@@ -39,7 +39,7 @@ def evaluate(checkpoint: list[Path] | None, passes: int, json: bool, quiet: bool
 
 def _print_metrics(subject: Subject, passes: int, *, json: bool) -> None:
     from landscape.predictions.evaluation import metrics_of
-    from landscape.subject.identity import protocol
+    from landscape.subject.loading.identity import protocol
 
     found = metrics_of(subject, passes=passes)
     if json:

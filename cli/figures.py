@@ -10,7 +10,7 @@ import typer
 from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.damaged_files import check_not_damaged
 from landscape.cli.doctor import suggestion
-from landscape.progress import say
+from landscape.reporting.progress import say
 
 Option = typer.Option
 

@@ -9,7 +9,7 @@ import typer
 
 from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.damaged_files import check_not_damaged
-from landscape.progress import say
+from landscape.reporting.progress import say
 
 Option = typer.Option
 
@@ -34,7 +34,7 @@ def import_(
     from landscape.options import OptionError
     from landscape.plots import headlines
     from landscape.results import hdf5_file
-    from landscape.run import reduce_of
+    from landscape.running.run import reduce_of
 
     if label and len(label) != len(files):
         raise OptionError(f"--label must be given once per file ({len(files)}), got {len(label)}")

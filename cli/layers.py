@@ -50,7 +50,7 @@ def _model_and_example(checkpoint: Path | None, values: dict[str, Any]) -> tuple
     import torch
 
     from landscape.checkpoints.user_code import first_line
-    from landscape.subject import loading
+    from landscape.subject.loading import load as loading
     from landscape.subject.spec import Spec
 
     if values.get("data"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from landscape.probe import Probe
-from landscape.progress import say
+from landscape.reporting.progress import say
 
 if TYPE_CHECKING:
     from landscape.checkpoints.checkpoint import Checkpoint
@@ -34,9 +34,10 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     Raises:
         FileNotFoundError, ValueError: as `landscape.load`; the model's outputs are not finite.
     """
-    from landscape.executors.memory_limit import with_smaller_mini_batches
     from landscape.models.providers import AS_BUILT
-    from landscape.subject import checks, identity, loading, sanity_check
+    from landscape.running.memory_limit import with_smaller_mini_batches
+    from landscape.subject.loading import checks, identity, sanity_check
+    from landscape.subject.loading import load as loading
 
     subject = loading.load(path, label=label, **values)
     stored = subject.checkpoint

@@ -43,7 +43,7 @@ from landscape.cli.process_setup import (
 )
 from landscape.options import OptionError, printable
 from landscape.probes import FEATURES_HELP, PROBES, REPRESENTATIONS, probe_class
-from landscape.progress import is_main_process, print_log
+from landscape.reporting.progress import is_main_process, print_log
 
 MEASURING = {**{name: entry.help for name, entry in PROBES.items()}, "features": FEATURES_HELP}
 PANELS = {**{name: entry.group for name, entry in PROBES.items()}, "features": REPRESENTATIONS}

@@ -29,11 +29,11 @@ from landscape.cli.command_options import (
 from landscape.cli.loading import load, several_checkpoints
 from landscape.cli.process_setup import executor_of, free_large_blocks, importing, sharing_processes
 from landscape.cli.text_table import text_table
-from landscape.event_log import event_log, record
 from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
 from landscape.probes import FEATURES, probe_class
-from landscape.progress import Advice, Progress, say
+from landscape.reporting.event_log import event_log, record
+from landscape.reporting.progress import Advice, Progress, say
 
 if TYPE_CHECKING:
     from landscape.results.run_key import Outcome
@@ -136,7 +136,7 @@ def measure_all(
         OptionError, ValueError, OSError: as `landscape.measure`.
     """
     from landscape.results import hdf5_file
-    from landscape.subject.preprocessing import sharing_images
+    from landscape.subject.loading.preprocessing import sharing_images
 
     common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
     asked, _ = _configured(command, preset, expected(_several(command), checkpoints, parameters), loading)
@@ -255,8 +255,8 @@ def _measure(
 
     `how`: options of `run`. Returns where the results lie; nothing in other processes than the first.
     """
-    from landscape.run import run
-    from landscape.shared_pass import applicable, run_shared_pass
+    from landscape.running.run import run
+    from landscape.running.shared_pass import applicable, run_shared_pass
 
     start = time.monotonic()
     outcomes: list[Outcome]

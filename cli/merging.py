@@ -11,7 +11,7 @@ import typer
 from landscape.cli.command_options import Debug, Quiet
 from landscape.cli.damaged_files import in_child
 from landscape.cli.process_setup import importing
-from landscape.progress import say
+from landscape.reporting.progress import say
 
 Option = typer.Option
 
@@ -35,7 +35,7 @@ def _merged(files: list[Path], out: Path, prefer: Path | None) -> list[str]:
         from landscape.results import group as groups
         from landscape.results.command_line import command_for
         from landscape.results.merging import merge_files
-        from landscape.run import reduce_of
+        from landscape.running.run import reduce_of
 
     lines = []
     merged = merge_files(files, out, reduce_of=reduce_of, prefer=prefer)

@@ -16,7 +16,7 @@ POLL_SECONDS = 2.0  # between two looks at a file that is followed
 
 def show_pending(file: Path, *, as_json: bool) -> None:
     """Print every unfinished result: how many units it lacks, which ones, and the command that measures them."""
-    from landscape.results.standing import standings
+    from landscape.results.remaining_units import standings
 
     rows = []
     found = standings(file)
@@ -37,7 +37,7 @@ def show_pending(file: Path, *, as_json: bool) -> None:
 
 def follow(file: Path, *, as_json: bool) -> None:
     """Print the progress of every result when it changes, until all are finished."""
-    from landscape.results.standing import standings
+    from landscape.results.remaining_units import standings
 
     first: dict[str, tuple[float, int]] = {}
     last: dict[str, int] = {}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from landscape.options import OptionError, at_least
 
 if TYPE_CHECKING:
-    from landscape.executors.executor import Executor
+    from landscape.running.executor import Executor
     from landscape.subject.process_group import ProcessGroup
 
 AGAIN_SECONDS = 0.01  # until a signal that was lost comes again
@@ -179,18 +179,18 @@ def executor_of(workers: int, scheduler: str) -> Iterator[Executor]:
         OptionError: both are given.
         ImportError, OSError: there is no such scheduler.
     """
-    from landscape.executors.executor import IN_PROCESS
+    from landscape.running.executor import IN_PROCESS
 
     at_least("workers", workers, 1)
     if scheduler and workers > 1:
         raise OptionError(f"--workers {workers} starts workers of its own, --scheduler has others; give one of them")
     if scheduler:
-        from landscape.executors.dask_cluster import DaskCluster
+        from landscape.running.dask_cluster import DaskCluster
 
         with DaskCluster(scheduler) as cluster:
             yield cluster
     elif workers > 1:
-        from landscape.executors.local_processes import Processes
+        from landscape.running.local_processes import Processes
 
         with Processes(workers) as processes:
             yield processes

@@ -92,7 +92,7 @@ def _is_hdf5(file: Path) -> bool:
 
 def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
     """The network and the samples that the loading options make of a checkpoint."""
-    from landscape.subject.identity import protocol
+    from landscape.subject.loading.identity import protocol
 
     subject = load(file, values, quiet=False)
     return {"network": type(subject.model).__name__, "parameters": subject.size, "protocol": protocol(subject)}
@@ -101,7 +101,7 @@ def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
 def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
     """A row per result, with its samples; on request with the numbers of its headline, their errors and units."""
     from landscape.plots import headlines
-    from landscape.results.measured import as_json
+    from landscape.results.headline_numbers import as_json
     from landscape.results.protocols import samples_of
 
     def summary() -> list[dict[str, Any]]:
@@ -115,9 +115,9 @@ def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
 
 def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:
     """A line for each result of which more is finished than the file holds, by a run that goes on or was killed."""
-    from landscape.results.orphans import journals
+    from landscape.results.remaining_units import standings
     from landscape.results.replacing import behind_link
-    from landscape.results.standing import standings
+    from landscape.results.unmerged_journals import journals
 
     held = {(row["probe"], row["digest"]): row["done"] if row["units"] else math.inf for row in rows}
     for result in standings(file) if journals(behind_link(file)) else ():

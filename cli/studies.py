@@ -19,7 +19,7 @@ from landscape.cli.measuring import measure_all
 from landscape.cli.text_table import text_table
 from landscape.cli.training import run_training
 from landscape.options import OptionError, at_least, invalid, parse_arguments
-from landscape.progress import say
+from landscape.reporting.progress import say
 
 if TYPE_CHECKING:
     from landscape.studies import Step
@@ -188,10 +188,10 @@ def build_up(
     """
     from landscape import models
     from landscape.plots import drawing
-    from landscape.plots.build_up import column
+    from landscape.plots.figures.build_up import column
     from landscape.results.replacing import write_text
-    from landscape.results.rounding import interval
-    from landscape.results.seed_groups import mean_interval
+    from landscape.statistics.rounding import interval
+    from landscape.statistics.seed_groups import mean_interval
     from landscape.studies.kinds import build_up_rows
 
     at_least("seeds", seeds, 1)

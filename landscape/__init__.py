@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from landscape.monitoring.lightning_callback import LightningMonitor
     from landscape.monitoring.monitor import Monitor
     from landscape.monitoring.transformers_callback import TransformersMonitor
-    from landscape.plots.comparison import compare
+    from landscape.plots.comparison.comparison import compare
     from landscape.probe import Plan, Probe, Quantity, Unit
     from landscape.results.reader import open
-    from landscape.subject.loading import load
+    from landscape.subject.loading.load import load
     from landscape.subject.subject import Subject
 
     __version__: str

@@ -17,14 +17,14 @@ from landscape.options import OptionError, alternatives, did_you_mean, invalid, 
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
-from landscape.progress import Advice, Progress, in_notebook
+from landscape.reporting.progress import Advice, Progress, in_notebook
 from landscape.results import reader
 from landscape.results.command_line import SAMPLES
 from landscape.results.run_key import Outcome
-from landscape.run import Report, run
-from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
-from landscape.subject.identity import protocol
-from landscape.subject.loading import load
+from landscape.running.run import Report, run
+from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
+from landscape.subject.loading.identity import protocol
+from landscape.subject.loading.load import load
 from landscape.subject.measuring import measuring
 from landscape.subject.networks_in_memory import named
 from landscape.subject.spec import Spec

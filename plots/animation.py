@@ -13,9 +13,10 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import require
-from landscape.plots import FIGURES, hessian, plane, style, surface, surface_3d
+from landscape.plots import FIGURES, plane, style
 from landscape.plots.appearance import Look
-from landscape.plots.hessian_phases import epoch, runs
+from landscape.plots.figures import hessian, surface, surface_3d
+from landscape.plots.figures.hessian_phases import epoch, runs
 from landscape.plots.selection import Selection
 from landscape.plots.theme import Theme, applied, panel_width
 from landscape.results import reader

@@ -12,7 +12,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes
 from landscape.plots.headlines import Numbers
 from landscape.plots.theme import narrow
-from landscape.results.calibration import Interval
+from landscape.statistics.calibration import Interval
 
 LONGEST = 24  # characters of the label of a row
 ROUNDING = 1e-12  # differences below it are zero: scores are of order 1

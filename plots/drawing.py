@@ -29,7 +29,7 @@ from landscape.results.replacing import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from landscape.plots.comparison import Comparison
+    from landscape.plots.comparison.comparison import Comparison
 
 EVERYTHING = Selection()
 MESH_DPI = 200  # of meshes in PDF and SVG, whatever the style
@@ -109,7 +109,7 @@ def draw_layout(
     Raises:
         OptionError, FileNotFoundError, ValueError: as `draw`.
     """
-    from landscape.plots import park2022
+    from landscape.plots.figures import park2022
 
     written = []
     with reader.streaming(path) as read, applied(theme):
@@ -174,8 +174,8 @@ def _save_studies(stored: Stored, folder: Path, formats: Sequence[str], names: S
 
 def draw_comparison(comparison: Comparison, out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Draw a comparison that need not be stored; return the files, `compare.*`."""
-    from landscape.plots import compare_study
-    from landscape.plots.comparison_rows import label_of, records, words_of
+    from landscape.plots.comparison.rows import label_of, records, words_of
+    from landscape.plots.figures import compare_study
 
     study = compare_study.Records(label_of(comparison), records(comparison), words_of(comparison))
     with applied(SCREEN):
@@ -207,7 +207,7 @@ def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",), *, them
 
 def draw_build_up(rows: Sequence[Mapping[str, Any]], out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
     """Draw accuracy and loss of networks by their number of self-attentions; return the files, `build_up.*`."""
-    from landscape.plots import build_up
+    from landscape.plots.figures import build_up
 
     with applied(SCREEN):
         return _save("build_up", partial(build_up.page, rows), Path(out), formats)

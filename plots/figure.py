@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from landscape.plots.appearance import Look
     from landscape.plots.headlines import Numbers
-    from landscape.results.paired import Difference
+    from landscape.statistics.paired import Difference
 else:
     Axes = Figure = Any  # for annotations in modules that do not import matplotlib
 

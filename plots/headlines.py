@@ -16,9 +16,10 @@ import xarray as xr
 from landscape.plots import FIGURES, STUDIES, study_module
 from landscape.plots.figure import Comparing, Noted
 from landscape.probe import MICRO_BATCHES
-from landscape.results import measured, reader
+from landscape.results import headline_numbers as measured
+from landscape.results import reader
+from landscape.results.headline_numbers import Measured
 from landscape.results.malformed import readable
-from landscape.results.measured import Measured
 
 Numbers = dict[str, float | str]
 

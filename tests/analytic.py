@@ -14,8 +14,8 @@ from torch.func import functional_call, grad, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape import models
-from landscape.curvature.vectors import flat, unflat
 from landscape.probe import Probe, Stages, sweep
+from landscape.products.vectors import flat, unflat
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 

@@ -13,7 +13,7 @@ from urllib.error import URLError
 import pytest
 
 if TYPE_CHECKING:
-    from landscape.executors.executor import Executor
+    from landscape.running.executor import Executor
 
 # Imports and rewritten asserts leave many objects and little garbage: to look for it took a quarter of the collection.
 gc.disable()

@@ -22,7 +22,7 @@ DEVNULL = subprocess.DEVNULL
 SERVER = """
 import importlib, json, os, runpy, signal, socket, sys
 import torch
-import landscape.cli.main, landscape.cli.measuring, landscape.executors.work, landscape.training.train
+import landscape.cli.main, landscape.cli.measuring, landscape.running.work, landscape.training.train
 
 place = socket.socket(fileno=int(sys.argv[1]))
 main = sys.modules["__main__"]

@@ -14,15 +14,16 @@ import torch
 
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
-from landscape.executors import local_processes
-from landscape.executors.executor import Executor
-from landscape.executors.local_processes import Processes
-from landscape.executors.work import measure_chunk, work_of
 from landscape.probe import Probe, Unit, Values
 from landscape.probes import probe_class
 from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome
-from landscape.subject import loading, subject
+from landscape.running import local_processes
+from landscape.running.executor import Executor
+from landscape.running.local_processes import Processes
+from landscape.running.work import measure_chunk, work_of
+from landscape.subject import subject
+from landscape.subject.loading import load as loading
 
 # What takes more than half a second with the smallest parameters of the probe.
 KEPT = {"hvp": "double-backward"}  # recorded products are compared with these elsewhere

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from landscape.subject.loading import load
+from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
 SAMPLES = 12

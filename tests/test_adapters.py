@@ -18,7 +18,7 @@ import landscape
 from landscape.cli.chosen_checkpoints import _line_between
 from landscape.options import OptionError
 from landscape.probes.trace import Trace
-from landscape.subject.identity import digest
+from landscape.subject.loading.identity import digest
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from landscape.probes.align import Align, alignment_of
 from landscape.probes.barriers import Barriers
 from landscape.probes.line import Line
 from landscape.results import reader
-from landscape.results.measured import measured
+from landscape.results.headline_numbers import measured
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.symmetry.networks import recorded, tensors_of

@@ -21,12 +21,12 @@ from torch.utils.data import TensorDataset
 import landscape
 from landscape.api import measure
 from landscape.cli.main import exit_code
-from landscape.curvature.vectors import flat
 from landscape.plots.headlines import summary
 from landscape.predictions.evaluation import metrics_of
 from landscape.probes import PROBES, probe_class
-from landscape.subject.loading import load
-from landscape.subject.sanity_check import check_sanity
+from landscape.products.vectors import flat
+from landscape.subject.loading.load import load
+from landscape.subject.loading.sanity_check import check_sanity
 
 pytestmark = pytest.mark.slow
 

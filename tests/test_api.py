@@ -15,10 +15,11 @@ from measured_runs import ARGUMENTS, save
 from torch import nn
 
 import landscape
-from landscape import models, progress
+from landscape import models
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.options import OptionError
 from landscape.probes import PROBES, probe_class
+from landscape.reporting import progress
 from landscape.results import hdf5_file
 
 FEW: dict[str, Any] = {"samples": 16, "batch_size": 8}

@@ -12,7 +12,8 @@ from drawable import result_of, stored_in
 from matplotlib.colors import to_rgb
 
 import landscape
-from landscape.plots import FIGURES, appearance, lesion, style, theme
+from landscape.plots import FIGURES, appearance, style, theme
+from landscape.plots.figures import lesion
 
 
 def vit(**parameters: object) -> xr.Dataset:

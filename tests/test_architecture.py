@@ -56,7 +56,7 @@ LIGHT = [
     "landscape",
     "landscape.probe",
     "landscape.probes",
-    "landscape.progress",
+    "landscape.reporting.progress",
     "landscape.options",
     "landscape.results.writer",
     "landscape.results.reader",
@@ -74,8 +74,8 @@ LIGHT = [
 # Where CUDA is chosen, set up or measured. Elsewhere code must follow the device of the tensors that it is given.
 NAMED = {
     "checkpoints/user_code.py",
-    "curvature/micro_batches.py", "curvature/pattern_cache.py", "curvature/pyhessian_engine.py",
-    "curvature/spectrum.py", "data/memory.py", "executors/local_processes.py",
+    "products/micro_batches.py", "products/pattern_cache.py", "curvature/pyhessian_engine.py",
+    "curvature/spectrum.py", "data/memory.py", "running/local_processes.py",
     "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py",
     "subject/process_group.py", "training/train.py", "training/updates.py", "weight_space/forward_mode.py",
 }  # fmt: skip

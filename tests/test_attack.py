@@ -15,10 +15,10 @@ import landscape
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.plots import appearance
-from landscape.plots import attack as figure
+from landscape.plots.figures import attack as figure
 from landscape.probes.attack import Attack
-from landscape.results.paired import mean_difference
 from landscape.statistics.intervals import quantile
+from landscape.statistics.paired import mean_difference
 from landscape.subject.losses import cross_entropy
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.pixels import fgsm, parse_pixels, pgd

@@ -8,8 +8,8 @@ from analytic import attention_net, convolution_net, run_probe
 
 from landscape import models
 from landscape.options import OptionError
-from landscape.plots import attention_maps as figures
 from landscape.plots.appearance import look
+from landscape.plots.figures import attention_maps as figures
 from landscape.probes.attention_maps import AttentionPictures
 from landscape.subject.subject import Subject
 

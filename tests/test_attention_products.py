@@ -11,9 +11,9 @@ from analytic import batches_of
 from foreign import Encoder, torchvision_models
 from torch import Tensor, nn
 
-from landscape.curvature.hvp_backends import CODES, curvature
-from landscape.curvature.operator import Curvature
-from landscape.curvature.vectors import flat, random_unit, unflat
+from landscape.products.hvp_backends import CODES, curvature
+from landscape.products.operator import Curvature
+from landscape.products.vectors import flat, random_unit, unflat
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations inside the libraries

@@ -17,12 +17,13 @@ import landscape
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.options import OptionError
-from landscape.plots import appearance, line_basins, surface_basins
+from landscape.plots import appearance
+from landscape.plots.figures import line_basins, surface_basins
 from landscape.plots.headlines import numbers
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
-from landscape.results.basins import distances, margin_of, of_lines, parse_margin, radius
-from landscape.subject.further_data import Further, parse_further
+from landscape.statistics.basins import distances, margin_of, of_lines, parse_margin, radius
+from landscape.subject.loading.further_data import Further, parse_further
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import random_direction
 from landscape.weight_space.planes import plane_of
@@ -268,8 +269,8 @@ def test_a_plane_has_the_scores_of_a_line_at_its_points(network: nn.Module) -> N
 @pytest.mark.slow
 def test_a_stopped_run_resumes_and_a_result_without_scores_is_as_before(network: nn.Module, tmp_path: Path) -> None:
     from landscape.results.writer import Writer
-    from landscape.run import reduce_of, run_key
-    from landscape.subject.identity import weights_sha256
+    from landscape.running.run import reduce_of, run_key
+    from landscape.subject.loading.identity import weights_sha256
 
     subject = landscape.load(network, split="train", **DIGITS)
     probe = Line(resolution=3, range="0.4", also=("held=digits:test",), margin="10%")

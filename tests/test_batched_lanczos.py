@@ -15,7 +15,7 @@ from landscape.curvature import krylov_basis
 from landscape.curvature.krylov_basis import Basis
 from landscape.curvature.lanczos import Spectrum, _Recurrence, batched_lanczos, lanczos
 from landscape.curvature.stopping import Which
-from landscape.curvature.vectors import random_unit
+from landscape.products.vectors import random_unit
 
 N = 150
 BULK = [-0.9, -0.6, -0.5, *(0.3 * np.sin(i) for i in range(N))]

@@ -22,7 +22,7 @@ from torch import nn
 from landscape.curvature.block_diagonal import BlockKind, Partition, block_quadratures
 from landscape.options import OptionError
 from landscape.probes.density import Density
-from landscape.results.block_spectra import LINEAR, WIDTH, heterogeneity
+from landscape.statistics.block_spectra import LINEAR, WIDTH, heterogeneity
 from landscape.subject.subject import Subject
 
 ARRAYS = ("nodes", "weights")

@@ -29,7 +29,7 @@ from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.results import reader
-from landscape.subject.identity import attributes, identity, protocol
+from landscape.subject.loading.identity import attributes, identity, protocol
 from landscape.subject.spec import Spec
 
 

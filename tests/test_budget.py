@@ -16,8 +16,8 @@ from landscape.options import OptionError
 from landscape.probes.surface import Surface
 from landscape.results import group as groups
 from landscape.results import reader
-from landscape.run import run
-from landscape.subject import loading
+from landscape.running.run import run
+from landscape.subject.loading import load as loading
 from landscape.subject.other_samples import on_first, rebatched
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights

@@ -13,8 +13,8 @@ from command_line import Command, one_line
 
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.cli.main import exit_code
-from landscape.plots import build_up
-from landscape.results.statistics import mean_and_standard_error
+from landscape.plots.figures import build_up
+from landscape.statistics.means import mean_and_standard_error
 
 pytestmark = pytest.mark.slow
 

@@ -17,19 +17,20 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from landscape.options import OptionError
-from landscape.plots import FIGURES, calibration_test, calibration_train, differences, headlines
-from landscape.plots import calibration as figure
+from landscape.plots import FIGURES, differences, headlines
 from landscape.plots.appearance import Look
+from landscape.plots.figures import calibration as figure
+from landscape.plots.figures import calibration_test, calibration_train
 from landscape.predictions.scores import sample_scores
 from landscape.predictions.temperature import HIGHEST, LOWEST, TemperatureFit
 from landscape.probes import calibration
 from landscape.probes.calibration import Calibration
 from landscape.results import group as groups
 from landscape.results import reader
-from landscape.results.calibration import METRICS, Interval, paired_difference, summary
-from landscape.results.paired import comparable
-from landscape.run import run
+from landscape.running.run import run
+from landscape.statistics.calibration import METRICS, Interval, paired_difference, summary
 from landscape.statistics.intervals import quantile
+from landscape.statistics.paired import comparable
 from landscape.subject.losses import LossTraits, bce, mse
 from landscape.subject.subject import Subject
 

@@ -14,7 +14,7 @@ from landscape import data as datasets
 from landscape.cli import measuring
 from landscape.cli.main import exit_code
 from landscape.results import reader
-from landscape.subject import preprocessing
+from landscape.subject.loading import preprocessing
 
 pytestmark = pytest.mark.slow
 

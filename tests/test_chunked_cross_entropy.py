@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from landscape.curvature import chunked_cross_entropy as chunked
-from landscape.curvature.hvp_backends import curvature
-from landscape.curvature.operator import Curvature
-from landscape.curvature.vectors import random_unit
+from landscape.products import chunked_cross_entropy as chunked
+from landscape.products.hvp_backends import curvature
+from landscape.products.operator import Curvature
+from landscape.products.vectors import random_unit
 from landscape.subject.losses import cross_entropy
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import cache_of

@@ -10,8 +10,8 @@ from cifar_files import write_test_images
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data import load
 from landscape.options import OptionError
-from landscape.subject.identity import identity
-from landscape.subject.loading import load as loaded
+from landscape.subject.loading.identity import identity
+from landscape.subject.loading.load import load as loaded
 
 CLEAN = np.random.default_rng(0).integers(256, size=(20, 3072), dtype=np.uint8)
 CLASSES = np.random.default_rng(1).integers(10, size=20)

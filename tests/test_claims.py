@@ -13,7 +13,7 @@ import landscape
 from landscape.cli.main import exit_code
 from landscape.predictions import evaluation
 from landscape.results import reader
-from landscape.results.rounding import plus_minus
+from landscape.statistics.rounding import plus_minus
 from landscape.studies.claims import Claim, Finding, Measurement, findings, markdown_table, over_seeds
 from landscape.studies.edge_of_stability import SERIES, TRAININGS
 from landscape.studies.papers import (

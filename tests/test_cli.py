@@ -25,9 +25,9 @@ from landscape.cli.text_table import text_table
 from landscape.plots import FIGURES
 from landscape.probes import GROUPS, PROBES, probe_class
 from landscape.results import reader
-from landscape.results.rounding import plus_minus
 from landscape.results.run_key import Outcome
 from landscape.statistics.intervals import quantile
+from landscape.statistics.rounding import plus_minus
 from landscape.subject.spec import Spec
 
 
@@ -287,7 +287,7 @@ def test_a_resumed_run_counts_as_complete(command: Command, tmp_path: Path, monk
     words = ("variance", "--samples", "16", "--out", tmp_path / "r.h5")
     assert "kept from before" not in command(*words)[2]
     ((group, _),) = reader.groups(tmp_path / "r.h5")
-    monkeypatch.setattr("landscape.run.run", lambda *_, **__: Outcome(group, 1681, 1079))
+    monkeypatch.setattr("landscape.running.run.run", lambda *_, **__: Outcome(group, 1681, 1079))
     assert "(1,079 of 1,681 units in 0 s, the others are kept from before; in " in command(*words)[2]
 
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.probes.variance import Variance
-from landscape.run import digest
-from landscape.subject.code_identity import object_sha256
-from landscape.subject.loading import load
+from landscape.running.run import digest
+from landscape.subject.loading.code_identity import object_sha256
+from landscape.subject.loading.load import load
 
 FACTOR = 1.0
 

@@ -16,16 +16,17 @@ from scipy import stats
 import landscape
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
-from landscape.plots import comparison_text, drawing
-from landscape.plots.compare_study import Records, page
-from landscape.plots.compare_study import draw as draw_panel
-from landscape.plots.comparison import ALIKE, MISSING, REAL, Comparison, flatness, paired
-from landscape.plots.comparison import compare_results as compare
-from landscape.plots.comparison_rows import records, sections
-from landscape.plots.grouping import groups_of
+from landscape.plots import drawing
+from landscape.plots.comparison import text as comparison_text
+from landscape.plots.comparison.comparison import ALIKE, MISSING, REAL, Comparison, flatness, paired
+from landscape.plots.comparison.comparison import compare_results as compare
+from landscape.plots.comparison.grouping import groups_of
+from landscape.plots.comparison.rows import records, sections
+from landscape.plots.figures.compare_study import Records, page
+from landscape.plots.figures.compare_study import draw as draw_panel
 from landscape.results import reader
-from landscape.results.measured import measured
-from landscape.results.paired import paired_t
+from landscape.results.headline_numbers import measured
+from landscape.statistics.paired import paired_t
 
 HOSTILE = "a_b $x$ \\input{z} 100% & #1 ~^{} <b>|µ模 ](http://x)"
 Results = list[tuple[str, xr.Dataset]]
@@ -463,7 +464,7 @@ def test_a_file_that_cannot_be_changed_is_compared_all_the_same(
     def refuse(*about: Any) -> str:
         raise PermissionError(13, "Permission denied", str(study))
 
-    monkeypatch.setattr("landscape.plots.comparison_rows.store", refuse)
+    monkeypatch.setattr("landscape.plots.comparison.rows.store", refuse)
     assert exit_code(["compare", str(study)]) == 0
     assert f"note: not stored in {study} (Permission denied)" in capsys.readouterr().err
 

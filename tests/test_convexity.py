@@ -7,7 +7,7 @@ import xarray as xr
 from analytic import dense_hessian, quadratic, run_probe, same_state, state, symmetric, tanh_net
 
 from landscape.options import OptionError
-from landscape.plots import convexity as convexity_figure
+from landscape.plots.figures import convexity as convexity_figure
 from landscape.probes.convexity import Convexity
 from landscape.probes.surface import Surface
 from landscape.weight_space.planes import plane_of

@@ -18,15 +18,15 @@ from landscape.data.sampling import subset
 from landscape.exchange import corruption_csv, importing
 from landscape.options import OptionError
 from landscape.plots import appearance
-from landscape.plots import corruption as figure
-from landscape.plots import corruption_sizes as sizes
+from landscape.plots.figures import corruption as figure
+from landscape.plots.figures import corruption_sizes as sizes
 from landscape.probes.corruption import Corruption
 from landscape.results import reader
-from landscape.results.corruption_summary import paired_difference, reduced
-from landscape.results.paired import comparable
-from landscape.results.statistics import mean_and_standard_error
-from landscape.run import reduce_of, run_key
-from landscape.subject.loading import load
+from landscape.running.run import reduce_of, run_key
+from landscape.statistics.corruption_summary import paired_difference, reduced
+from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.paired import comparable
+from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
 CLEAN = np.random.default_rng(0).integers(200, size=(40, 32, 32, 3), dtype=np.uint8)

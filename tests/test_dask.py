@@ -23,16 +23,16 @@ from measured_runs import assert_same, loaded, save, small, stored_result
 from test_executors import network
 
 from landscape.cli.main import exit_code
-from landscape.executors.executor import PoisonUnits
-from landscape.executors.schedule import Schedule
 from landscape.probe import listening
 from landscape.results import group as groups
-from landscape.run import digest, run
+from landscape.running.executor import PoisonUnits
+from landscape.running.run import digest, run
+from landscape.running.schedule import Schedule
 
 if importlib.util.find_spec("distributed") is None:  # to import it takes half a second, in collection too
     pytest.skip("distributed is not installed", allow_module_level=True)
-from landscape.executors import dask_cluster
-from landscape.executors.dask_cluster import DaskCluster
+from landscape.running import dask_cluster
+from landscape.running.dask_cluster import DaskCluster
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -144,7 +144,7 @@ def test_with_tls_only_those_who_have_the_key_are_served_by_workers_that_join_la
 ) -> None:
     import dask
 
-    from landscape.executors import dask_cluster
+    from landscape.running import dask_cluster
 
     text = (ROOT / "docs" / "workers.md").read_text()
     (command,) = re.findall(r"^openssl req .*$", text, re.MULTILINE)
@@ -232,7 +232,7 @@ def test_the_recipe_for_slurm_runs_with_jobs_of_this_machine(folder: Path, tmp_p
 
 
 def test_a_scheduler_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from landscape.executors import dask_cluster
+    from landscape.running import dask_cluster
 
     monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
     refused("nowhere.json", "there is no such file; give an address")

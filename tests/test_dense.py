@@ -17,8 +17,8 @@ from landscape import data
 from landscape.api import measure
 from landscape.predictions.evaluation import metrics_of
 from landscape.predictions.scores import sample_scores
-from landscape.results.calibration import summary
-from landscape.subject.loading import load
+from landscape.statistics.calibration import summary
+from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
 CLASSES, SIDE, IMAGES = 4, 8, 6
@@ -151,7 +151,7 @@ def test_every_probe_measures_a_dense_prediction(probe: str) -> None:
 def test_the_hessian_of_a_dense_prediction_is_that_of_the_loss_by_hand(
     hvp: str, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_backends.mini_batches_per_product", lambda *_: together)
+    monkeypatch.setattr("landscape.products.hvp_backends.mini_batches_per_product", lambda *_: together)
     inputs, targets = samples()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, CLASSES, 1)).double()

@@ -13,12 +13,12 @@ from analytic import attention_net, convolution_net, dense_hessian, quadratic, r
 from matplotlib.figure import Figure
 from scipy.stats import wasserstein_distance
 
-from landscape.curvature.sample_means import over_all_samples
 from landscape.options import OptionError
-from landscape.plots import density
+from landscape.plots.figures import density
 from landscape.probes.density import Density
 from landscape.probes.trace import Trace
-from landscape.run import run
+from landscape.products.mini_batch_means import over_all_samples
+from landscape.running.run import run
 from landscape.subject.subject import Subject
 
 NETWORKS = (tanh_net, convolution_net, attention_net)

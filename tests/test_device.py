@@ -13,8 +13,8 @@ from devices import KINDS, differences, machine, subject_on
 from simulated_accelerator import Simulation
 
 import landscape
-from landscape.curvature import hvp_backends
 from landscape.probes import CORE, PROBES, probe_class
+from landscape.products import hvp_backends
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.slow

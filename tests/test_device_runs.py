@@ -13,11 +13,11 @@ from devices import KINDS, SIZES, differences, machine, subject_on
 from torch.nn import functional as F
 
 import landscape
-from landscape.curvature import memory_forecast
-from landscape.curvature.vectors import random_unit
 from landscape.data import memory
 from landscape.data.recipes import RECIPES
 from landscape.layers.fourier import signs
+from landscape.products import memory_forecast
+from landscape.products.vectors import random_unit
 from landscape.subject.precision import exact_arithmetic
 from landscape.training.train import train
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from analytic import run_probe
 from torch import Tensor, nn
 
-from landscape.curvature import double_precision, kinks
-from landscape.curvature.double_precision import DoubleCopy, convolution, double_of
-from landscape.curvature.kinks import activation_pattern
 from landscape.probes.hessian import Hessian
+from landscape.products import double_precision, kinks
+from landscape.products.double_precision import DoubleCopy, convolution, double_of
+from landscape.products.kinks import activation_pattern
 from landscape.subject.subject import Subject
 
 

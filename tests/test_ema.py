@@ -10,7 +10,7 @@ from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.checkpoints.snapshots import of_run
 from landscape.data.recipes import recipe
 from landscape.predictions.evaluation import evaluate
-from landscape.subject.loading import model_without_data
+from landscape.subject.loading.load import model_without_data
 from landscape.subject.spec import Spec
 from landscape.training.ema import moving_average
 from landscape.training.train import train

@@ -18,17 +18,17 @@ import landscape
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.options import OptionError
-from landscape.plots import ensemble as plots
 from landscape.plots.appearance import looks
+from landscape.plots.figures import ensemble as plots
 from landscape.predictions import timing
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
 from landscape.predictions.scores import sample_scores
 from landscape.predictions.temperature import TemperatureFit, in_fit
 from landscape.probes import ensemble
 from landscape.probes.ensemble import Ensemble
-from landscape.results.calibration import METRICS, summary
+from landscape.statistics.calibration import METRICS, summary
 from landscape.subject import batchnorm
-from landscape.subject.identity import asked
+from landscape.subject.loading.identity import asked
 from landscape.subject.losses import bce
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.other_samples import on_split

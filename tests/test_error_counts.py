@@ -19,7 +19,7 @@ from landscape.results.merging import merge_files
 from landscape.results.run_key import RunKey, from_header, to_header
 from landscape.results.series import SeriesWriter
 from landscape.results.writer import Writer
-from landscape.run import reduce_of, run
+from landscape.running.run import reduce_of, run
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from landscape.predictions.evaluation import evaluate, metrics_of
 from landscape.probes.calibration import Calibration
-from landscape.results.calibration import SampleScores, gaps
-from landscape.subject.loading import load
+from landscape.statistics.calibration import SampleScores, gaps
+from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
 

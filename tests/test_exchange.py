@@ -27,7 +27,7 @@ from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.probes.trajectory import Trajectory
 from landscape.results import reader as results_reader
-from landscape.run import reduce_of, run
+from landscape.running.run import reduce_of, run
 from landscape.subject.subject import Subject
 from landscape.weight_space.planes import plane_of
 

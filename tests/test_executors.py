@@ -25,17 +25,17 @@ from measured_runs import Threads, assert_same, loaded, save, small, stored_resu
 import landscape
 from landscape.api import configure
 from landscape.cli.main import exit_code
-from landscape.executors import local_processes
-from landscape.executors.executor import PoisonUnits
-from landscape.executors.local_processes import Processes, on_devices
-from landscape.executors.work import measure_chunk, work_of
-from landscape.executors.worker_process import LEAVE, Ended, Measure, Ready
 from landscape.plots import headlines
 from landscape.probe import listening
 from landscape.results import group as groups
 from landscape.results import reader
-from landscape.run import digest, run
-from landscape.subject import loading
+from landscape.running import local_processes
+from landscape.running.executor import PoisonUnits
+from landscape.running.local_processes import Processes, on_devices
+from landscape.running.run import digest, run
+from landscape.running.work import measure_chunk, work_of
+from landscape.running.worker_process import LEAVE, Ended, Measure, Ready
+from landscape.subject.loading import load as loading
 from landscape.subject.subject import Subject
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

@@ -32,12 +32,12 @@ from torch.func import functional_call
 
 import landscape
 from landscape.options import OptionError
-from landscape.plots import comparison
-from landscape.plots.comparison import paired
-from landscape.plots.flatness import unpaired as why_unpaired
+from landscape.plots.comparison import comparison
+from landscape.plots.comparison.comparison import paired
+from landscape.plots.figures.flatness import unpaired as why_unpaired
 from landscape.probe import NotApplicable
 from landscape.probes.flatness import Flatness
-from landscape.results.flatness import MEASURES, parts
+from landscape.statistics.flatness import MEASURES, parts
 from landscape.subject.normalised_logits import with_normalised_logits
 from landscape.subject.subject import Subject
 

@@ -73,8 +73,8 @@ def journal(folder: Path) -> tuple[list[bytes], Callable[[Path], object], str]:
     from test_hostile_results import run_key
 
     from landscape.results.journal import Journal, Record
-    from landscape.results.orphans import merge_orphans
     from landscape.results.run_key import to_header
+    from landscape.results.unmerged_journals import merge_orphans
 
     with Journal(folder / "made") as made:
         made.append(to_header(run_key()))

@@ -20,12 +20,12 @@ from analytic import (
 )
 from torch import nn
 
-from landscape.curvature.gauss_newton import gauss_newton_product
-from landscape.curvature.hvp_backends import curvature
-from landscape.curvature.operator import Operator
-from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
+from landscape.products.gauss_newton import gauss_newton_product
+from landscape.products.hvp_backends import curvature
+from landscape.products.operator import Operator
+from landscape.products.vectors import random_unit
 
 
 @pytest.mark.parametrize("operator", ["ggn", "fisher"])

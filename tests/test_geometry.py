@@ -20,7 +20,7 @@ from landscape.layers.neural_collapse import collapse
 from landscape.layers.selection import layers_of
 from landscape.plots.headlines import with_intervals
 from landscape.probes.geometry import DIMENSIONS, OF_CLASSES, Geometry
-from landscape.results.measured import measured
+from landscape.results.headline_numbers import measured
 from landscape.statistics.intervals import quantile
 from landscape.subject.subject import Subject
 

@@ -21,7 +21,7 @@ from analytic import tanh_net
 from recording import Recorder
 
 import landscape
-from landscape.curvature.hvp_backends import curvature
+from landscape.products.hvp_backends import curvature
 from landscape.subject.graph_replay import GraphReplay
 
 pytestmark = pytest.mark.slow

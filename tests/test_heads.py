@@ -13,7 +13,8 @@ from torch import nn
 
 import landscape
 from landscape.cli.main import exit_code
-from landscape.plots import drawing, heads_study
+from landscape.plots import drawing
+from landscape.plots.figures import heads_study
 from landscape.results import reader
 from landscape.studies import kinds
 from landscape.studies.study import Network, members_of

@@ -22,14 +22,14 @@ from analytic import (
 )
 from scipy import stats
 
-from landscape.curvature.hvp_backends import CODES
-from landscape.curvature.operator import Operator
 from landscape.curvature.spectrum_options import Scope
 from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import negative_share, positive_mean
-from landscape.curvature.vectors import random_unit
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
+from landscape.products.hvp_backends import CODES
+from landscape.products.operator import Operator
+from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 
 
@@ -167,7 +167,7 @@ def test_per_layer_of_some_parameters() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
 def test_mini_batches_side_by_side_have_the_numbers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_backends.mini_batches_per_product", lambda *_: 2)
+    monkeypatch.setattr("landscape.products.hvp_backends.mini_batches_per_product", lambda *_: 2)
     subject = tanh_net(sizes=(6, 6, 6))  # one full set and an incomplete one
     for verify in (False, True):
         options: dict[str, Any] = {"top": 3, "tol": 1e-6, "verify": verify, "eigenvectors": True}
@@ -184,7 +184,7 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(monkeypatch: pytest.
 def test_a_non_finite_mini_batch_does_not_affect_those_side_by_side_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_backends.mini_batches_per_product", lambda *_: 3)
+    monkeypatch.setattr("landscape.products.hvp_backends.mini_batches_per_product", lambda *_: 3)
     subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
     found = run_probe(Hessian(top=2, hvp="traced"), subject)
     np.testing.assert_allclose(found["eigenvalue"][[0, 2]], [[4, 2], [8, 4]], rtol=1e-6)

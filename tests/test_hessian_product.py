@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.api import measure
-from landscape.curvature.hessian_product import HessianProduct, hessian_product
-from landscape.curvature.vectors import random_unit
 from landscape.probes import probe_class
-from landscape.subject.loading import load
+from landscape.products.hessian_product import HessianProduct, hessian_product
+from landscape.products.vectors import random_unit
+from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.slow

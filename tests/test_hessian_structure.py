@@ -21,10 +21,11 @@ from matplotlib.figure import Figure
 
 from landscape.curvature.block_diagonal import Partition
 from landscape.options import OptionError
-from landscape.plots import drawing, headlines, trace_blocks
+from landscape.plots import drawing, headlines
+from landscape.plots.figures import trace_blocks
 from landscape.probes.trace import Trace
 from landscape.results import reader
-from landscape.run import run
+from landscape.running.run import run
 from landscape.subject.subject import Subject
 
 

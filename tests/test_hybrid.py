@@ -9,9 +9,10 @@ import xarray as xr
 from command_line import Command
 
 from landscape.exchange import hybrid_csv, importing
-from landscape.plots import drawing, hybrid_study
+from landscape.plots import drawing
+from landscape.plots.figures import hybrid_study
 from landscape.results import reader
-from landscape.run import reduce_of
+from landscape.running.run import reduce_of
 from landscape.studies import kinds
 
 # Park et al. 2023 (arXiv 2305.00729), Fig. 12, as read from the figure

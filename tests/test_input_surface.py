@@ -13,10 +13,11 @@ from test_attack import linear, on_pictures, pictures
 from torch import Tensor, nn
 
 from landscape.options import OptionError
-from landscape.plots import appearance, headlines, input_images, input_surface
+from landscape.plots import appearance, headlines
+from landscape.plots.figures import input_images, input_surface
 from landscape.probe import derived_seed
 from landscape.probes.input_surface import InputSurface
-from landscape.subject.identity import asked
+from landscape.subject.loading.identity import asked
 from landscape.subject.losses import cross_entropy
 from landscape.subject.other_samples import on_first
 from landscape.subject.pixels import losses_of, pgd

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.curvature import matrix_products
-from landscape.curvature.interpreted_graph import interpreted
+from landscape.products import matrix_products
+from landscape.products.interpreted_graph import interpreted
 
 
 def _everything(x: Tensor, y: Tensor) -> list[Tensor]:

@@ -7,9 +7,9 @@ import pytest
 import scipy.stats
 import xarray as xr
 
-from landscape.results.paired import unpaired
-from landscape.results.seed_groups import two_groups
 from landscape.statistics.intervals import FEWEST, interval, p_value, positive_interval, quantile, share_interval
+from landscape.statistics.paired import unpaired
+from landscape.statistics.seed_groups import two_groups
 from landscape.statistics.stored import count_of, ends_of, half_width
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]

@@ -13,17 +13,17 @@ from measured_runs import FASTER, attending, loaded, small, stop_after, stored_r
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.cli.main import exit_code
-from landscape.executors.executor import Executor
 from landscape.plots import headlines
 from landscape.probe import WHOLE, Probe, Shard
 from landscape.probes import PROBES
 from landscape.results import group as groups
 from landscape.results import reader
 from landscape.results.command_line import command_for
-from landscape.results.measured import measured
+from landscape.results.headline_numbers import measured
 from landscape.results.merging import merge_files
 from landscape.results.run_key import Arrays, Outcome
-from landscape.run import digest, reduce_of, run
+from landscape.running.executor import Executor
+from landscape.running.run import digest, reduce_of, run
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")

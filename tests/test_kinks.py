@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.utils.checkpoint import checkpoint
 
-from landscape.curvature import operator as module
-from landscape.curvature import pattern_cache
-from landscape.curvature.hvp_backends import Hvp, curvature
-from landscape.curvature.kinks import FixedPattern, activation_pattern, has_kinks
-from landscape.curvature.operator import Operator
-from landscape.curvature.pattern_cache import PatternCache, compact_bytes
-from landscape.curvature.vectors import random_unit
 from landscape.probe import Probe
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.trace import Trace
-from landscape.subject.identity import asked
+from landscape.products import operator as module
+from landscape.products import pattern_cache
+from landscape.products.hvp_backends import Hvp, curvature
+from landscape.products.kinks import FixedPattern, activation_pattern, has_kinks
+from landscape.products.operator import Operator
+from landscape.products.pattern_cache import PatternCache, compact_bytes
+from landscape.products.vectors import random_unit
+from landscape.subject.loading.identity import asked
 from landscape.subject.subject import Subject
 
 pytestmark = [
@@ -57,7 +57,7 @@ def test_products_of_every_backend_are_those_of_double_precision() -> None:
 
 @pytest.mark.slow
 def test_batched_products_are_those_of_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.hvp_backends.mini_batches_per_product", lambda *_: 2)
+    monkeypatch.setattr("landscape.products.hvp_backends.mini_batches_per_product", lambda *_: 2)
     subject = cancelling()
     double = in_double(subject)
     vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.curvature import krylov_basis
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.stopping import Which
-from landscape.curvature.vectors import random_unit
+from landscape.products.vectors import random_unit
 
 DECAYING = [3.0 / (1 + i) ** 2 for i in range(20)]
 SPECTRA: dict[str, list[float]] = {

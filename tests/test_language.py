@@ -22,8 +22,8 @@ from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.predictions.evaluation import metrics_of
 from landscape.probes.hessian import Hessian
-from landscape.subject import loading
-from landscape.subject.identity import attributes, protocol
+from landscape.subject.loading import load as loading
+from landscape.subject.loading.identity import attributes, protocol
 from landscape.subject.outputs import outputs_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject

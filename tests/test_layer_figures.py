@@ -11,8 +11,9 @@ from drawable import result_of
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from landscape.plots import FIGURES, appearance, depth, hessian, lesion
+from landscape.plots import FIGURES, appearance, depth
 from landscape.plots import depth as plots_depth
+from landscape.plots.figures import hessian, lesion
 from landscape.statistics.stored import half_width
 
 

@@ -29,7 +29,7 @@ from landscape.options import OptionError
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.subject import batchnorm
-from landscape.subject.identity import asked
+from landscape.subject.loading.identity import asked
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject

@@ -19,8 +19,8 @@ from landscape.options import OptionError
 from landscape.probes.noise import Noise
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.results import reader
-from landscape.run import run_key
-from landscape.subject.identity import asked
+from landscape.running.run import run_key
+from landscape.subject.loading.identity import asked
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.spec import Split
 from landscape.subject.subject import Origin, Subject

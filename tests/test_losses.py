@@ -17,8 +17,8 @@ from landscape.plots.drawing import draw
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Quantity
 from landscape.probes.hessian import Hessian
-from landscape.run import digest
-from landscape.subject.identity import identity, protocol
+from landscape.running.run import digest
+from landscape.subject.loading.identity import identity, protocol
 from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, loss_of
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject

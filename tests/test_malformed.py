@@ -19,9 +19,9 @@ from landscape.plots.report import report
 from landscape.results import reader
 from landscape.results.group import copy
 from landscape.results.merging import merge_files
+from landscape.results.remaining_units import standings
 from landscape.results.repair import repair
-from landscape.results.standing import standings
-from landscape.run import reduce_of
+from landscape.running.run import reduce_of
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.curvature import matrix_products as module
-from landscape.curvature.graph_passes import use_onednn
-from landscape.curvature.matrix_products import LARGE, faster_by_onednn, matmul
+from landscape.products import matrix_products as module
+from landscape.products.graph_passes import use_onednn
+from landscape.products.matrix_products import LARGE, faster_by_onednn, matmul
 
 SHAPE = (160, 128, 144)  # m, k, n
 

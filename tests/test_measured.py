@@ -13,7 +13,7 @@ from landscape.cli.main import exit_code
 from landscape.curvature.stored_spectrum import summaries
 from landscape.headline import Headline, stored_headlines
 from landscape.plots import headlines
-from landscape.results.measured import Measured, measured
+from landscape.results.headline_numbers import Measured, measured
 from landscape.statistics.intervals import interval
 
 # Probes that store no error of what their headlines say.

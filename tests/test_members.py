@@ -16,7 +16,7 @@ from devices import KINDS, SIZES, machine, subject_on
 from torch import Tensor, nn
 
 import landscape
-from landscape.curvature.hvp_backends import curvature
+from landscape.models.dropout_masks import FrozenMasks, frozen_masks, kept
 from landscape.options import OptionError
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import derived_seed
@@ -25,10 +25,10 @@ from landscape.probes.fourier import Fourier
 from landscape.probes.line import Line
 from landscape.probes.similarity import Similarity
 from landscape.probes.variance import Variance
-from landscape.results.statistics import error_over_members, mean_over_batches
-from landscape.run import run_key
-from landscape.subject.dropout_masks import FrozenMasks, frozen_masks, kept
-from landscape.subject.loading import load_spec
+from landscape.products.hvp_backends import curvature
+from landscape.running.run import run_key
+from landscape.statistics.means import error_over_members, mean_over_batches
+from landscape.subject.loading.load import load_spec
 from landscape.subject.mc_dropout import as_is, calls_of, with_members
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject

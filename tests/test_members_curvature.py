@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from analytic import run_probe, state
 from torch import Tensor, nn
 
-from landscape.curvature import hvp_backends, stored_hessian
-from landscape.curvature.hvp_backends import curvature
+from landscape.models.dropout_masks import kept
 from landscape.probe import derived_seed
 from landscape.probes.convexity import Convexity
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.trace import Trace
 from landscape.probes.trajectory import Trajectory
-from landscape.subject.dropout_masks import kept
+from landscape.products import hvp_backends, stored_hessian
+from landscape.products.hvp_backends import curvature
 from landscape.subject.mc_dropout import as_is, with_members
 from landscape.subject.subject import Subject
 from landscape.weight_space.planes import plane_of

@@ -12,17 +12,17 @@ from analytic import batches_of, run_probe
 from torch import nn
 
 from landscape.cli.main import exit_code
-from landscape.curvature import memory_forecast
-from landscape.curvature.hvp_backends import curvature
 from landscape.curvature.krylov_basis import Basis
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.memory_forecast import MemoryForecast, planned_micro_batches
 from landscape.curvature.spectrum import room
-from landscape.curvature.vectors import random_unit
 from landscape.data import memory
 from landscape.data.memory import limited_to
 from landscape.options import OptionError, parse_bytes
 from landscape.probes.hessian import Hessian
+from landscape.products import memory_forecast
+from landscape.products.hvp_backends import curvature
+from landscape.products.memory_forecast import MemoryForecast, planned_micro_batches
+from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.slow

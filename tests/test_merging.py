@@ -22,7 +22,7 @@ from landscape.probe import Plan, Quantity
 from landscape.results.merging import ConflictError, merge_files
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
-from landscape.run import reduce_of
+from landscape.running.run import reduce_of
 
 SHAPE = (4, 3)
 

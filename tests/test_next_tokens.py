@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape.curvature.operator import Curvature
 from landscape.predictions.evaluation import metrics_of
-from landscape.subject.identity import protocol
+from landscape.products.operator import Curvature
+from landscape.subject.loading.identity import protocol
 from landscape.subject.losses import class_accuracy, cross_entropy
 from landscape.subject.subject import Subject
 

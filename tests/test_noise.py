@@ -14,7 +14,7 @@ from landscape.options import OptionError
 from landscape.plots import drawing
 from landscape.probe import derived_seed
 from landscape.probes.noise import Noise
-from landscape.run import run_key
+from landscape.running.run import run_key
 from landscape.subject.sample_statistics import intact_per_sample, per_sample
 from landscape.subject.subject import Subject
 

@@ -11,12 +11,12 @@ import torch
 from analytic import convolution_net, dense_hessian, quadratic, rebatched, run_probe, symmetric, tanh_net
 from torch import Tensor, nn
 
-from landscape.curvature.sample_groups import mean_gradient, sample_groups
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.noise_scale import NoiseScale
-from landscape.results.noise_scale import gradient_curvature, squared_gradient, summaries
-from landscape.results.ratio import ratio
+from landscape.products.sample_groups import mean_gradient, sample_groups
+from landscape.statistics.noise_scale import gradient_curvature, squared_gradient, summaries
+from landscape.statistics.ratio import ratio
 from landscape.subject.losses import LossTraits
 from landscape.subject.subject import Subject
 

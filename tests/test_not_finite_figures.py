@@ -7,7 +7,8 @@ import pytest
 from drawable import result_of
 from matplotlib.figure import Figure
 
-from landscape.plots import broken, lesion
+from landscape.plots import broken
+from landscape.plots.figures import lesion
 
 
 def test_infinite_values_are_at_the_edge_and_values_without_an_error_are_crossed() -> None:

@@ -16,12 +16,12 @@ from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256
 from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe, recipe
-from landscape.data.views import cropped, grey, turned, view
 from landscape.options import OptionError
-from landscape.subject.loading import load
+from landscape.subject.loading.load import load
 from landscape.training.nearest_neighbours import neighbour_accuracy
 from landscape.training.objectives import SimCLR, contrastive_loss, masked_loss, objective_of, random_mask
 from landscape.training.train import EpochResult, train
+from landscape.training.views import cropped, grey, turned, view
 
 SOURCE = """
 import torch

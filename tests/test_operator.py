@@ -19,17 +19,17 @@ from recording import Recorder
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from landscape.curvature import hvp_backends as module
-from landscape.curvature import hvp_forecast, hvp_reference
-from landscape.curvature.hessian_product import HessianProduct, Product, non_differentiable_layer
-from landscape.curvature.hvp_backends import CODES, curvature
-from landscape.curvature.hvp_forecast import Costs, PlannedProducts
-from landscape.curvature.micro_batches import MicroBatchedProduct, MicroBatching
-from landscape.curvature.operator import Curvature, Operator
-from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
+from landscape.products import hvp_backends as module
+from landscape.products import hvp_forecast, hvp_reference
+from landscape.products.hessian_product import HessianProduct, Product, non_differentiable_layer
+from landscape.products.hvp_backends import CODES, curvature
+from landscape.products.hvp_forecast import Costs, PlannedProducts
+from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
+from landscape.products.operator import Curvature, Operator
+from landscape.products.vectors import random_unit
 from landscape.results import reader
-from landscape.run import run
+from landscape.running.run import run
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.subject import Subject
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from landscape.api import measure
-from landscape.curvature.vectors import flat
 from landscape.predictions.evaluation import metrics_of
-from landscape.results.measured import measured
+from landscape.products.vectors import flat
+from landscape.results.headline_numbers import measured
 from landscape.results.protocols import protocol_of
-from landscape.subject.loading import load
+from landscape.subject.loading.load import load
 
 
 @pytest.mark.slow

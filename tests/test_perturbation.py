@@ -14,8 +14,8 @@ from landscape.data import perturbations
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.perturbation import Perturbation, rows_of
-from landscape.run import run_key
-from landscape.subject.loading import load
+from landscape.running.run import run_key
+from landscape.subject.loading.load import load
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.subject import Subject
 

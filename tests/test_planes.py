@@ -24,9 +24,9 @@ from analytic import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from landscape.curvature.vectors import inner
 from landscape.probes.surface import Surface
-from landscape.subject.identity import asked
+from landscape.products.vectors import inner
+from landscape.subject.loading.identity import asked
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS
 from landscape.weight_space.extreme_eigenvectors import LOSS_CHANGE, half_range

@@ -21,8 +21,9 @@ from PIL import Image
 
 import landscape
 from landscape.options import OptionError
-from landscape.plots import FIGURES, STUDIES, appearance, drawing, park2022, study_module, style, theme
+from landscape.plots import FIGURES, STUDIES, appearance, drawing, study_module, style, theme
 from landscape.plots.figure import Noted, checked
+from landscape.plots.figures import park2022
 from landscape.plots.selection import Selection
 from landscape.plots.tidy import _shown, _touch, tidied
 from landscape.probes import PROBES

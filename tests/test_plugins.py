@@ -20,7 +20,7 @@ from landscape.checkpoints.optimizer_state import optimizer_class
 from landscape.data import load_batches
 from landscape.probes import probe_class
 from landscape.results import reader
-from landscape.run import digest
+from landscape.running.run import digest
 from landscape.subject.spec import Spec
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import landscape
 from landscape.options import OptionError
 from landscape.probes.trace import Trace
-from landscape.run import run
+from landscape.running.run import run
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
 

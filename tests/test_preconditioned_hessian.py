@@ -14,10 +14,10 @@ from analytic import dense_hessian, run_probe, tanh_net
 
 import landscape
 from landscape.curvature.preconditioner import preconditioner
-from landscape.curvature.vectors import flat
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.run import digest
+from landscape.products.vectors import flat
+from landscape.running.run import digest
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode

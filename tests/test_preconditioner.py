@@ -10,10 +10,10 @@ import torch
 from analytic import dense_hessian, symmetric, tanh_net
 from torch import Tensor, nn
 
-from landscape.curvature.hvp_backends import curvature
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.preconditioner import preconditioner
-from landscape.curvature.vectors import flat, random_unit
+from landscape.products.hvp_backends import curvature
+from landscape.products.vectors import flat, random_unit
 from landscape.subject.subject import Subject
 
 FROZEN = 1 - 1e-13  # a decay rate at which the squared gradients of a state stay as they are

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from measured_runs import assert_same, small, stop_after, stored_result
 
-from landscape.executors.executor import Executor
 from landscape.results.run_key import Arrays
-from landscape.run import run
-from landscape.subject import loading
+from landscape.running.executor import Executor
+from landscape.running.run import run
+from landscape.subject.loading import load as loading
 from landscape.subject.subject import Subject
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]

@@ -20,7 +20,7 @@ from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.pooled_features import pooled_features, training_samples
 from landscape.options import OptionError
 from landscape.probes.probe_linear import ProbeLinear
-from landscape.run import digest
+from landscape.running.run import digest
 from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Origin, Subject

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from analytic import run_probe, tanh_net
 
-from landscape import progress
-from landscape.event_log import event_log
 from landscape.probe import Probe, listening, report_products, report_units, report_workers
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.trace import Trace
 from landscape.probes.variance import Variance
-from landscape.progress import Advice, Progress
+from landscape.reporting import progress
+from landscape.reporting.event_log import event_log
+from landscape.reporting.progress import Advice, Progress
 
 
 def test_set_up_before_the_first_unit_does_not_count_in_the_rate_nor_does_an_earlier_run(

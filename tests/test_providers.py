@@ -23,9 +23,9 @@ from landscape.models import huggingface, libraries, providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.run import digest
-from landscape.subject import loading
-from landscape.subject.identity import attributes
+from landscape.running.run import digest
+from landscape.subject.loading import load as loading
+from landscape.subject.loading.identity import attributes
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 

@@ -11,11 +11,11 @@ import torch
 from analytic import attention_net, batches_of, convolution_net, dense_hessian, run_probe, same_state, state, tanh_net
 from torch import Tensor, nn
 
-from landscape.curvature.hessian_product import hessian_product
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
+from landscape.products.hessian_product import hessian_product
 from landscape.subject.subject import Subject
 
 

@@ -12,7 +12,8 @@ import synthetic
 import xarray as xr
 
 from landscape.doctor import rules
-from landscape.plots import headlines, noise
+from landscape.plots import headlines
+from landscape.plots.figures import noise
 from landscape.results import hdf5_file, reader
 from landscape.results.group import checksum, results_in
 from landscape.results.hdf5_file import CHECK

@@ -11,9 +11,9 @@ from analytic import rebatched
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from landscape.curvature.hvp_backends import curvature
+from landscape.models.dropout_masks import DropoutCall, FrozenMasks, frozen_masks, kept
 from landscape.probe import derived_seed
-from landscape.subject.dropout_masks import DropoutCall, FrozenMasks, frozen_masks, kept
+from landscape.products.hvp_backends import curvature
 from landscape.subject.mc_dropout import as_is, calls_of, with_members
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject

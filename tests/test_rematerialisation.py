@@ -13,12 +13,12 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape import models
-from landscape.curvature import rematerialisation
-from landscape.curvature.hessian_product import hessian_product
-from landscape.curvature.kinks import activation_pattern
-from landscape.curvature.rematerialisation import merge_equal
-from landscape.curvature.traced_hessian import TracedHessian, trace
-from landscape.curvature.vectors import random_unit
+from landscape.products import rematerialisation
+from landscape.products.hessian_product import hessian_product
+from landscape.products.kinks import activation_pattern
+from landscape.products.rematerialisation import merge_equal
+from landscape.products.traced_hessian import TracedHessian, trace
+from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode

@@ -9,7 +9,8 @@ import pytest
 import synthetic
 
 from landscape.cli.main import exit_code
-from landscape.plots import comparison, drawing
+from landscape.plots import drawing
+from landscape.plots.comparison import comparison
 from landscape.results.replacing import replacing
 
 KINDS: dict[str, Callable[[Path], object]] = {"pipe": os.mkfifo, "folder": Path.mkdir}

@@ -21,7 +21,9 @@ from relu_surface import relu_surface
 
 from landscape.cli.main import exit_code
 from landscape.doctor.finding import Finding
-from landscape.plots import FIGURES, comparison, comparison_rows
+from landscape.plots import FIGURES
+from landscape.plots.comparison import comparison
+from landscape.plots.comparison import rows as comparison_rows
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
 from landscape.probes import probe_class

@@ -15,7 +15,8 @@ import h5py
 import pytest
 import synthetic
 
-from landscape.results import measured, reader
+from landscape.results import headline_numbers as measured
+from landscape.results import reader
 
 RELEASES = sorted((Path(__file__).parents[1] / "docs/format").glob("*.h5.gz"))
 Form = Mapping[str, tuple[tuple[str, ...], str, str]]  # axes, dtype and unit of every quantity

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from landscape.plots import headlines
-from landscape.plots.comparison_rows import signed
-from landscape.results.measured import Measured
-from landscape.results.rounding import interval, plus_minus
+from landscape.plots.comparison.rows import signed
+from landscape.results.headline_numbers import Measured
+from landscape.statistics.rounding import interval, plus_minus
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from analytic import attention_net
 from measured_runs import assert_same, loaded, small, stop_after, stored_result
 from torch import nn
 
-from landscape.executors.executor import Executor
 from landscape.options import OptionError
 from landscape.probe import Plan, Quantity, Shard, Unit, Values
 from landscape.probes.variance import Variance
@@ -22,8 +21,11 @@ from landscape.results import group as groups
 from landscape.results import reader
 from landscape.results.run_key import RunKey
 from landscape.results.writer import Writer
-from landscape.run import digest, run, run_key
-from landscape.subject import identity, loading, subject
+from landscape.running.executor import Executor
+from landscape.running.run import digest, run, run_key
+from landscape.subject import subject
+from landscape.subject.loading import identity
+from landscape.subject.loading import load as loading
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,9 +91,9 @@ def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, execut
 KILLED = """
 import torch
 from pathlib import Path
-from landscape.subject import loading
+from landscape.subject.loading import load as loading
 from landscape.probes.surface import Surface
-from landscape.run import run
+from landscape.running.run import run
 torch.set_num_threads(1)
 loaded = loading.load(Path(CHECKPOINT), data="digits", samples=32, batch_size=8)
 probe = Surface(resolution=RESOLUTION, preview=PREVIEW)

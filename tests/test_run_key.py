@@ -14,9 +14,9 @@ from landscape.plots.report.table import checkpoints
 from landscape.probes import PROBES, probe_class
 from landscape.results import reader
 from landscape.results.run_key import Outcome, safe_label
-from landscape.run import digest, run
-from landscape.subject import loading
-from landscape.subject.identity import weights_sha256
+from landscape.running.run import digest, run
+from landscape.subject.loading import load as loading
+from landscape.subject.loading.identity import weights_sha256
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from landscape.api import measure
 from landscape.predictions.evaluation import metrics_of
-from landscape.subject.loading import load
+from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
 

@@ -14,8 +14,15 @@ from scipy import stats
 from torch import Tensor, nn
 
 from landscape.cli.main import exit_code
+from landscape.subject.loading.sanity_check import (
+    LEVEL,
+    SanityCheck,
+    check_sanity,
+    class_order_hint,
+    guessing_p_value,
+    warning,
+)
 from landscape.subject.losses import NAMES, LossTraits
-from landscape.subject.sanity_check import LEVEL, SanityCheck, check_sanity, class_order_hint, guessing_p_value, warning
 from landscape.subject.subject import Subject
 
 CLASSES = 10

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from landscape.executors.schedule import TRIES, Schedule
+from landscape.running.schedule import TRIES, Schedule
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

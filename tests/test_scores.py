@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.predictions.scores import sample_scores
-from landscape.results.calibration import (
+from landscape.statistics.calibration import (
     METRICS,
     SampleScores,
     bins,

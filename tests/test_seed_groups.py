@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from landscape.results.calibration import SampleScores, paired_difference
-from landscape.results.paired import by_error, mcnemar, paired_t, unpaired
-from landscape.results.seed_groups import hedges_g, holm, mean_interval, two_groups
+from landscape.statistics.calibration import SampleScores, paired_difference
+from landscape.statistics.paired import by_error, mcnemar, paired_t, unpaired
+from landscape.statistics.seed_groups import hedges_g, holm, mean_interval, two_groups
 
 RNG = np.random.default_rng(0)
 

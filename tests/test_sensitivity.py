@@ -28,9 +28,9 @@ from landscape.probe import NotApplicable
 from landscape.probes import sensitivity
 from landscape.probes.sensitivity import Sensitivity
 from landscape.results import reader
-from landscape.results.bit_allocation import BitTable, bit_table
-from landscape.results.sensitivity import over_parts, rank_correlation
-from landscape.run import run
+from landscape.running.run import run
+from landscape.statistics.bit_allocation import BitTable, bit_table
+from landscape.statistics.sensitivity import over_parts, rank_correlation
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.weight_space.perturbations import Granularity, pruned, quantised, truncated

@@ -19,7 +19,7 @@ from landscape.layers.selection import remarks
 from landscape.layers.unit_removal import removals, removed
 from landscape.probes import FEATURES
 from landscape.probes.lesion import Lesion
-from landscape.shared_pass import applicable
+from landscape.running.shared_pass import applicable
 from landscape.subject.subject import Subject
 
 

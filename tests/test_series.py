@@ -9,12 +9,12 @@ import xarray as xr
 
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
-from landscape.results import standing as standings
+from landscape.results import remaining_units as standings
 from landscape.results.journal import Busy, Journal, Record
 from landscape.results.merging import merge_files
-from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import RunKey, to_header
 from landscape.results.series import SeriesWriter
+from landscape.results.unmerged_journals import merge_orphans
 
 PLAN = Plan(
     over={"step": np.array([], np.int64)},

@@ -16,7 +16,7 @@ from landscape.data import cue_conflict
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.shape_bias import ShapeBias
-from landscape.run import run_key
+from landscape.running.run import run_key
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.subject import Subject
 

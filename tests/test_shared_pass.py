@@ -15,17 +15,17 @@ from torch import nn
 import landscape
 from landscape import models
 from landscape.api import configure_shared_pass, features
-from landscape.executors.executor import Executor
 from landscape.layers import forward_hooks
 from landscape.layers.forward_hooks import SMALL_MEAN, MapPart, map_parts, run_with_hooks
 from landscape.options import OptionError
 from landscape.probes import FEATURES
 from landscape.results import group as groups
 from landscape.results.run_key import Arrays, Outcome
-from landscape.run import run
-from landscape.shared_pass import SharedPassProbe, applicable, run_shared_pass
-from landscape.subject import loading
-from landscape.subject.checks import refuse_stochastic
+from landscape.running.executor import Executor
+from landscape.running.run import run
+from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
+from landscape.subject.loading import load as loading
+from landscape.subject.loading.checks import refuse_stochastic
 from landscape.subject.subject import Subject
 
 DIAGONAL = {"spectrum": "diagonal"}

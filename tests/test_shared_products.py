@@ -17,10 +17,10 @@ from analytic import tanh_net
 from test_distributed import free_port, started
 
 from landscape.cli.main import exit_code
-from landscape.curvature import sample_means
-from landscape.curvature.operator import WHOLE, Curvature
-from landscape.curvature.sample_means import mean_loss, over_mini_batches, shares_of
-from landscape.curvature.vectors import random_unit
+from landscape.products import mini_batch_means as sample_means
+from landscape.products.mini_batch_means import mean_loss, over_mini_batches, shares_of
+from landscape.products.operator import WHOLE, Curvature
+from landscape.products.vectors import random_unit
 from landscape.results import reader
 from landscape.subject.losses import LossTraits
 from landscape.subject.process_group import ProcessGroup

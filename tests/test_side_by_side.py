@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from landscape import api
-from landscape.curvature import side_by_side as module
-from landscape.curvature.side_by_side import mini_batches_at_once, proceed, side_by_side
 from landscape.data import memory
 from landscape.probes.hessian import Hessian
+from landscape.products import side_by_side as module
+from landscape.products.side_by_side import mini_batches_at_once, proceed, side_by_side
 from landscape.subject import threads
-from landscape.subject.loading import load
+from landscape.subject.loading.load import load
 from landscape.subject.losses import LossTraits
 from landscape.subject.subject import Subject
 from landscape.subject.threads import intra_op_threads, suitable_threads

@@ -25,7 +25,7 @@ from test_executors import alive
 
 from landscape.cli.main import exit_code
 from landscape.results.journal import NotAJournal, records_of
-from landscape.results.orphans import journals
+from landscape.results.unmerged_journals import journals
 
 pytestmark = [pytest.mark.campaign, pytest.mark.usefixtures("one_thread")]
 
@@ -38,7 +38,7 @@ import socket, sys
 import forked
 from landscape.cli.main import main
 from landscape.cli.process_setup import end_by_signals
-from landscape.executors import local_processes
+from landscape.running import local_processes
 from landscape.results.writer import Writer
 server, write = socket.socket(fileno=int(sys.argv[1])), Writer.write
 def reported(self, unit, values):

@@ -14,8 +14,8 @@ from torch import Tensor
 from landscape import models
 from landscape.layers.cka import centred_kernel, hsic, hsic_of_itself
 from landscape.probes.similarity import Similarity
-from landscape.run import digest
-from landscape.subject import loading
+from landscape.running.run import digest
+from landscape.subject.loading import load as loading
 
 PROBE = Similarity(layers=("maps", "pooled", "tokens"))
 

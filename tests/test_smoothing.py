@@ -24,8 +24,8 @@ from landscape.options import OptionError
 from landscape.plots import drawing
 from landscape.results import reader
 from landscape.studies import kinds
-from landscape.subject.identity import identity, protocol
-from landscape.subject.smoothing import insert, inserted
+from landscape.subject.loading.identity import identity, protocol
+from landscape.subject.loading.smoothing import insert, inserted
 from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
 
 pytestmark = pytest.mark.slow

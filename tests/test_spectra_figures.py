@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from landscape.options import OptionError
-from landscape.plots import (
+from landscape.plots import drawing, headlines
+from landscape.plots.appearance import look
+from landscape.plots.figures import (
     density_blocks,
-    drawing,
-    headlines,
     hessian,
     hessian_density,
     hessian_layers,
@@ -24,14 +24,13 @@ from landscape.plots import (
     hessian_phases,
     saddle,
 )
-from landscape.plots.appearance import look
-from landscape.plots.density import axis_resolution_of
+from landscape.plots.figures.density import axis_resolution_of
 from landscape.plots.report.panels import Drawn, densities
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.surface import Surface
 from landscape.results import reader
-from landscape.run import run
+from landscape.running.run import run
 from landscape.statistics.intervals import NORMAL
 from landscape.subject.subject import Subject
 

@@ -19,7 +19,7 @@ from landscape import api
 from landscape.cli import pending
 from landscape.probes import PROBES, probe_class
 from landscape.results.command_line import chosen
-from landscape.results.standing import standings
+from landscape.results.remaining_units import standings
 from landscape.results.writer import Writer
 from landscape.subject.spec import Spec
 

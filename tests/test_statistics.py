@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from landscape.results.paired import mean_difference
-from landscape.results.statistics import mean_and_standard_error, mean_and_standard_error_from_sums
 from landscape.statistics.intervals import quantile
+from landscape.statistics.means import mean_and_standard_error, mean_and_standard_error_from_sums
+from landscape.statistics.paired import mean_difference
 from landscape.subject import sample_statistics
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.options import OptionError
 from landscape.probes.step import Step
-from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.subject import Subject
 from landscape.weight_space.critical_step import PASSES, critical_step
 

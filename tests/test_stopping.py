@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.curvature import stopping
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.stopping import RitzPairs, StoppingRule, Which
-from landscape.curvature.vectors import random_unit
+from landscape.products.vectors import random_unit
 
 N = 120
 

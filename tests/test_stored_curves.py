@@ -11,12 +11,12 @@ import pytest
 import torch
 from measured_runs import save
 
-from landscape import run as runs
 from landscape.data import user_cache
-from landscape.executors.work import measure_chunk, work_of
 from landscape.probes.line import Line
 from landscape.results import reader
-from landscape.subject import loading
+from landscape.running import run as runs
+from landscape.running.work import measure_chunk, work_of
+from landscape.subject.loading import load as loading
 from landscape.subject.subject import Subject
 from landscape.weight_space import bezier, stored_curves
 

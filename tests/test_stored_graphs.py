@@ -13,10 +13,10 @@ import pytest
 import torch
 from analytic import convolution_net, tanh_net
 
-from landscape.curvature import hvp_backends, stored_hessian
-from landscape.curvature.hvp_backends import curvature
-from landscape.curvature.vectors import random_unit
 from landscape.data import user_cache
+from landscape.products import hvp_backends, stored_hessian
+from landscape.products.hvp_backends import curvature
+from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode

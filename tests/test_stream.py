@@ -14,13 +14,13 @@ from landscape.api import measure
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.plots.appearance import looks
-from landscape.plots.stream import page
+from landscape.plots.figures.stream import page
 from landscape.predictions import timing
 from landscape.predictions.frames import frame_scores, near_boundary
 from landscape.predictions.scores import sample_scores
 from landscape.predictions.temporal import RingBuffer, frame_weights, prediction_time, smoothed
-from landscape.results.calibration import bootstrap, summary
-from landscape.subject.loading import load
+from landscape.statistics.calibration import bootstrap, summary
+from landscape.subject.loading.load import load
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 

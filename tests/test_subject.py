@@ -19,11 +19,11 @@ from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches
 from landscape.data.recipes import RECIPES, at_size
 from landscape.options import OptionError
-from landscape.subject.identity import identity
-from landscape.subject.loading import load, load_spec
+from landscape.subject.loading.identity import identity
+from landscape.subject.loading.load import load, load_spec
+from landscape.subject.loading.sanity_check import check_sanity
 from landscape.subject.losses import cross_entropy
 from landscape.subject.other_samples import rebatched
-from landscape.subject.sanity_check import check_sanity
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject, l2_of
 

@@ -32,9 +32,9 @@ from landscape.options import OptionError
 from landscape.probe import Probe
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
-from landscape.results.surface_summary import height
-from landscape.run import run_key
-from landscape.subject.identity import asked, identity
+from landscape.running.run import run_key
+from landscape.statistics.surface_summary import height
+from landscape.subject.loading.identity import asked, identity
 from landscape.subject.losses import cross_entropy
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject

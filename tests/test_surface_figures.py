@@ -12,7 +12,8 @@ from drawable import VIT, axes_for, result_of
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from landscape.plots import FIGURES, appearance, surface, surface_error, surface_heat, surface_height
+from landscape.plots import FIGURES, appearance
+from landscape.plots.figures import surface, surface_error, surface_heat, surface_height
 from landscape.statistics.stored import half_width
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from landscape.results.surface_summary import curvature, height, minima, non_convex
+from landscape.statistics.surface_summary import curvature, height, minima, non_convex
 
 X, Y = np.linspace(-1, 1, 41), np.linspace(-1.5, 1, 51)
 GRID_X, GRID_Y = np.meshgrid(X, Y, indexing="ij")

@@ -13,7 +13,8 @@ from command_line import Command
 
 from landscape import models
 from landscape.cli.main import exit_code
-from landscape.plots import drawing, sweep_study
+from landscape.plots import drawing
+from landscape.plots.figures import sweep_study
 from landscape.results import reader
 from landscape.studies import kinds
 

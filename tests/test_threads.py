@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.probes.trace import Trace
-from landscape.run import run
+from landscape.running.run import run
 from landscape.subject import threads
-from landscape.subject.loading import load
+from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 from landscape.subject.threads import fastest_threads, fixed_threads, intra_op_threads, suitable_threads, thread_limit
 

@@ -15,7 +15,8 @@ from torch import Tensor
 import landscape
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
-from landscape.subject import loading, other_networks
+from landscape.subject import other_networks
+from landscape.subject.loading import load as loading
 from landscape.subject.spec import Spec
 
 

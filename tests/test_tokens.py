@@ -16,8 +16,8 @@ from landscape.plots import drawing
 from landscape.probe import NotApplicable
 from landscape.probes.tokens import Tokens
 from landscape.results import reader
-from landscape.results.measured import measured
-from landscape.run import run_key
+from landscape.results.headline_numbers import measured
+from landscape.running.run import run_key
 
 PRINCIPAL = Tokens(images=5, method="principal", depths="0,1")
 SKLEARN = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")

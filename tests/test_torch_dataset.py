@@ -19,9 +19,9 @@ from landscape.data.dataset import Images
 from landscape.data.sample_reading import Request, read_item
 from landscape.data.sampling import Samples, balanced, shuffled
 from landscape.data.torch_dataset import data_of
-from landscape.subject.identity import protocol
-from landscape.subject.loading import load
-from landscape.subject.preprocessing import DataObject, load_images, sharing_images
+from landscape.subject.loading.identity import protocol
+from landscape.subject.loading.load import load
+from landscape.subject.loading.preprocessing import DataObject, load_images, sharing_images
 from landscape.subject.spec import Spec
 
 INPUTS = torch.arange(24.0).view(12, 1, 1, 2)

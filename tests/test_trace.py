@@ -15,11 +15,12 @@ from torch import Tensor
 
 from landscape.curvature.trace_estimators import TraceEstimate, exact, hutch_plus_plus, hutchinson, xtrace
 from landscape.options import OptionError
-from landscape.plots import headlines, style, trace
+from landscape.plots import headlines, style
 from landscape.plots.appearance import Look
+from landscape.plots.figures import trace
 from landscape.probes.trace import METHODS, Method, Trace
 from landscape.results import reader
-from landscape.run import run
+from landscape.running.run import run
 from landscape.subject.subject import Subject
 
 Estimator = Callable[..., TraceEstimate]

@@ -11,14 +11,14 @@ from analytic import Branching, batches_of, convolution_net, same_state, state, 
 from torch import Tensor, fx, nn
 
 from landscape import models
-from landscape.curvature import hvp_backends, matrix_products
-from landscape.curvature.hessian_product import hessian_product
-from landscape.curvature.hvp_backends import Hvp, curvature
-from landscape.curvature.traced_hessian import TracedHessian, trace
-from landscape.curvature.vectors import random_unit
 from landscape.probes.hessian import Hessian
+from landscape.products import hvp_backends, matrix_products
+from landscape.products.hessian_product import hessian_product
+from landscape.products.hvp_backends import Hvp, curvature
+from landscape.products.traced_hessian import TracedHessian, trace
+from landscape.products.vectors import random_unit
 from landscape.results import reader
-from landscape.run import run
+from landscape.running.run import run
 from landscape.subject.subject import Subject
 
 # The warning is of torch's forward mode.

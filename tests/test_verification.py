@@ -10,8 +10,8 @@ from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.stopping import Which
-from landscape.curvature.vectors import random_unit
 from landscape.curvature.verification import verified
+from landscape.products.vectors import random_unit
 
 BULK = [0.001 * i for i in range(60)]
 

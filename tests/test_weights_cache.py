@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from analytic import tanh_net
 
-from landscape.subject.identity import weights_sha256
+from landscape.subject.loading.identity import weights_sha256
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

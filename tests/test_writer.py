@@ -19,7 +19,7 @@ from counting import assert_complete, expected, group_of, leftovers, measured, s
 from landscape.results import group as groups
 from landscape.results import hdf5_file
 from landscape.results.journal import Busy, Journal
-from landscape.results.orphans import merge_orphans
+from landscape.results.unmerged_journals import merge_orphans
 from landscape.results.updating import locked
 from landscape.results.writer import Writer, discard
 

@@ -11,8 +11,8 @@ from counting import assert_complete, expected, group_of, leftovers, measured, s
 
 from landscape.results import writer as writing
 from landscape.results.journal import Journal, Record
-from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import RunKey, to_header
+from landscape.results.unmerged_journals import merge_orphans
 from landscape.results.writer import Writer, discard
 
 

@@ -13,7 +13,7 @@ from landscape.api import configure_shared_pass
 from landscape.discovery.discover import discover
 from landscape.discovery.layer import Layer
 from landscape.probes import FEATURES
-from landscape.shared_pass import applicable
+from landscape.running.shared_pass import applicable
 from landscape.subject.subject import Subject
 
 # name, kind, stage (r: reduces the map), grid + prefix tokens; of self-attentions: heads, grid or window

@@ -15,7 +15,7 @@ import numpy as np
 from landscape.results import group as groups
 from landscape.results.hdf5_file import reading
 from landscape.results.journal import NotAJournal, records_of
-from landscape.results.orphans import journals
+from landscape.results.unmerged_journals import journals
 
 os.environ["OMP_NUM_THREADS"] = "1"  # sums over other numbers of threads have other last bits
 LANDSCAPE = [sys.executable, "-m", "landscape"]

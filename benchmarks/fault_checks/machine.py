@@ -26,7 +26,7 @@ from fault_checks.commands import (
     start,
     whole,
 )
-from landscape.results.orphans import journals
+from landscape.results.unmerged_journals import journals
 
 
 def full_disk(folder: Path) -> str:

@@ -105,7 +105,7 @@ def same_question_twice(folder: Path) -> str:
 
 OFTEN = """
 import sys
-from landscape import run
+from landscape.running import run
 run.MERGE_SECONDS = 0.0
 from landscape.cli.main import main
 main(sys.argv[1:])

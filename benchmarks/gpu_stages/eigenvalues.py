@@ -19,8 +19,8 @@ from gpu_stages.networks import prepared
 from gpu_stages.steps import Key, Row, Rows, Settings, Step, alone_in_memory
 from gpu_stages.timing import peak_gib, seconds, share_outside_kernels, shown
 from gpu_stages.variants import cuda_graphs, side_by_side
-from landscape.curvature import hvp_backends
 from landscape.probes.hessian import Hessian
+from landscape.products import hvp_backends
 from landscape.subject.measuring import measuring
 from landscape.subject.subject import Subject
 

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from gpu_stages.steps import OutOfTime, Row, Rows, Settings, Step
 from gpu_stages.timing import peak_gib, seconds, shown
-from landscape.curvature.hvp_backends import CODES
 from landscape.probes.hessian import Hessian
+from landscape.products.hvp_backends import CODES
 from landscape.subject.measuring import measuring
 from landscape.subject.subject import Subject
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
-from landscape.curvature import hvp_backends
+from landscape.products import hvp_backends
 from landscape.subject.graph_replay import GraphReplay
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from landscape.plots import surface
+from landscape.plots.figures import surface
 from landscape.results import reader
 
 HERE = Path(__file__).parent

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, searches
-from landscape.curvature.parameter_selection import ancestor
 from landscape.curvature.stopping import StoppingRule
-from landscape.curvature.vectors import random_unit
 from landscape.probe import derived_seed
+from landscape.products.parameter_selection import ancestor
+from landscape.products.vectors import random_unit
 
 BlockKind = Literal["none", "tensor", "module", "layer"]
 BLOCK_KINDS = (

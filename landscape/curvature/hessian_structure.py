@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.block_diagonal import BlockKind, Partition
-from landscape.curvature.operator import Curvature
-from landscape.curvature.sample_means import over_mini_batches
 from landscape.curvature.spectrum_options import LARGEST_RESULT
 from landscape.curvature.trace_estimators import rademacher
 from landscape.probe import Quantity, derived_seed
-from landscape.results.hessian_structure import LINEAR, QUANTILES, over_batches
+from landscape.products.mini_batch_means import over_mini_batches
+from landscape.products.operator import Curvature
+from landscape.statistics.hessian_structure import LINEAR, QUANTILES, over_batches
 
 Diagonal = Literal["none", "summary", "full"]
 RATIOS = {

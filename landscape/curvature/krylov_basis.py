@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.curvature.vectors import dot, length
+from landscape.products.vectors import dot, length
 
 GROWTH = 32  # rows allocated at once
 SLICE = 8192  # entries of a vector that one product of a batch takes on a GPU

@@ -19,7 +19,7 @@ from torch import Tensor
 from landscape.curvature.krylov_basis import Basis, dots, lengths
 from landscape.curvature.krylov_projection import Projection, restarted, solve
 from landscape.curvature.stopping import Copies, StoppingRule, Which
-from landscape.curvature.vectors import random_unit
+from landscape.products.vectors import random_unit
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-13}  # residual floor, as a share of the largest |eigenvalue|
 # Steps between tests on a GPU, of one search and of several: a test waits for the device and then keeps it waiting, for

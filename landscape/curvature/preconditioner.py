@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from landscape.curvature.vectors import flat
+from landscape.products.vectors import flat
 
 Group: TypeAlias = Mapping[str, Any]  # options of a parameter group
 State: TypeAlias = Mapping[str, Any]  # an optimiser's state of one parameter

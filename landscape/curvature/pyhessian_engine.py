@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.curvature.hessian_product import differentiable_attention
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.stopping import wanted
-from landscape.curvature.vectors import flat
+from landscape.products.hessian_product import differentiable_attention
+from landscape.products.vectors import flat
 from landscape.subject.subject import Subject
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from landscape.curvature.hvp_backends import Hvp, Kinks
-from landscape.curvature.operator import Matrix
 from landscape.curvature.stopping import Which
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
+from landscape.products.hvp_backends import Hvp, Kinks
+from landscape.products.operator import Matrix
 
 Scope = Literal["batch", "dataset"]
 Engine = Literal["lanczos", "pyhessian"]

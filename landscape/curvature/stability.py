@@ -11,9 +11,9 @@ from torch import Tensor
 
 from landscape.curvature.preconditioner import Preconditioner, preconditioner
 from landscape.curvature.spectrum import Request, spectrum
-from landscape.curvature.vectors import random_unit
 from landscape.probe import Quantity, derived_seed
-from landscape.results.statistics import mean_and_standard_error
+from landscape.products.vectors import random_unit
+from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.optimizer_options import OptimizerOptions
 from landscape.subject.optimizers import restored_optimizer
 from landscape.subject.subject import Subject

@@ -9,7 +9,7 @@ import numpy as np
 
 from landscape.curvature.block_diagonal import Partition
 from landscape.probe import Plan, Quantity
-from landscape.results.block_spectra import DEFINITION, heterogeneity, moments
+from landscape.statistics.block_spectra import DEFINITION, heterogeneity, moments
 
 EIGENVALUE = "loss per squared weight"
 JS = "Jensen-Shannon distance of the blocks' spectral densities"

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape.curvature.hvp_backends import CODES_MEANING
 from landscape.curvature.lanczos import ROUNDING, Spectrum
-from landscape.curvature.operator import Matrix
 from landscape.curvature.spectrum import Request
 from landscape.curvature.stability import (
     UNITS,
@@ -20,9 +18,11 @@ from landscape.curvature.stability import (
 )
 from landscape.headline import FLATTER, Headline
 from landscape.probe import Quantity
-from landscape.results.ratio import linearised
-from landscape.results.statistics import mean_and_standard_error
+from landscape.products.hvp_backends import CODES_MEANING
+from landscape.products.operator import Matrix
 from landscape.statistics.intervals import positive_interval, share_interval
+from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.ratio import linearised
 
 HEADLINES = (
     Headline("nep", "nep", column=7, title="NEP",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.curvature.lanczos import Products, Spectrum, batched_lanczos, lanczos
 from landscape.curvature.stopping import Copies, StoppingRule, Which, wanted
-from landscape.curvature.vectors import length, random_unit
+from landscape.products.vectors import length, random_unit
 
 PER_VALUE = ("values", "residuals", "converged", "errors")  # arrays of a spectrum with a row per eigenvalue
 

@@ -12,8 +12,8 @@ from scipy.special import bdtrc, ndtri, stdtrit
 
 from landscape.doctor.finding import Finding, Result, Severity, found, more_samples
 from landscape.doctor.grid import Grid, at_weights
-from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import NORMAL, quantile
+from landscape.statistics.rounding import plus_minus
 
 LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
 LEAST_ERRORS = NORMAL**2  # below it, the half-width of the 95 % interval exceeds the number of errors

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
-from landscape.results.rounding import plus_minus
+from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
 ROUNDING = 1e-3  # relative difference of two losses of the same samples that no float32 rounding explains

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import bdtrc, ndtri
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
-from landscape.results.rounding import plus_minus
+from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
 LEVEL = 0.05  # of a statement about a whole panel, divided by the number of its points (Bonferroni)

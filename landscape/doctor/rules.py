@@ -10,8 +10,8 @@ from landscape.doctor import accuracy, lines, panels, protocols, recomputed, spe
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
 from landscape.results.malformed import readable
+from landscape.results.remaining_units import standings
 from landscape.results.run_key import ReduceOf
-from landscape.results.standing import standings
 
 
 def unfinished(result: Result) -> Iterator[Finding]:

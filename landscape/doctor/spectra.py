@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again
-from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import FEWEST, quantile
+from landscape.statistics.rounding import plus_minus
 
 UNITS = {"batch": "mini-batches", "vector": "random vectors", "vectors": "random vectors", "group": "groups of samples"}
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from landscape.doctor.finding import Finding, Result, Severity, found, measure_again, more_samples
 from landscape.doctor.grid import Grid
-from landscape.results.rounding import plus_minus
 from landscape.statistics.intervals import NORMAL
+from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from landscape.results import reader
-from landscape.results.bit_allocation import BitTable, bit_table
 from landscape.results.malformed import readable
+from landscape.statistics.bit_allocation import BitTable, bit_table
 
 
 def bit_tables(path: Path, budget: str, *, label: str | None = None) -> list[tuple[str, BitTable]]:

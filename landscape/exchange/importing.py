@@ -19,11 +19,11 @@ from landscape.exchange.hybrid_csv import HybridTable
 from landscape.headline import Headline, stored_headlines
 from landscape.options import at_least, naming
 from landscape.probe import Plan, Quantity, Values
-from landscape.results import basins, corruption_summary, surface_summary
 from landscape.results.declared_size import refuse_special
 from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
-from landscape.results.surface_summary import RADII
 from landscape.results.writer import Writer
+from landscape.statistics import basins, corruption_summary, surface_summary
+from landscape.statistics.surface_summary import RADII
 
 SUMMARIES = {
     "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),

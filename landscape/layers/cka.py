@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landscape.curvature.matrix_products import matmul
 from landscape.discovery.layer import chunks
+from landscape.products.matrix_products import matmul
 
 CHUNK = 2**20  # numbers of the features in one product
 SHIFT_SAMPLES = 8  # whose mean is subtracted

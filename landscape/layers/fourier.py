@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.matrix_products import matmul
+from landscape.products.matrix_products import matmul
 
 FLOOR = 1e-6  # added to amplitudes before the logarithm
 LARGEST_PRODUCT = 48  # positions per side: on larger maps the FFT is faster than a matrix product

@@ -10,7 +10,7 @@ from torch import Tensor
 from landscape.data.dataset import BatchList
 from landscape.data.structure import Nested
 from landscape.discovery.layer import Layer
-from landscape.subject.next_tokens import MASK
+from landscape.subject.loading.next_tokens import MASK
 from landscape.subject.subject import Subject
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.hessian_product import differentiable_attention
-from landscape.curvature.vectors import dot, flat
 from landscape.data.structure import common_length, rows_of
+from landscape.products.hessian_product import differentiable_attention
+from landscape.products.vectors import dot, flat
 from landscape.subject.subject import Subject
 
 

@@ -14,13 +14,13 @@ import torch.fx.experimental.symbolic_shapes  # noqa: F401  the first double bac
 from torch import Tensor
 from torch.optim import Optimizer
 
-from landscape.curvature.operator import Curvature
 from landscape.curvature.preconditioner import NoUpdateYet, preconditioner
-from landscape.curvature.vectors import length
 from landscape.monitoring.distance import Start
 from landscape.monitoring.gradients import gradients_of, gram, noise, parts_of
 from landscape.monitoring.tracked_eigenvalues import Found, TrackedEigenvalues
 from landscape.probe import derived_seed
+from landscape.products.operator import Curvature
+from landscape.products.vectors import length
 from landscape.subject.subject import Subject
 
 PRODUCTS = 100  # at most, of one search

@@ -25,7 +25,7 @@ from landscape.monitoring.updates_seen import UpdatesSeen
 from landscape.options import OptionError, at_least, require
 from landscape.results import reader
 from landscape.results.series import SeriesWriter
-from landscape.subject.loading import Objects, load_spec, unwrapped
+from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.measuring import measuring
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject

@@ -19,10 +19,10 @@ from landscape.monitoring.distance import BUCKETS
 from landscape.monitoring.gradients import parts_of
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
-from landscape.results.orphans import merge_orphans
 from landscape.results.run_key import RunKey, readable_label, versions
 from landscape.results.series import SeriesWriter
-from landscape.subject.identity import attributes as attributes_of
+from landscape.results.unmerged_journals import merge_orphans
+from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.subject import Subject
 
 MONITOR = "monitor"  # name of the groups

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.spectrum import memory
-from landscape.curvature.vectors import length, random_unit
+from landscape.products.vectors import length, random_unit
 
 NEXT, RANDOM = 0.3, 0.3  # lengths of the next Ritz vector and of a random one in a start from the last eigenvectors
 UNSURE = 100.0  # so much larger a hidden component may be than in a search from a random start: one standard deviation

@@ -20,11 +20,11 @@ from landscape.options import OptionError, at_least
 from landscape.predictions.classifier import logits_and_targets
 from landscape.predictions.scores import overlaps, sample_scores, score_rows
 from landscape.probe import derived_seed
-from landscape.results import calibration
-from landscape.results.calibration import SampleScores
-from landscape.subject.checks import refuse_stochastic
+from landscape.statistics import calibration
+from landscape.statistics.calibration import SampleScores
+from landscape.subject.loading.checks import refuse_stochastic
+from landscape.subject.loading.next_tokens import of_tokens
 from landscape.subject.losses import cross_entropy
-from landscape.subject.next_tokens import of_tokens
 from landscape.subject.outputs import outputs_of
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.restoration import evaluation_mode

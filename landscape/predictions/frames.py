@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.predictions.scores import overlaps, score_rows
-from landscape.results.calibration import (
+from landscape.statistics.calibration import (
     COLUMNS,
     METRICS,
     SHARES,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from landscape.predictions.scores import sample_means, sample_scores
 from landscape.predictions.temperature import TemperatureFit
-from landscape.results.calibration import SampleScores
+from landscape.statistics.calibration import SampleScores
 
 SIZES = (1, 2, 3, 5, 10, 20, 50)
 ALL_ORDERS = 5  # members up to which they join in every order: 31 subsets of 5

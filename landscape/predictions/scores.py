@@ -1,4 +1,4 @@
-"""Score predicted probabilities, sample by sample; `landscape.results.calibration` summarises the scores."""
+"""Score predicted probabilities, sample by sample; `landscape.statistics.calibration` summarises the scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from landscape.probe import Quantity
-from landscape.results.calibration import SampleScores, mean_scores
+from landscape.statistics.calibration import SampleScores, mean_scores
 
 PART = Quantity("wrong ones below 0.9, then by bin of confidence their number, confidence and right ones")
 AT_ONCE = 1 << 22  # logits that are scored at a time

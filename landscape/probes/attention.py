@@ -21,7 +21,7 @@ from landscape.layers.padding import Counted, between_tokens, rows_of_tokens
 from landscape.layers.selection import image_size, layer_labels, layers_of, require_class_token
 from landscape.options import at_least, one_of
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_over_batches
+from landscape.statistics.means import mean_over_batches
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

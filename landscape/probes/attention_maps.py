@@ -21,7 +21,7 @@ from landscape.layers.selection import layer_labels
 from landscape.options import at_least, parse_numbers, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.probes.attention import attention_layers
-from landscape.subject.identity import protocol
+from landscape.subject.loading.identity import protocol
 from landscape.subject.sample_statistics import first_row
 from landscape.subject.subject import Subject
 

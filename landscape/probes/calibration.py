@@ -15,8 +15,8 @@ from landscape.predictions.classifier import class_targets, logits_and_targets, 
 from landscape.predictions.scores import PART, labelled, sample_scores
 from landscape.predictions.temperature import Temperature, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results import calibration as statistics
-from landscape.results.calibration import METRIC_NAMES, SampleScores
+from landscape.statistics import calibration as statistics
+from landscape.statistics.calibration import METRIC_NAMES, SampleScores
 from landscape.statistics.intervals import interval
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights

@@ -10,13 +10,13 @@ import numpy as np
 
 from landscape import options
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.operator import Curvature
-from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.spectrum import Request, spectrum
-from landscape.curvature.vectors import random_unit
 from landscape.headline import Headline
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.products.mini_batch_means import over_all_samples
+from landscape.products.operator import Curvature
+from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.coordinates import ticks

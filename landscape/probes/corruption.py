@@ -15,12 +15,12 @@ from landscape.options import require
 from landscape.predictions.running_sums import sizes_of
 from landscape.predictions.scores import sample_scores
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results import calibration, corruption_summary
-from landscape.results.calibration import SampleScores
-from landscape.results.corruption_summary import BLOCKS, METRICS
-from landscape.results.statistics import mean_and_standard_error
-from landscape.subject.corrupted_images import AUTO, GENERATED, Source, images_of, source_of, with_images
-from landscape.subject.identity import protocol
+from landscape.statistics import calibration, corruption_summary
+from landscape.statistics.calibration import SampleScores
+from landscape.statistics.corruption_summary import BLOCKS, METRICS
+from landscape.statistics.means import mean_and_standard_error
+from landscape.subject.loading.corrupted_images import AUTO, GENERATED, Source, images_of, source_of, with_images
+from landscape.subject.loading.identity import protocol
 from landscape.subject.members import MemberForward, Positioned
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject

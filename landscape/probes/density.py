@@ -12,7 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from landscape.curvature.block_diagonal import BLOCK_KINDS, BlockKind, Partition, block_quadratures
-from landscape.curvature.hvp_backends import (
+from landscape.curvature.lanczos import Spectrum, lanczos
+from landscape.curvature.stored_blocks import block_plan, block_summaries
+from landscape.curvature.trace_estimators import rounds_for
+from landscape.headline import FLATTER, Headline
+from landscape.options import OptionError, at_least, one_of, regular_expression, require
+from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
+from landscape.products.hvp_backends import (
     CODES,
     CODES_MEANING,
     HVP_HELP,
@@ -22,18 +28,12 @@ from landscape.curvature.hvp_backends import (
     autotuned,
     curvature,
 )
-from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.lanczos import Spectrum, lanczos
-from landscape.curvature.operator import Curvature
-from landscape.curvature.parameter_selection import PARAMS_HELP, matching
-from landscape.curvature.sample_means import over_all_samples
-from landscape.curvature.stored_blocks import block_plan, block_summaries
-from landscape.curvature.trace_estimators import rounds_for
-from landscape.curvature.vectors import random_unit
-from landscape.headline import FLATTER, Headline
-from landscape.options import OptionError, at_least, one_of, regular_expression, require
-from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
-from landscape.results.statistics import mean_and_standard_error
+from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.mini_batch_means import over_all_samples
+from landscape.products.operator import Curvature
+from landscape.products.parameter_selection import PARAMS_HELP, matching
+from landscape.products.vectors import random_unit
+from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.subject import Subject
 
 MEASURED = ("nodes", "weights", "matvecs", "hvp")  # per start vector

@@ -21,9 +21,9 @@ from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
 from landscape.predictions.scores import PART, labelled
 from landscape.predictions.temperature import INVERSE, MOMENTS, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results import calibration as statistics
-from landscape.results import ensemble_summary
-from landscape.results.calibration import METRIC_NAMES, SampleScores
+from landscape.statistics import calibration as statistics
+from landscape.statistics import ensemble_summary
+from landscape.statistics.calibration import METRIC_NAMES, SampleScores
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject

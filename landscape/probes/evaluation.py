@@ -11,7 +11,7 @@ import numpy as np
 from landscape.headline import HIGHER, LOWER, Headline
 from landscape.predictions import evaluation
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.checks import refuse_stochastic
+from landscape.subject.loading.checks import refuse_stochastic
 from landscape.subject.subject import Subject
 
 METRICS = {

@@ -10,17 +10,17 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.curvature.hvp_backends import HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
-from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.parameter_selection import PARAMS_HELP, matching
 from landscape.curvature.relative_flatness import has_relative_flatness
-from landscape.curvature.sample_means import over_all_samples
 from landscape.headline import FLATTER, FLATTER_ABOVE, Headline
 from landscape.options import OptionError, at_least, did_you_mean, one_of, parse_choices, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
-from landscape.results.flatness import LOSS, MEASURES, OF, OF_VECTORS, SAMPLES, TERM, TERM_SE, TOGETHER
-from landscape.results.flatness import values as pooled
-from landscape.subject.identity import protocol
+from landscape.products.hvp_backends import HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
+from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.mini_batch_means import over_all_samples
+from landscape.products.parameter_selection import PARAMS_HELP, matching
+from landscape.statistics.flatness import LOSS, MEASURES, OF, OF_VECTORS, SAMPLES, TERM, TERM_SE, TOGETHER
+from landscape.statistics.flatness import values as pooled
+from landscape.subject.loading.identity import protocol
 from landscape.subject.normalised_logits import with_normalised_logits
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights

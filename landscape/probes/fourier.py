@@ -19,7 +19,7 @@ from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import MEMBER_ERROR, error_over_members, mean_over_batches
+from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

@@ -20,7 +20,7 @@ from landscape.layers.padding import Counted
 from landscape.layers.selection import layer_labels, require_class_token
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.identity import protocol
+from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights

@@ -12,7 +12,16 @@ import numpy as np
 from torch import Tensor
 
 from landscape.curvature import stored_spectrum
-from landscape.curvature.hvp_backends import (
+from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.pyhessian_engine import power_iteration
+from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spectrum
+from landscape.curvature.spectrum_options import Engine, Scope, check, require_storable
+from landscape.curvature.stability import optimizer_of, stability_values
+from landscape.curvature.stopping import Which
+from landscape.headline import Headline
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
+from landscape.products.hvp_backends import (
     CODES,
     HVP_HELP,
     KINKS_HELP,
@@ -21,22 +30,13 @@ from landscape.curvature.hvp_backends import (
     autotuned,
     curvature,
 )
-from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.operator import Curvature, Matrix, Operator, cache_of_all
-from landscape.curvature.parameter_selection import PARAMS_HELP, Blocks, matching
-from landscape.curvature.pattern_cache import PatternCache
-from landscape.curvature.preconditioner import Preconditioner
-from landscape.curvature.pyhessian_engine import power_iteration
-from landscape.curvature.sample_means import mean_loss, over_all_samples
-from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
-from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spectrum
-from landscape.curvature.spectrum_options import Engine, Scope, check, require_storable
-from landscape.curvature.stability import optimizer_of, stability_values
-from landscape.curvature.stopping import Which
-from landscape.curvature.vectors import random_unit
-from landscape.headline import Headline
-from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
+from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.mini_batch_means import mean_loss, over_all_samples
+from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
+from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
+from landscape.products.pattern_cache import PatternCache
+from landscape.products.side_by_side import announce, mini_batches_at_once, side_by_side
+from landscape.products.vectors import random_unit
 from landscape.subject.losses import MEANINGS
 from landscape.subject.optimizer_options import (
     OPTIMIZER_ARG_HELP,

@@ -14,9 +14,9 @@ from torch import Tensor
 from landscape.headline import Headline
 from landscape.options import at_least, parse_choices, parse_range, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
-from landscape.results.statistics import mean_and_standard_error_from_sums
+from landscape.statistics.means import mean_and_standard_error_from_sums
 from landscape.subject import sample_statistics
-from landscape.subject.identity import protocol
+from landscape.subject.loading.identity import protocol
 from landscape.subject.losses import Meaning
 from landscape.subject.pixels import (
     gradient,

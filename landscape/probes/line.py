@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from landscape.curvature.vectors import inner
 from landscape.headline import Headline
 from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_range, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results import basins
+from landscape.products.vectors import inner
+from landscape.statistics import basins
 from landscape.subject import batchnorm
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject

@@ -18,7 +18,7 @@ from landscape.layers.pooled_features import LEAST_SAMPLES, training_samples
 from landscape.options import OptionError, at_least, one_of, parse_count, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import sample_statistics
-from landscape.subject.identity import protocol
+from landscape.subject.loading.identity import protocol
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject

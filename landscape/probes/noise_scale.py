@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature import hvp_backends
-from landscape.curvature.operator import Curvature
-from landscape.curvature.parameter_selection import PARAMS_HELP, matching
-from landscape.curvature.sample_groups import (
+from landscape.headline import Headline
+from landscape.options import at_least, regular_expression
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, report_products
+from landscape.products import hvp_backends
+from landscape.products.operator import Curvature
+from landscape.products.parameter_selection import PARAMS_HELP, matching
+from landscape.products.sample_groups import (
     QUARTERS,
     Quarter,
     SampleGroups,
@@ -23,11 +26,8 @@ from landscape.curvature.sample_groups import (
     quarter_size,
     sample_groups,
 )
-from landscape.curvature.vectors import dot
-from landscape.headline import Headline
-from landscape.options import at_least, regular_expression
-from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, report_products
-from landscape.results.noise_scale import summaries
+from landscape.products.vectors import dot
+from landscape.statistics.noise_scale import summaries
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

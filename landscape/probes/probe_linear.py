@@ -20,7 +20,7 @@ from landscape.layers.pooled_features import HELD_OUT, LEAST_SAMPLES, held_out, 
 from landscape.layers.selection import layer_labels, layers_of, require_class_token
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import MEMBER_ERROR
+from landscape.statistics.means import MEMBER_ERROR
 from landscape.subject.sample_statistics import intact_per_sample, mean_and_standard_error
 from landscape.subject.subject import Subject
 

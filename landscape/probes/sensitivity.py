@@ -19,7 +19,7 @@ from landscape.layers.resume_verification import verified
 from landscape.layers.selection import layers_of
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
-from landscape.results.sensitivity import ALL, PARTS, summaries
+from landscape.statistics.sensitivity import ALL, PARTS, summaries
 from landscape.subject import sample_statistics
 from landscape.subject.losses import Meaning
 from landscape.subject.sample_statistics import intact_per_sample

@@ -20,8 +20,8 @@ from landscape.data.preprocessing import Resize, parse_crop
 from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.corrupted_images import images_of
-from landscape.subject.identity import protocol
+from landscape.subject.loading.corrupted_images import images_of
+from landscape.subject.loading.identity import protocol
 from landscape.subject.members import Positioned
 from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec

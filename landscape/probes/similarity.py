@@ -20,9 +20,9 @@ from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.padding import Counted, without_padding
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_over_members
+from landscape.statistics.means import mean_over_members
 from landscape.subject import other_networks
-from landscape.subject.identity import attributes
+from landscape.subject.loading.identity import attributes
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

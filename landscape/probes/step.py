@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.curvature.hvp_backends import KINKS_HELP, Kinks, curvature
 from landscape.curvature.preconditioner import Preconditioner, preconditioner
 from landscape.curvature.spectrum import Request
 from landscape.curvature.stability import (
@@ -27,7 +26,8 @@ from landscape.curvature.stability import (
 from landscape.headline import FLATTER, Headline
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
-from landscape.results.statistics import mean_and_standard_error
+from landscape.products.hvp_backends import KINKS_HELP, Kinks, curvature
+from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.optimizer_options import (
     OPTIMIZER_ARG_HELP,
     OPTIMIZER_HELP,

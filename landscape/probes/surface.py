@@ -14,7 +14,7 @@ from landscape import options
 from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
-from landscape.results import basins, surface_summary
+from landscape.statistics import basins, surface_summary
 from landscape.subject import batchnorm
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.other_samples import on_first, rebatched

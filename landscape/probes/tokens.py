@@ -19,8 +19,8 @@ from landscape.layers.principal_tokens import AXES, attended_layers, on_principa
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_and_standard_error
-from landscape.subject.identity import protocol
+from landscape.statistics.means import mean_and_standard_error
+from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

@@ -15,22 +15,6 @@ from torch import Tensor
 
 from landscape.curvature.block_diagonal import BLOCK_KINDS, BlockKind
 from landscape.curvature.hessian_structure import Diagonal, Structure
-from landscape.curvature.hvp_backends import (
-    CODES,
-    CODES_MEANING,
-    HVP_HELP,
-    KINKS_HELP,
-    Hvp,
-    Kinks,
-    autotuned,
-    curvature,
-)
-from landscape.curvature.hvp_forecast import PlannedProducts
-from landscape.curvature.operator import Curvature
-from landscape.curvature.parameter_selection import PARAMS_HELP, matching
-from landscape.curvature.pattern_cache import PatternCache
-from landscape.curvature.sample_means import mean_loss, over_mini_batches
-from landscape.curvature.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.curvature.trace_estimators import (
     TraceEstimate,
     hutch_plus_plus,
@@ -42,6 +26,22 @@ from landscape.curvature.trace_estimators import (
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
+from landscape.products.hvp_backends import (
+    CODES,
+    CODES_MEANING,
+    HVP_HELP,
+    KINKS_HELP,
+    Hvp,
+    Kinks,
+    autotuned,
+    curvature,
+)
+from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.mini_batch_means import mean_loss, over_mini_batches
+from landscape.products.operator import Curvature
+from landscape.products.parameter_selection import PARAMS_HELP, matching
+from landscape.products.pattern_cache import PatternCache
+from landscape.products.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.subject.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]

@@ -15,7 +15,7 @@ from landscape.checkpoints.file_names import stem_of
 from landscape.checkpoints.snapshots import Snapshot
 from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.means import mean_and_standard_error
 from landscape.subject import batchnorm
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.other_networks import run_of

@@ -18,7 +18,7 @@ from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
-from landscape.results.statistics import mean_over_batches
+from landscape.statistics.means import mean_over_batches
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
 

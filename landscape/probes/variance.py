@@ -15,7 +15,7 @@ from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.results.statistics import MEMBER_ERROR, error_over_members, mean_over_batches
+from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
 from landscape.subject.subject import Subject
 
 

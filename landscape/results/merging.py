@@ -15,9 +15,9 @@ from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
 from landscape.results.hdf5_file import DAMAGE, Group, Handle, check, checked_groups, damaged, reading
 from landscape.results.malformed import readable
-from landscape.results.orphans import journals, merge_orphans
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf
+from landscape.results.unmerged_journals import journals, merge_orphans
 from landscape.results.updating import change_file
 
 SHOWN = 3  # conflicts in an error message

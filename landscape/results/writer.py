@@ -17,7 +17,7 @@ import numpy as np
 
 from landscape.probe import MICRO_BATCHES, Unit, Values
 from landscape.results import group as groups
-from landscape.results import orphans
+from landscape.results import unmerged_journals as orphans
 from landscape.results.group import read_group
 from landscape.results.hdf5_file import DAMAGE, check
 from landscape.results.journal import Busy, Journal, Record

@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xarray as xr
 
-from landscape.results.rounding import interval, plus_minus
-from landscape.results.seed_groups import mean_interval
-from landscape.results.statistics import mean_and_standard_error
 from landscape.statistics.intervals import FEWEST, LEVEL, p_value, quantile
+from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.rounding import interval, plus_minus
+from landscape.statistics.seed_groups import mean_interval
 from landscape.studies.study import Cell, Results
 
 LEAST_SEEDS = 3  # for a verdict: two may agree by chance
@@ -71,8 +71,8 @@ class Measurement:
 def _evaluate(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
     from landscape.probes.evaluation import Evaluation
     from landscape.results import reader
-    from landscape.run import run
-    from landscape.subject import loading
+    from landscape.running.run import run
+    from landscape.subject.loading import load as loading
 
     outcome = run(Evaluation(passes), loading.load(checkpoint, label=label, **options), out)
     return reader.result(out, outcome.group).sel(passes=passes)
@@ -83,8 +83,8 @@ def _moving_images(
 ) -> dict[str, Any]:
     """The test images of a checkpoint as clips of slowly changing frames, as options of `stream`."""
     from landscape.data import perturbations
-    from landscape.subject import loading
-    from landscape.subject.corrupted_images import images_of
+    from landscape.subject.loading import load as loading
+    from landscape.subject.loading.corrupted_images import images_of
 
     still = images_of(loading.load(checkpoint, samples=samples, data_root=data_root, device=device), "moving images")
     frames = perturbations.generated(still.inputs.cpu(), perturbation, seed=0)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from landscape.progress import say
-from landscape.results.calibration import paired_difference, stored_scores
+from landscape.reporting.progress import say
 from landscape.results.protocols import stored as options_of
+from landscape.statistics.calibration import paired_difference, stored_scores
 from landscape.studies import Step
 from landscape.studies.study import (
     Cell,
@@ -57,7 +57,7 @@ def ensemble_sizes(subject: Subject, counts: list[int], *, quiet: bool) -> list[
     Raises:
         ValueError: the network draws random numbers that no mask freezes.
     """
-    from landscape.subject.checks import refuse_stochastic, variation
+    from landscape.subject.loading.checks import refuse_stochastic, variation
     from landscape.subject.mc_dropout import calls_of
 
     stochastic = bool(variation(subject))
@@ -122,7 +122,7 @@ def heads_steps(
 ) -> Iterator[Step]:
     """Surface and hessian of a network without its dropout, and with frozen masks."""
     from landscape import models
-    from landscape.subject.checks import variation
+    from landscape.subject.loading.checks import variation
     from landscape.subject.mc_dropout import calls_of
 
     stored, kinds = subject.checkpoint, dict[str, Row]()

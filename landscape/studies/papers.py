@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import xarray as xr
 
-from landscape.results.measured import measured
+from landscape.results.headline_numbers import measured
 from landscape.studies.claims import Claim, Measurement, Training
 from landscape.studies.edge_of_stability import SERIES, rise, within
 from landscape.studies.study import Cell, Results

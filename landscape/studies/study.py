@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import format_duration
-from landscape.progress import say
+from landscape.reporting.progress import say
 from landscape.results.protocols import stored as options_of
 from landscape.statistics.stored import ends_of
 

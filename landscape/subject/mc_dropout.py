@@ -12,7 +12,7 @@ from torch import nn
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.dataset import BatchList
 from landscape.data.structure import common_length, rows_of
-from landscape.subject.dropout_masks import DropoutCall, dropout_calls
+from landscape.models.dropout_masks import DropoutCall, dropout_calls
 from landscape.subject.members import AVERAGES, MemberForward, without_members
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject

@@ -19,11 +19,11 @@ from landscape.checkpoints.snapshots import Snapshot, of_run
 from landscape.checkpoints.state_dict_loading import load_into
 from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.models.adapters import FIELDS
-from landscape.subject.checks import refuse_misfit
+from landscape.subject.loading.checks import refuse_misfit
+from landscape.subject.loading.model_building import with_weights
+from landscape.subject.loading.smoothing import smoothed
 from landscape.subject.mc_dropout import as_is, with_members
-from landscape.subject.model_building import with_weights
 from landscape.subject.networks_in_memory import checkpoint_of
-from landscape.subject.smoothing import smoothed
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 

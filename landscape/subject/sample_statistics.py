@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.data.structure import Nested
 from landscape.headline import HIGHER, Headline
 from landscape.probe import Quantity, Values
-from landscape.results.statistics import mean_and_standard_error_from_sums
+from landscape.statistics.means import mean_and_standard_error_from_sums
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights

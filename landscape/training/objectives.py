@@ -21,12 +21,12 @@ from landscape import models
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe
-from landscape.data.views import view
 from landscape.models.vit import ViT
 from landscape.predictions.evaluation import evaluate
 from landscape.probe import derived_seed
 from landscape.subject.restoration import evaluation_mode
 from landscape.training.nearest_neighbours import neighbour_accuracy
+from landscape.training.views import view
 
 Forward = Callable[..., Tensor]
 HELD_OUT = 1024  # test samples that an encoder is evaluated on after an epoch

@@ -26,8 +26,8 @@ from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe, at_size, validated
 from landscape.monitoring.monitor import Monitor
 from landscape.options import OptionError, at_least, one_of, require
+from landscape.subject.loading.smoothing import insert
 from landscape.subject.process_group import ProcessGroup, device_of, process_group
-from landscape.subject.smoothing import insert
 from landscape.subject.smoothing_options import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder

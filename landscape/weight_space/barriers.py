@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from landscape.probe import Quantity
-from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.losses import Meaning
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject

@@ -22,7 +22,7 @@ from landscape.data.dataset import Batches
 from landscape.data.structure import Nested
 from landscape.options import forecast_level, format_duration
 from landscape.probe import derived_seed
-from landscape.subject.identity import identity
+from landscape.subject.loading.identity import identity
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.other_samples import on_rows, on_split, rebatched
 from landscape.subject.subject import Subject

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from landscape.curvature.operator import Curvature
-from landscape.curvature.vectors import random_unit
 from landscape.options import format_duration
+from landscape.products.operator import Curvature
+from landscape.products.vectors import random_unit
 from landscape.subject import batchnorm
 from landscape.subject.device import wait_for
 from landscape.subject.subject import Subject

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from landscape.curvature.vectors import inner
 from landscape.options import matching
 from landscape.probe import derived_seed
+from landscape.products.vectors import inner
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
 NORMALIZE_HELP = "of random directions: filter (per output unit), layer, none, or park2022 (as published)"

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.operator import Curvature
-from landscape.curvature.sample_means import over_all_samples
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, memory
-from landscape.curvature.vectors import flat, random_unit, unflat
 from landscape.options import forecast_level, format_duration
+from landscape.products.mini_batch_means import over_all_samples
+from landscape.products.operator import Curvature
+from landscape.products.vectors import flat, random_unit, unflat
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model
 

@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from landscape.curvature.micro_batches import MicroBatching
 from landscape.curvature.relative_flatness import fisher_rao_terms, relative_flatness
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.curvature.trace_estimators import rademacher
-from landscape.curvature.vectors import dot, flat, random_unit
 from landscape.probe import derived_seed
-from landscape.results.flatness import ERROR_RISE, MEASURES
+from landscape.products.micro_batches import MicroBatching
+from landscape.products.vectors import dot, flat, random_unit
+from landscape.statistics.flatness import ERROR_RISE, MEASURES
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
 from landscape.weight_space.ascent import Ball, auto_pgd, one_step

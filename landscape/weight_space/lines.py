@@ -15,8 +15,8 @@ from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.file_names import SUFFIXES, label_of
 from landscape.checkpoints.state_dict_loading import with_model_keys
-from landscape.curvature.vectors import inner
 from landscape.options import OptionError
+from landscape.products.vectors import inner
 from landscape.subject import batchnorm
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject

@@ -8,9 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from landscape.curvature.micro_batches import MicroBatching
-from landscape.curvature.operator import part_of
-from landscape.curvature.vectors import flat, unflat
+from landscape.products.micro_batches import MicroBatching
+from landscape.products.operator import part_of
+from landscape.products.vectors import flat, unflat
 from landscape.subject.subject import Subject
 from landscape.weight_space.weights_in_place import WeightsInPlace
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.curvature.micro_batches import MicroBatchedProduct
-from landscape.curvature.operator import Curvature
 from landscape.curvature.stability import SeenByOptimizer
-from landscape.curvature.vectors import flat, inner, unflat
+from landscape.products.micro_batches import MicroBatchedProduct
+from landscape.products.operator import Curvature
+from landscape.products.vectors import flat, inner, unflat
 from landscape.subject.optimizers import RestoredOptimizer
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject, l2_of

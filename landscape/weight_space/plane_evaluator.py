@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.vectors import inner_products
 from landscape.probe import Quantity
-from landscape.results import basins
-from landscape.results.statistics import mean_and_standard_error_from_sums
+from landscape.products.vectors import inner_products
+from landscape.statistics import basins
+from landscape.statistics.means import mean_and_standard_error_from_sums
 from landscape.subject import batchnorm
 from landscape.subject.losses import Meaning
 from landscape.subject.subject import Subject

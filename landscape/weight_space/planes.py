@@ -14,8 +14,8 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import Checkpoint, state_dict_sha256
 from landscape.checkpoints.file_names import stem_of
-from landscape.curvature.vectors import inner
 from landscape.exchange import tomgoldstein
+from landscape.products.vectors import inner
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences

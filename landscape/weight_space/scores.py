@@ -20,10 +20,10 @@ from torch import Tensor
 
 from landscape.options import OptionError, require
 from landscape.probe import Quantity
-from landscape.results import basins
+from landscape.statistics import basins
 from landscape.subject import batchnorm
-from landscape.subject.further_data import further_subjects, parse_further, short_name
-from landscape.subject.identity import loss_identity, protocol
+from landscape.subject.loading.further_data import further_subjects, parse_further, short_name
+from landscape.subject.loading.identity import loss_identity, protocol
 from landscape.subject.losses import MEANINGS, undefined_accuracy
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject

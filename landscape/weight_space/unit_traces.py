@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.hvp_backends import curvature
-from landscape.curvature.micro_batches import MicroBatchedProduct
 from landscape.curvature.trace_estimators import rademacher
-from landscape.curvature.vectors import flat, unflat
 from landscape.probe import derived_seed
+from landscape.products.hvp_backends import curvature
+from landscape.products.micro_batches import MicroBatchedProduct
+from landscape.products.vectors import flat, unflat
 from landscape.subject.subject import Subject
 from landscape.weight_space.weight_units import Piece, WeightUnit, row_index
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.snapshots import Snapshot
 from landscape.checkpoints.state_dict_loading import with_model_keys, with_tied
-from landscape.curvature.vectors import inner
+from landscape.products.vectors import inner
 
 GRAM_BYTES = 2**30  # of snapshots in memory at once
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.probe import derived_seed
-from landscape.results.statistics import mean_and_standard_error
+from landscape.statistics.means import mean_and_standard_error
 from landscape.weight_space.ascent import Ball, Rise
 from landscape.weight_space.moved_losses import MovedLosses
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
-from landscape.subject.checks import refuse_training
+from landscape.subject.loading.checks import refuse_training
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights

@@ -9,12 +9,12 @@ from typing import Any
 
 import xarray as xr
 
-from landscape.plots.compared import NAME
-from landscape.plots.comparison import REAL
-from landscape.plots.comparison_rows import MINUS, outdated, signed
+from landscape.plots.comparison.comparison import REAL
+from landscape.plots.comparison.networks import NAME
+from landscape.plots.comparison.rows import MINUS, outdated, signed
 from landscape.plots.report.markup import Html, element, join
-from landscape.results.rounding import interval
 from landscape.results.stored_table import rows_of
+from landscape.statistics.rounding import interval
 
 Row = Mapping[str, Any]
 HEADS = ("probe", "number", "difference", "value [95 %]", "p (Holm)", "verdict")

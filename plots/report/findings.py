@@ -17,9 +17,9 @@ from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.next_steps import listed, unfinished
 from landscape.plots.report.table import checkpoints
 from landscape.results import reader
-from landscape.results.measured import Measured, measured, number
-from landscape.results.paired import unpaired
+from landscape.results.headline_numbers import Measured, measured, number
 from landscape.statistics.intervals import LEVEL
+from landscape.statistics.paired import unpaired
 from landscape.statistics.stored import count_of, error_of
 
 Stored = Sequence[tuple[str, xr.Dataset]]

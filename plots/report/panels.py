@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import FIGURES, density
+from landscape.plots import FIGURES
+from landscape.plots.figures import density
 from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
 from landscape.results import reader
 from landscape.statistics.stored import half_width

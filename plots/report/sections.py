@@ -17,7 +17,7 @@ from landscape.plots.report.markup import Html, element, escape, join
 from landscape.plots.report.next_steps import unfinished
 from landscape.plots.report.protocols import Protocols
 from landscape.plots.report.table import Table
-from landscape.results.measured import Measured
+from landscape.results.headline_numbers import Measured
 
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 MARK = "◐"  # of what is unfinished

@@ -11,7 +11,7 @@ import xarray as xr
 from landscape.headline import Headline
 from landscape.plots.report import protocols
 from landscape.results import reader
-from landscape.results.measured import Measured, numbers
+from landscape.results.headline_numbers import Measured, numbers
 from landscape.results.protocols import samples_of
 
 

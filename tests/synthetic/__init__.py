@@ -22,7 +22,7 @@ from landscape.results import group as groups
 from landscape.results.run_key import RunKey
 from landscape.results.updating import change_file
 from landscape.results.writer import record_of
-from landscape.run import reduce_of
+from landscape.running.run import reduce_of
 from synthetic.curvature import density, flatness, hessian, monitor, noise_scale, step, trace
 from synthetic.features import attention, fourier, probe_linear, similarity, variance
 from synthetic.landscapes import align, all_barriers, input_surface, line, surface, trajectory

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from landscape.probe import Plan, Quantity, Unit, Values
-from landscape.results import basins
+from landscape.statistics import basins
 from landscape.subject.losses import MEANINGS, cross_entropy
 from landscape.weight_space import barriers
 from synthetic.networks import Measure, Network, quantities

@@ -13,7 +13,7 @@ from landscape.data import corruptions
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.ensemble import Ensemble
 from landscape.probes.sensitivity import Sensitivity
-from landscape.results import corruption_summary
+from landscape.statistics import corruption_summary
 from landscape.subject import sample_statistics
 from landscape.subject.subject import Origin
 from synthetic.networks import PARAMETERS, Measure, Network, labels, quantities

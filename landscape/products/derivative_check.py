@@ -1,0 +1,149 @@
+"""Check that what a network differentiates is its loss: the gradient and a Hessian product against differences.
+
+Losses with detached weights, autograd functions with a backward pass of their own and stop-gradients have gradients
+that are not the derivative of the loss, or second derivatives that are not those of the gradient. Curvature is then
+that of something else, however well its eigenvalues converge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from landscape.data.structure import Nested, map_tensors
+from landscape.products.double_precision import double_of
+from landscape.products.hessian_product import differentiable_attention
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+DIRECTIONS = 3  # of which the one that agrees best counts: a kink of ReLU may lie within the step of one
+FIRST, SECOND = 1e-5, 1e-7  # steps of differences of the loss and of the gradient, in units of the weights
+TOLERANCE = 1e-3
+LARGEST = 1 << 32  # bytes of the weights in double precision, above which nothing is checked
+Tensors = Sequence[Tensor]
+Gradient = Callable[[bool], list[Tensor]]  # of the loss; with its graph
+_log = logging.getLogger(__name__)
+
+
+@once_per_weights
+def disagreement(subject: Subject) -> str:
+    """In words, how derivatives of a few samples' loss disagree with its differences; "" where they agree.
+
+    Two passes of a few samples in double precision per direction. A network that cannot be run so is not checked.
+    """
+    if subject.members or 8 * subject.size > LARGEST:
+        return ""
+    try:
+        found = _compared(subject)
+    except Exception as error:  # of a foreign model, which the measurement itself names
+        _log.info("derivatives are not checked in double precision: %s", error)
+        return ""
+    if found:
+        _log.warning("warning: %s", found)
+    return found
+
+
+def _compared(subject: Subject) -> str:
+    inputs, targets = (map_tensors(part, _double) for part in subject.example())
+    with double_of(subject).current() as copy, torch.enable_grad(), differentiable_attention():
+        named = dict(copy.named_parameters())
+        weights = [named[name] for name in subject.parameters]
+        for weight in weights:
+            weight.requires_grad_(True)  # until the copy is given back
+        try:
+            return _in_words(*_pairs(subject, copy, weights, inputs, targets))
+        finally:
+            for weight in weights:
+                weight.requires_grad_(False)
+
+
+def _pairs(
+    subject: Subject, copy: nn.Module, weights: Tensors, inputs: Nested, targets: Nested
+) -> tuple[Sequence[float], Sequence[float]]:
+    """First and second derivatives of the direction that agrees best, see `_slopes`."""
+
+    def loss() -> Tensor:
+        return subject.losses(subject.forward(copy, inputs), targets).mean()
+
+    def gradient(graph: bool) -> list[Tensor]:
+        found = torch.autograd.grad(loss(), weights, create_graph=graph, allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
+
+    size = sum(w.numel() for w in weights)
+    scale = (_inner(weights, weights).detach() / size).sqrt()
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    generator = torch.Generator().manual_seed(0)
+    pairs = []
+    for _ in range(DIRECTIONS):
+        u, v = ([scale * torch.randn(w.shape, generator=generator).to(w) for w in weights] for _ in range(2))
+        pairs += [_slopes(weights, u, loss, gradient), _curvatures(weights, u, v, gradient)]
+    found = torch.stack(pairs).tolist()  # the only numbers that the host waits for
+    return _closest(found[::2]), _closest(found[1::2])
+
+
+def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: Gradient) -> Tensor:
+    """The derivative of the loss along u: by autograd, by differences, and the size that is typical."""
+    values = []
+    for sign in (1, -1):
+        _move(weights, u, sign * FIRST)
+        values.append(loss().detach())
+        _move(weights, u, -sign * FIRST)
+    slope = gradient(False)
+    typical = (_inner(slope, slope) * _inner(u, u) / sum(w.numel() for w in weights)).sqrt()
+    return torch.stack([_inner(slope, u), (values[0] - values[1]) / (2 * FIRST), typical]).detach()
+
+
+def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient) -> Tensor:
+    """The second derivative along u and v, v' H u, likewise."""
+    slope = gradient(True)
+    along = _inner(slope, u)
+    if along.requires_grad:
+        found = torch.autograd.grad(along, weights, allow_unused=True)
+        product = [torch.zeros_like(w) if h is None else h for w, h in zip(weights, found, strict=True)]
+    else:
+        product = [torch.zeros_like(w) for w in weights]
+    slopes = []
+    for sign in (1, -1):
+        _move(weights, u, sign * SECOND)
+        slopes.append(gradient(False))
+        _move(weights, u, -sign * SECOND)
+    difference = [(a - b) / (2 * SECOND) for a, b in zip(*slopes, strict=True)]
+    size = torch.maximum(_inner(product, product), _inner(difference, difference))
+    typical = (size * _inner(v, v) / sum(w.numel() for w in weights)).sqrt()
+    noise = 1e-7 * (_inner(slopes[0], slopes[0]) * _inner(v, v)).sqrt()  # of a loss without curvature
+    return torch.stack([_inner(product, v), _inner(difference, v), torch.maximum(typical, noise)]).detach()
+
+
+def _closest(pairs: Sequence[Sequence[float]]) -> Sequence[float]:
+    return min(pairs, key=lambda pair: abs(pair[0] - pair[1]) / max(abs(pair[0]), abs(pair[1]), pair[2], 1e-300))
+
+
+def _in_words(slopes: Sequence[float], curvatures: Sequence[float]) -> str:
+    for (own, other, typical), what in (
+        (slopes, "the gradient is not the derivative of the loss ({} by autograd, {} by differences of the loss)"),
+        (curvatures, "second derivatives are not those of the gradient ({} by autograd, {} by differences)"),
+    ):
+        if not abs(own - other) <= TOLERANCE * max(abs(own), abs(other), typical):
+            said = what.format(f"{own:.4g}", f"{other:.4g}")
+            return (
+                f"{said}: detached terms, stop-gradients, straight-through rounding or an autograd function with a "
+                "backward pass of its own; curvature is that of what is differentiated, not of the loss"
+            )
+    return ""
+
+
+def _move(weights: Sequence[Tensor], u: Sequence[Tensor], step: float) -> None:
+    with torch.no_grad():
+        for weight, part in zip(weights, u, strict=True):
+            weight.add_(part, alpha=step)
+
+
+def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(a * b).sum() for a, b in zip(one, other, strict=True)]).sum()
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,0 +1,233 @@
+"""Hessian-vector products by double backward; where a model has no second derivative, the layer is named."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from landscape.data.structure import Nested, tensors_in
+from landscape.products.vectors import flat, unflat
+from landscape.subject.subject import Subject
+
+# Part of an operation's name, or of torch's message about it -> what to do instead.
+WITHOUT_SECOND_DERIVATIVE = {
+    "embedding_bag": "use nn.Embedding and the sum, mean or maximum of its rows",
+    "cdist": "write the distance out, as in (a[:, None] - b).abs().sum(-1)",
+    "ctc_loss": "the CTC loss of PyTorch has a gradient alone",
+    "attention": "use its plain version (fused attention: fused_attn=False in timm, "
+    'attn_implementation="eager" in transformers)',
+    "checkpoint": "switch checkpointing off while measuring, or use torch.utils.checkpoint with use_reentrant=False",
+}
+_attention_switches = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Product:
+    """v -> A v + shift v for the curvature matrix A of one function."""
+
+    loss: Tensor  # value of the function at the present weights, ()
+    shift: float  # added to the diagonal: the Hessian of shift * (1/2) ||w||^2
+    _products: Callable[[Tensor], Sequence[Tensor]]  # v -> A v, with a tensor per parameter
+
+    @property
+    def value(self) -> float:
+        """Value of the function; read when it is asked for, because reading it waits for the device."""
+        return self.loss.item()
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """A v + shift v, (n,)."""
+        product = flat(self._products(vector))
+        return product.add_(vector, alpha=self.shift) if self.shift else product
+
+
+@dataclass(frozen=True)
+class HessianProduct(Product):
+    """v -> H v + shift v for one scalar function, by double backward through a kept graph (Pearlmutter 1994).
+
+    The gradient graph is built once; every product is one more backward pass through it, about 2.2 to 2.7
+    gradients. Nothing is written to `.grad`. A call raises ValueError where the model has no second derivative.
+    """
+
+    _graph: Sequence[Tensor]  # gradients with their graphs
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient, flat, (n,), without its graph."""
+        return flat(self._graph).detach()
+
+
+def hessian_product(
+    function: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    *,
+    shift: float = 0.0,
+    blocks: Sequence[Sequence[int]] = (),
+) -> HessianProduct:
+    """Prepare Hessian products of a scalar function of the parameters, at the cost of one gradient.
+
+    With `blocks`, positions of parameters, products of the block diagonal: the Hessian without all other blocks.
+
+    Raises:
+        ValueError: an operation in the model has no derivative; names it.
+    """
+    with differentiable_attention(), torch.enable_grad():
+        value = function()
+        with second_derivative_errors():
+            graph = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
+        graph = with_graphs(graph, parameters)
+    require_second_derivative(graph)
+
+    def products(vector: Tensor) -> Sequence[Tensor]:
+        pieces = unflat(vector, parameters)
+        with second_derivative_errors():
+            if blocks:
+                return _block_diagonal(parameters, graph, blocks, pieces)
+            return torch.autograd.grad(
+                graph, parameters, pieces, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+
+    return HessianProduct(value.detach(), shift, products, graph)
+
+
+def _block_diagonal(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], blocks: Sequence[Sequence[int]], pieces: Sequence[Tensor]
+) -> list[Tensor]:
+    """H_bd v from one graph of the gradient, with a tensor per parameter.
+
+    The product of a block differentiates the block's own gradients by the block's own parameters: only the part of the
+    graph between them is passed, on average a quarter to a third of what a product with all of H passes. On a CPU a
+    block where v is zero is skipped.
+    """
+    product = [torch.zeros_like(piece) for piece in pieces]
+    for block in blocks:
+        on_host = pieces[block[0]].device.type == "cpu"  # elsewhere the question would wait for the device
+        if on_host and not any(pieces[i].any() for i in block):
+            continue
+        found = torch.autograd.grad(
+            [gradients[i] for i in block], [parameters[i] for i in block], [pieces[i] for i in block],
+            retain_graph=True, allow_unused=True, materialize_grads=True,
+        )  # fmt: skip
+        for i, part in zip(block, found, strict=True):
+            product[i] = part
+    return product
+
+
+def with_graphs(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients that can all be differentiated again: a source that enters linearly, or not at all, gets a graph."""
+    return tuple(g if g.requires_grad else g + 0 * p for g, p in zip(gradients, sources, strict=True))
+
+
+def require_second_derivative(gradients: Sequence[Tensor]) -> None:
+    """Reject gradients that are cut off from the weights: otherwise products would silently be zero.
+
+    Raises:
+        ValueError: a function in the graph is marked once_differentiable.
+    """
+    waiting = [g.grad_fn for g in gradients]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node.name().endswith("Error"):  # what torch inserts for a function marked once_differentiable
+            raise ValueError("the model cannot be differentiated twice (one of its functions is once_differentiable)")
+        following = {function for function, _ in node.next_functions} - seen
+        seen |= following
+        waiting += following
+
+
+@contextlib.contextmanager
+def second_derivative_errors() -> Iterator[None]:
+    """Turn torch's error about a missing second derivative into a ValueError; out-of-memory errors pass unchanged."""
+    try:
+        yield
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        raise ValueError(f"the model cannot be differentiated twice ({str(error).splitlines()[0]})") from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error reports exhausted memory; torch has a class for it on accelerators only."""
+    texts = ("allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in texts)
+
+
+@contextlib.contextmanager
+def differentiable_attention() -> Iterator[None]:
+    """Compute attention by plain matrix products: fused kernels have no second derivative.
+
+    One thread at a time: the switches belong to the process, and leaving the context would reset them for the others.
+    """
+    with _attention_switches, sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def with_layer_name(error: ValueError, subject: Subject, inputs: Nested) -> ValueError:
+    """The error, with the non-differentiable layer and a remedy added if it is about a missing second derivative."""
+    if "differentiated twice" not in str(error):
+        return error
+    with differentiable_attention():
+        layer = non_differentiable_layer(subject.model, lambda: subject.outputs(inputs))
+    where = f"the layer is {layer}; " if layer else ""
+    advice = next((words for name, words in WITHOUT_SECOND_DERIVATIVE.items() if name in str(error).lower()), "")
+    exclude = ", or exclude its parameters with --params" if layer else ""
+    return ValueError(f"{error}; {where}{advice or 'write it with operations that can be'}{exclude}; surface, line and "
+                      "what else needs no curvature can be measured")  # fmt: skip
+
+
+def non_differentiable_layer(model: nn.Module, forward: Callable[[], object]) -> str:
+    """The innermost module that cannot be differentiated twice, as `name (class)`; "" if none is found.
+
+    Every module is run alone, on the inputs it received in `forward`, and differentiated twice; inner ones come first.
+    """
+    layers: list[str] = []
+    names = {module: name for name, module in model.named_modules()}
+    testing = False
+
+    def test(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], returned: object) -> None:
+        nonlocal testing
+        if testing or layers:
+            return
+        testing = True
+        try:
+            if not _twice_differentiable(module, given, options):
+                layers.append(f"{names[module] or 'the model'} ({type(module).__name__})")
+        finally:
+            testing = False
+
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in names:
+            hooks.enter_context(module.register_forward_hook(test, with_kwargs=True))
+        forward()
+    return layers[0] if layers else ""
+
+
+def _twice_differentiable(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        leaves.append(value.detach().clone().requires_grad_())
+        return leaves[-1].clone()  # a module may write to it in place
+
+    with torch.enable_grad(), contextlib.suppress(StopIteration):
+        returned = module(*map(leaf, given), **{name: leaf(value) for name, value in options.items()})
+        output = next(value for value in tensors_in(returned) if value.requires_grad)
+        try:
+            first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True, allow_unused=True)
+            gradients = [g for g in first if g is not None and g.requires_grad]
+            require_second_derivative(gradients)
+            if gradients:
+                torch.autograd.grad([g.square().sum() for g in gradients], leaves, allow_unused=True)
+        except (RuntimeError, ValueError):
+            return False
+    return True

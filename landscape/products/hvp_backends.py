@@ -1,0 +1,251 @@
+"""Select the backend of Hessian-vector products: the requested one, or the faster in a short benchmark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from landscape.products import pattern_cache, stored_hessian
+from landscape.products.chunked_cross_entropy import tokens_at_once
+from landscape.products.hessian_product import out_of_memory
+from landscape.products.hvp_forecast import Costs, PlannedProducts, predicted, reason
+from landscape.products.hvp_reference import Reference, agrees, reference, require_agreement, seconds_of
+from landscape.products.kinks import activation_pattern, check_pattern, has_kinks
+from landscape.products.memory_forecast import planned_micro_batches
+from landscape.products.micro_batches import MicroBatching
+from landscape.products.operator import Curvature, Operator
+from landscape.products.parameter_selection import matching
+from landscape.products.pattern_cache import compact_bytes
+from landscape.products.traced_hessian import TracedHessian, trace
+from landscape.subject.loading.checks import refuse_training
+from landscape.subject.members import unpositioned
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+# double-backward: through a kept graph of the gradient; traced: a recorded forward-over-reverse graph
+Hvp = Literal["auto", "double-backward", "traced"]
+Kinks = Literal["double", "single"]
+CODES: tuple[str, ...] = get_args(Hvp)[1:]  # a mini-batch stores the position of its backend in this list
+CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in enumerate(CODES))}"
+HVP_HELP = "Hessian-vector products, equal to rounding: double-backward, traced, or auto: the faster one here"
+KINKS_HELP = "precision of the activation pattern (ReLU, max pooling): double, by one more pass, or single"
+BATCHED = 8  # mini-batches per product on a GPU; which number is the fastest is not measured
+ONE_BATCH = PlannedProducts()
+
+log = logging.getLogger(__name__)
+
+
+def curvature(
+    subject: Subject,
+    parameters: Mapping[str, Tensor],
+    hvp: Hvp,
+    *,
+    planned: PlannedProducts = ONE_BATCH,
+    operator: Operator = "hessian",
+    kinks: Kinks = "single",
+    batched: bool = False,
+) -> Curvature:
+    """Prepare the planned products; those of other matrices than the Hessian use double backward.
+
+    `auto` predicts the time of the traced graph from that of double backward on the first mini-batch, prepares it only
+    if it is predicted to be faster for all that is planned, measures it, and takes the better. With `batched` a GPU may
+    take several mini-batches in one product. Fixing the activation pattern (`kinks` double) costs a forward pass
+    in double precision per mini-batch; where every product passes over all of them, their patterns are kept if they fit
+    into memory, else they are not fixed. `auto` takes double backward for a language model whose logits are computed
+    in chunks, because a recorded graph holds them all. Where a mini-batch is predicted to exceed the free memory, or
+    the limit that was given, double backward takes it in parts.
+
+    Raises:
+        ValueError: nothing keeps within the limit, the backend does not work with this model, or the model is in
+            training mode.
+    """
+    refuse_training(subject.model)
+    fixed = kinks == "double" and _can_fix_pattern(subject)
+    if fixed and planned.prepared > planned.batches:
+        fixed = _patterns_fit(subject, planned.batches)
+    parts = planned_micro_batches(subject, parameters, planned.stored * planned.at_once)
+    kept = Curvature(subject, parameters, "double-backward", operator, fixed, _micro_batching=MicroBatching(parts))
+    if operator != "hessian" or hvp == "double-backward":
+        return kept
+    if hvp == "auto" and (chunk := tokens_at_once(subject)):
+        log.debug("Hessian products: kept, with the cross-entropy over %d tokens at a time", chunk)
+        return kept
+    if hvp == "auto" and parts > 1:
+        log.debug("Hessian products: kept, as a mini-batch does not fit into memory as a whole")
+        return kept
+    together = mini_batches_per_product(subject, planned) if batched else 0
+    if hvp == "auto":
+        return _faster(subject, parameters, fixed, together, planned)
+    return _prepared(subject, parameters, fixed, together)
+
+
+def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[str, str]:
+    """The choice of a probe's `autotune`: the backend that `auto` picks; empty if one was requested."""
+    if hvp != "auto":
+        return {}
+    return {"hvp": curvature(subject, matching(subject.parameters, pattern), hvp, **options).hvp}
+
+
+@once_per_weights
+def _can_fix_pattern(subject: Subject) -> bool:
+    """Whether the network has kinks in single precision, and is the same function in double."""
+    if subject.dtype != torch.float32 or subject.device.type == "mps":
+        return False
+    inputs, _ = subject.batch(0)
+    try:
+        if subject.traits.needs_graph:
+            raise ValueError("it differentiates inside its forward pass")
+        if not has_kinks(subject.model, inputs, subject.forward):
+            return False
+        pattern = activation_pattern(subject.model, inputs, subject.forward)
+        check_pattern(subject.model, inputs, pattern, subject.forward)
+    except Exception as error:  # whatever a model's own code raises
+        if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
+            return True  # micro-batches may fit
+        why = str(error).strip().partition("\n")[0]
+        log.info("the activation pattern stays that of single precision: the model cannot be run in double (%s)", why)
+        return False
+    return True
+
+
+@once_per_weights
+def _patterns_fit(subject: Subject, batches: int) -> bool:
+    """Whether the activation patterns of so many mini-batches may be kept in memory."""
+    inputs, _ = subject.batch(0)
+    needed = batches * compact_bytes(activation_pattern(subject.model, inputs, subject.forward))
+    if needed > pattern_cache.MOST_BYTES:
+        log.info(
+            "the activation pattern stays that of single precision: those of %d mini-batches would take %.1f GiB, more "
+            "than %.1f GiB; with at most --samples %d it is fixed", batches, needed / 2**30,
+            pattern_cache.MOST_BYTES / 2**30, max(int(len(subject) * pattern_cache.MOST_BYTES / needed), 1),
+        )  # fmt: skip
+    return needed <= pattern_cache.MOST_BYTES
+
+
+@dataclass
+class _Known:
+    """What is known so far of the traced graphs of some parameters."""
+
+    tried: dict[int, tuple[Curvature, Costs] | None] = field(default_factory=dict)  # by mini-batches per product
+    said: str = ""
+
+
+@once_per_weights
+def _known(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> _Known:
+    return _Known()
+
+
+@once_per_weights
+def _predicted(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Costs:
+    """The costs of the traced graph before it is prepared."""
+    expected = reference(subject, parameters, fixed)
+    stored = not together and stored_hessian.is_stored(stored_hessian.key_of(subject, parameters, fixed))
+    return predicted(expected.costs, expected.functions, batched=bool(together), stored=stored)
+
+
+def _faster(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int, planned: PlannedProducts
+) -> Curvature:
+    """Double backward, or the traced graph where that is predicted to be faster and proves so."""
+    expected, known = reference(subject, parameters, fixed), _known(subject, parameters, fixed)
+    costs = {"double-backward": expected.costs}
+    if together in known.tried or _predicted(subject, parameters, fixed, together).faster(expected.costs, planned):
+        if together not in known.tried:
+            known.tried[together] = _measured(subject, parameters, fixed, together)
+        tried = known.tried[together]
+        costs |= {} if tried is None else {"traced": tried[1]}
+    else:
+        tried, costs["traced"] = None, _predicted(subject, parameters, fixed, together)
+    traced = tried is not None and tried[1].faster(expected.costs, planned)
+    said = reason("traced" if traced else "double-backward", costs, planned)
+    if said != known.said:
+        log.debug("Hessian products: %s", said)
+    known.said = said
+    return tried[0] if tried is not None and traced else expected.curved
+
+
+def _measured(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int
+) -> tuple[Curvature, Costs] | None:
+    """Prepare the traced graph and measure it; None if it does not work with this model."""
+    try:
+        made = _prepared(subject, parameters, fixed, together)
+        once, each = seconds_of(replace(made, patterns=reference(subject, parameters, fixed).patterns))
+    except Exception as error:  # whatever a model's code or a pass over its graph raises
+        log.debug("no traced Hessian products: %s", str(error).partition("\n")[0] or type(error).__name__)
+        return None
+    return made, Costs(0.0, once, each)
+
+
+def convolves(model: nn.Module) -> bool:
+    """Whether a model slides overlapping kernels over maps; cutting an image into patches does not count."""
+    convolutions = (m for m in model.modules() if isinstance(m, nn.Conv2d))
+    return any(k > s for m in convolutions for k, s in zip(m.kernel_size, m.stride, strict=True))
+
+
+def mini_batches_per_product(subject: Subject, planned: PlannedProducts) -> int:
+    """How many mini-batches a traced graph takes at once; 0: one by one, as on a CPU."""
+    return 0 if subject.device.type == "cpu" or planned.batches < 2 * BATCHED else BATCHED
+
+
+def _prepared(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Curvature:
+    """The traced graph; for one mini-batch at a time where its operations do not take several."""
+    if together:
+        try:
+            return _traced(subject, parameters, fixed, together)
+        except Exception as error:  # whatever a model's code or its batched operations raise
+            log.debug("one mini-batch at a time: %s", str(error).partition("\n")[0] or type(error).__name__)
+    return _traced(subject, parameters, fixed, 0)
+
+
+@once_per_weights
+def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Curvature:
+    """The traced graph for the first mini-batch's shape; on a CPU in torch's interpreter, where that runs it.
+
+    One that an earlier run left on disk is found by what it was made of, before the model is traced, and is used if its
+    product is that of double backward.
+
+    Raises:
+        ValueError: the model cannot be traced.
+    """
+    inputs, targets = subject.batch(0)
+    if not isinstance(unpositioned(inputs), Tensor) or not isinstance(targets, Tensor):
+        raise ValueError("--hvp traced needs one tensor as input and one as target; use --hvp double-backward")
+    expected = reference(subject, parameters, fixed)
+    interpreted = subject.device.type == "cpu" and not together
+    key = stored_hessian.key_of(subject, parameters, fixed) if interpreted else ""
+    loaded = stored_hessian.load(subject, parameters, _layout(subject), key)
+    if loaded is not None and agrees(candidate := _with_graph(expected, loaded), expected):
+        return candidate
+    graph = _graph(subject, parameters, fixed, together)
+    if interpreted and agrees(candidate := _with_graph(expected, faster := graph.interpreted()), expected):
+        stored_hessian.store(subject, faster, key)
+        return candidate
+    require_agreement(candidate := _with_graph(expected, graph), expected)
+    return candidate
+
+
+def _layout(subject: Subject) -> torch.memory_format:
+    """Channels last is faster for convolutions on a CPU."""
+    last = subject.device.type == "cpu" and convolves(subject.model)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+@once_per_weights
+def _graph(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> TracedHessian:
+    inputs, targets = subject.batch(0)
+    assert isinstance(targets, Tensor)
+    return trace(
+        subject.model, subject.losses, parameters, inputs, targets, forward=subject.forward,
+        pattern=reference(subject, parameters, fixed).pattern() if fixed else (),
+        channels_last=not together and _layout(subject) is torch.channels_last, batched=together,
+    )  # fmt: skip
+
+
+def _with_graph(expected: Reference, traced: TracedHessian) -> Curvature:
+    return replace(expected.curved, hvp="traced", _traced=traced, _micro_batching=MicroBatching())

@@ -1,0 +1,159 @@
+"""Double backward on the first mini-batch: what the other backends of Hessian products are compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from landscape.data.structure import rows_of
+from landscape.products.hessian_product import differentiable_attention
+from landscape.products.hvp_forecast import Costs
+from landscape.products.kinks import has_kinks
+from landscape.products.operator import Curvature
+from landscape.products.pattern_cache import PatternCache
+from landscape.products.vectors import length, random_unit
+from landscape.subject.device import wait_for
+from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
+
+AGREES = 0.1  # accepted relative difference of two backends where a unit on the other side of its kink causes 0.03
+ROUNDING = 0.01  # accepted where only rounding differs: it is coarse for a network that fits its samples perfectly
+STRICT = 1e-3  # accepted of a graph from disk that is found before anything was traced
+REPEATS = 2  # products per candidate, after one more
+LONG = 2.0  # seconds of a product that is not timed again; the first one of a process also sets up libraries
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Double backward on the first mini-batch."""
+
+    curved: Curvature
+    patterns: PatternCache | None  # with the activation pattern of the mini-batch if it is fixed
+    costs: Costs
+    functions: int  # in the forward pass
+    product: Tensor | None  # with a random vector; None where it cannot be computed
+
+    def pattern(self) -> list[Tensor]:
+        """The activation pattern of the first mini-batch."""
+        return replace(self.curved, patterns=self.patterns).pattern(0)
+
+
+@once_per_weights
+def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> Reference:
+    """Time double backward; its graph is freed before another backend needs memory."""
+    curved = Curvature(subject, parameters, "double-backward", fixed=fixed)
+    cached = replace(curved, patterns=PatternCache(every=True, device=subject.device))
+    if fixed:
+        cached.pattern(0)
+    vector = random_unit(curved.size, 0, device=subject.device, dtype=subject.dtype)
+    try:
+        once, product = timed(lambda: cached.product(0), subject.device)
+        each, expected = timed(lambda: product(vector), subject.device)
+    except ValueError:
+        return Reference(curved, cached.patterns, Costs(0.0, 0.0, 0.0), 0, None)
+    if each < LONG:
+        each = min(each, timed(lambda: product(vector), subject.device)[0])
+    return Reference(curved, cached.patterns, Costs(0.0, once, each), _functions(subject), expected)
+
+
+def _functions(subject: Subject) -> int:
+    """How many differentiable functions a forward pass calls."""
+    with torch.enable_grad(), differentiable_attention():
+        loss = _loss_of_few(subject)
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return len(seen)
+
+
+def _loss_of_few(subject: Subject) -> Tensor:
+    """The loss of one sample, or of the mini-batch where that cannot be split or the model wants its size."""
+    inputs, targets = subject.batch(0)
+    if subject.divisible:
+        first = [rows_of(nested, slice(0, 1)) for nested in (inputs, targets)]
+        with contextlib.suppress(Exception):  # whatever a model's own code raises
+            return subject.losses(subject.outputs(first[0]), first[1]).mean()
+    return subject.losses(subject.outputs(inputs), targets).mean()
+
+
+def agrees(candidate: Curvature, expected: Reference) -> bool:
+    """Whether the product of a loaded graph is that of double backward, to rounding."""
+    try:
+        return expected.product is not None and _difference(candidate, expected, expected.product) <= STRICT
+    except (RuntimeError, ValueError):  # tensors that the graph was not made for
+        return False
+
+
+def require_agreement(candidate: Curvature, expected: Reference) -> None:
+    """Reject a trace whose product differs from that of double backward, where the latter works and is finite.
+
+    Code that is compiled already, such as TorchScript, may be recorded wrongly, and a weight that a module also holds
+    outside its parameters counts as a constant there.
+    """
+    if expected.product is None:
+        return
+    size, difference = length(expected.product).item(), _difference(candidate, expected, expected.product)
+    if math.isfinite(size) and not difference <= ROUNDING and not (difference <= AGREES and _may_jump(expected.curved)):
+        raise ValueError(
+            f"the model cannot be traced (a Hessian product of length {size:.3g} would be wrong by "
+            f"{difference * size:.3g}); use --hvp double-backward"
+        )
+
+
+def _may_jump(curved: Curvature) -> bool:
+    """Whether units may land on either side of their kinks, or rounding is coarse."""
+    subject = curved.subject
+    if subject.dtype != torch.float32:
+        return subject.dtype != torch.float64
+    return not curved.fixed and has_kinks(subject.model, subject.batch(0)[0], subject.forward)
+
+
+def _difference(candidate: Curvature, expected: Reference, product: Tensor) -> float:
+    """Of the product with the first random vector, relative."""
+    vector = random_unit(candidate.size, 0, device=product.device, dtype=product.dtype)
+    found = _first_product(replace(candidate, patterns=expected.patterns))(vector).view(-1, candidate.size)[0]
+    difference, size = length(found - product).item(), length(product).item()
+    return difference / size if size else difference
+
+
+def seconds_of(candidate: Curvature) -> tuple[float, float]:
+    """Seconds to prepare a mini-batch, its activation pattern aside, and per product, the best of a few."""
+    subject, batches = candidate.subject, max(candidate.batched, 1)
+    vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
+    once, product = timed(lambda: _first_product(candidate), subject.device)
+    times = [timed(lambda: product(vector), subject.device)[0] for _ in range(1 + REPEATS)]
+    return once / batches, min(times) / batches
+
+
+def _first_product(candidate: Curvature) -> Callable[[Tensor], Tensor]:
+    """Products of the first mini-batch; of a batched backend those of as many copies of it, by rows."""
+    if not candidate.batched:
+        return candidate.product(0)
+    batched = candidate.batched_product([0] * candidate.batched)
+    return lambda vector: batched(vector.expand(candidate.batched, -1))
+
+
+def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
+    """Seconds of work with its result; on a CPU of this process alone, which other programs slow down less."""
+    if device.type == "cpu":
+        start = time.process_time()
+        result = work()
+        return (time.process_time() - start) / torch.get_num_threads(), result
+    wait_for(device)
+    start = time.perf_counter()
+    result = work()
+    wait_for(device)
+    return time.perf_counter() - start, result

@@ -1,0 +1,155 @@
+"""The loss curvature of a subject as an operator: products of the Hessian, Gauss-Newton or empirical Fisher matrix."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from landscape.data.structure import Nested, rows_of
+from landscape.products.chunked_cross_entropy import chunked_head, losses_without_logits
+from landscape.products.double_precision import double_of
+from landscape.products.gauss_newton import fisher_product, gauss_newton_product
+from landscape.products.hessian_product import Product, differentiable_attention, hessian_product, with_layer_name
+from landscape.products.kinks import FixedPattern, activation_pattern
+from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
+from landscape.products.pattern_cache import PatternCache, compact_bytes, place_for
+from landscape.products.traced_hessian import BatchedProduct, TracedHessian
+from landscape.subject.loading.checks import require_losses_per_sample, require_tensor_outputs
+from landscape.subject.subject import Subject
+
+Operator = Literal["hessian", "ggn", "fisher"]
+Matrix = Literal[Operator, "preconditioned"]  # what a spectrum is of: one of these, or P^-1/2 H P^-1/2
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Curvature:
+    """Products of the objective's curvature on the mini-batches of a subject."""
+
+    subject: Subject  # whose loss is differentiated
+    parameters: Mapping[str, Tensor]  # differentiated by, name -> tensor
+    hvp: str  # name of the backend, see `hvp_backends.Hvp`
+    operator: Operator = "hessian"  # of which matrix: Hessian, Gauss-Newton or empirical Fisher
+    fixed: bool = False  # the activation pattern is fixed to that of double precision
+    # holds activation patterns, for other curvatures of the same subject or for products over all samples
+    patterns: PatternCache | None = None
+    # Positions of parameters in each block: the Hessian without all other blocks; by double backward alone.
+    blocks: tuple[tuple[int, ...], ...] = ()
+    _traced: TracedHessian | None = None
+    _micro_batching: MicroBatching = field(default_factory=MicroBatching)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters, n."""
+        return sum(p.numel() for p in self.parameters.values())
+
+    @property
+    def batched(self) -> int:
+        """How many mini-batches `batched_product` takes; 0 if the backend takes them one by one."""
+        return self._traced.batched if self._traced is not None else 0
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Whether a mini-batch did not fit into memory as a whole."""
+        return self._micro_batching.count > 1
+
+    def of(self, *, operator: Operator = "hessian", blocks: tuple[tuple[int, ...], ...] = ()) -> Curvature:
+        """Another matrix of the same mini-batches, or its diagonal blocks, by double backward."""
+        return replace(self, hvp="double-backward", operator=operator, blocks=blocks, _traced=None)
+
+    def product(self, i: int, part: slice = WHOLE) -> MicroBatchedProduct:
+        """The matrix of mini-batch i, or of some of its samples, weight decay included.
+
+        Raises:
+            ValueError: the model has no second derivative; names the layer.
+            MemoryError: not even one sample fits.
+        """
+        inputs, _ = part_of(self.subject, i, part)
+        rows = range(*part.indices(self.subject.samples(i)))
+        samples = len(rows) if self.subject.divisible else 1
+        whole = None
+        if part == WHOLE and self._traced is not None and not self.batched and self._fits(i):
+            whole = partial(self._traced_product, self._traced, i)
+
+        def prepare(inner: slice) -> Product:
+            first = rows.start
+            return self._product(i, part if inner == WHOLE else slice(first + inner.start, first + inner.stop))
+
+        return MicroBatchedProduct(
+            prepare, samples, self._micro_batching,
+            explain=lambda error: with_layer_name(error, self.subject, inputs), whole=whole,
+        )  # fmt: skip
+
+    def batched_product(self, batches: Sequence[int]) -> BatchedProduct:
+        """The matrices of `batched` mini-batches at once."""
+        assert self._traced is not None
+        pairs = [self.subject.batch(i) for i in batches]
+        patterns = [self.pattern(i) for i in batches] if self.fixed else []
+        return self._traced.at_batches(pairs, patterns=patterns, shift=self.subject.weight_decay)
+
+    def fits_batched(self, batches: Sequence[int]) -> bool:
+        """Whether `batched_product` can take these mini-batches."""
+        return 0 < self.batched == len(batches) and all(self._fits(i) for i in batches)
+
+    def pattern(self, i: int, part: slice = WHOLE) -> list[Tensor]:
+        """Activation pattern of some samples of mini-batch i; cached only where several curvatures share `patterns`."""
+        key = (i, part.start, part.stop)
+        known = None if self.patterns is None else self.patterns.get(key)
+        if known is not None:
+            return known
+        inputs, _ = part_of(self.subject, i, part)
+        pattern = activation_pattern(self.subject.model, inputs, self.subject.forward, double_of(self.subject))
+        if self.patterns is not None:
+            self.patterns.put(key, pattern)
+        return pattern
+
+    def _fits(self, i: int) -> bool:
+        return self._traced is not None and self._traced.suits(*self.subject.batch(i))
+
+    def _traced_product(self, traced: TracedHessian, i: int) -> Product:
+        inputs, targets = self.subject.batch(i)
+        pattern = self.pattern(i) if self.fixed else []
+        return traced.at(inputs, targets, pattern=pattern, shift=self.subject.weight_decay)
+
+    def _product(self, i: int, part: slice) -> Product:
+        """From a double-backward graph of some samples of a mini-batch."""
+        subject, shift = self.subject, self.subject.weight_decay
+        inputs, targets = part_of(self.subject, i, part)
+        parameters = list(self.parameters.values())
+        pattern = FixedPattern(self.pattern(i, part)) if self.fixed else contextlib.nullcontext()
+
+        def outputs() -> Any:
+            with pattern:
+                return subject.outputs(inputs)
+
+        if self.operator == "hessian":
+            head = chunked_head(subject, targets)
+
+            def losses() -> Tensor:
+                if head is None:
+                    return subject.losses(outputs(), targets)
+                return losses_without_logits(head, outputs, targets)
+
+            return hessian_product(lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks)
+        if self.operator == "ggn":
+            with differentiable_attention():  # one forward pass at a time
+                require_tensor_outputs(subject)
+            return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
+        require_losses_per_sample(subject)
+        return fisher_product(lambda: subject.losses(outputs(), targets), parameters, shift=shift)
+
+
+def cache_of_all(subject: Subject, first: Sequence[Tensor], batches: int) -> PatternCache:
+    """An empty cache for the activation patterns of a number of mini-batches; `first`: that of the first one."""
+    return PatternCache(every=True, device=place_for(batches * compact_bytes(first), subject.device))
+
+
+def part_of(subject: Subject, i: int, part: slice) -> tuple[Nested, Nested]:
+    """Inputs and targets of some samples of a mini-batch."""
+    inputs, targets = subject.batch(i)
+    return (inputs, targets) if part == WHOLE else (rows_of(inputs, part), rows_of(targets, part))

@@ -1,0 +1,214 @@
+"""Evaluate the headline numbers that a result declares (`probe.Headline`): values, errors, 95 % intervals, units.
+
+No probe is known here by its name, so that the result of any has its numbers. Neither torch nor matplotlib is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from string import Formatter
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.headline import HEADLINES, Headline, Reading
+from landscape.statistics.intervals import BY_BOUNDS
+from landscape.statistics.rounding import interval, plus_minus
+from landscape.statistics.stored import count_of, ends_of, error_of
+
+SAME = 1e-9  # of coordinates
+Place = Mapping[str, int]  # positions on some axes
+Parts = Mapping[str, xr.Variable]  # value, error, n, low, high
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One headline number of one result; NaN where an error is not known."""
+
+    name: str
+    value: float
+    error: float = np.nan  # standard error
+    low: float = np.nan  # ends of the 95 % interval
+    high: float = np.nan
+    unit: str = ""
+    reading: Reading = ""
+    n: float = np.nan  # independent values behind the error
+    bounds: str = ""  # what the number cannot leave, as of its quantity: `share` or `positive`
+    at: str = ""  # where it was found, in words
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
+    def __str__(self) -> str:
+        low, high = (f"{end:.0f}" if 1000 <= abs(end) < 1e6 else f"{end:.3g}" for end in (self.low, self.high))
+        text = f"{self.value:.4g}" + (f" [{low}, {high}]" if self.known else "")
+        return f"{text} {self.at}".strip()
+
+    def in_words(self) -> str:
+        """The value with half the width of its interval, or with both ends where these are not equally far."""
+        if not self.known:
+            return f"{self.value:.3g} or more" if self.high == np.inf else f"{self.value:.4g}"
+        above, below = self.high - self.value, self.value - self.low
+        if abs(above - below) <= 0.02 * (above + below):
+            return plus_minus(self.value, (above + below) / 2)
+        return interval(self.value, self.low, self.high)
+
+    def as_json(self) -> dict[str, Any]:
+        """With JSON's null for what is not known."""
+        row = {"standard_error" if key == "error" else key: value for key, value in asdict(self).items()}
+        return {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in row.items()}
+
+
+def measured(data: xr.Dataset) -> list[Measured]:
+    """The headline numbers of a result that are finite and no mere bound; also those without a known error."""
+    return [one for _, one in numbers(data) if one.high != np.inf]
+
+
+def as_json(data: xr.Dataset) -> dict[str, Any]:
+    """The headline numbers of a result as an entry for JSON."""
+    return {"numbers": [one.as_json() for one in measured(data)]}
+
+
+def numbers(data: xr.Dataset) -> list[tuple[Headline, Measured]]:
+    """Declarations and finite numbers of a result, the first of every name; an upper end that is infinite: a bound."""
+    found: dict[str, tuple[Headline, Measured]] = {}
+    for headline in declared(data):
+        if not (headline.unless and np.isfinite(_values(data, headline.unless)).any()):
+            for one in _evaluated(data, headline):
+                if np.isfinite(one.value):
+                    found.setdefault(one.name, (headline, one))
+    return list(found.values())
+
+
+def declared(data: xr.Dataset) -> list[Headline]:
+    """What a result declares; one without declarations, all its numbers without an axis."""
+    if HEADLINES in data.attrs:
+        return [Headline(**row) for row in json.loads(data.attrs[HEADLINES])]
+    return [
+        Headline(str(name), str(name)) for name, v in data.data_vars.items() if not v.ndim and v.dtype.kind in "fiu"
+    ]
+
+
+def number(data: xr.Dataset, name: str, quantity: str, at: Place) -> Measured:
+    """A stored quantity at a position, with its error and interval."""
+    (one,) = _evaluated(data, Headline(name, quantity, at))
+    return one
+
+
+def _values(data: xr.Dataset, name: str) -> np.ndarray:
+    """A quantity or a fact as an array; NaN where the result has neither."""
+    known = data.variables[name].values if name in data.variables else data.attrs.get(name, np.nan)
+    return np.asarray(known, dtype=float)
+
+
+def _evaluated(data: xr.Dataset, headline: Headline) -> Iterator[Measured]:
+    dims = data.variables[headline.quantity].dims if headline.quantity in data.variables else ()
+    if {axis for axes in headline.at for axis in axes.split()} != set(dims):
+        return
+    found: list[tuple[Place, Parts]] = [({}, _parts(data, headline.quantity))]
+    for axes, word in headline.at.items():
+        found = [
+            ({**place, **more}, rest)
+            for place, parts in found
+            for more, rest in _narrowed(data, place, parts, axes.split(), word)
+        ]
+    other = _values(data, headline.unlike) if headline.unlike else None
+    for place, parts in found:
+        one = _measured(data, headline, place, parts)
+        if other is None or one.value != other[tuple(place.values())]:
+            yield one
+
+
+def _parts(data: xr.Dataset, name: str) -> Parts:
+    """Value, error, number of values and ends of an interval on the axes of a quantity; a fact has a value alone."""
+    if name not in data.variables:
+        return {"value": xr.Variable((), _values(data, name))}
+    dims, value, (low, high) = data.variables[name].dims, _values(data, name), ends_of(data, name)
+    arrays = {"error": error_of(data, name), "n": count_of(data, name), "low": low, "high": high}
+    unknown = np.full(value.shape, np.nan)  # of errors with other axes
+    known = {key: v if v.shape in ((), value.shape) else unknown for key, v in arrays.items()}
+    return {key: xr.Variable(dims[: v.ndim], v) for key, v in {"value": value, **known}.items()}
+
+
+def _narrowed(
+    data: xr.Dataset, place: Place, parts: Parts, axes: Sequence[str], word: int | float | str
+) -> Iterator[tuple[Place, Parts]]:
+    """What a word leaves of axes: the position that it means, or several; a mean has the mean of the errors at most."""
+    value = parts["value"]
+    if word == "mean":
+        means = {key: part.mean(axes) for key, part in parts.items() if key in ("value", "error")}
+        yield {}, means | ({"n": parts["n"].min()} if "n" in parts else {})
+    elif word == "median":
+        yield {}, {"value": value.median(axes)}
+    elif word == "largest" and len(axes) < value.ndim:  # a number for every position on the others
+        yield {}, {"value": value.max(axes)}
+    else:
+        for position in _positions(data, place, value, axes, word):
+            at = dict(zip(axes, map(int, position), strict=True))
+            yield at, {key: part.isel(at, missing_dims="ignore") for key, part in parts.items()}
+
+
+def _positions(data: xr.Dataset, place: Place, value: xr.Variable, axes: Sequence[str], word: int | float | str) -> Any:
+    axis = axes[0]
+    size = value.sizes[axis]
+    if isinstance(word, float):
+        return np.argwhere(np.abs(_values(data, axis) - word) < SAME)[:1]
+    if isinstance(word, int):
+        return [[word % size]] if -size <= word < size else []
+    way, _, of = word.partition(" ")
+    if way in ("largest", "smallest"):
+        by = (
+            (xr.Variable(data.variables[of].dims, _values(data, of)).isel(place) if of else value)
+            .transpose(*axes)
+            .values
+        )
+        by = np.where(np.isfinite(by), by if way == "largest" else -by, -np.inf)
+        return [np.unravel_index(np.argmax(by), by.shape)] if by.size else []
+    known = np.argwhere(np.isfinite(value.values)) if value.ndim == 1 else np.zeros((0, 1), int)
+    if word in ("first", "last"):
+        return known[:1] if word == "first" else known[-1:]
+    if word == "each":
+        return [[i] for i in range(size)]
+    names = data.variables.get(f"{axis}_name")
+    if names is not None and (names.values == word).any():
+        return np.argwhere(names.values == word)[:1]
+    at = _values(data, word)
+    return [[int(at) % size]] if not at.ndim and np.isfinite(at) else []
+
+
+def _measured(data: xr.Dataset, headline: Headline, place: Place, parts: Parts) -> Measured:
+    about = data.variables[headline.quantity].attrs if headline.quantity in data.variables else {}
+    value, error, n, low, high = (
+        float(parts[key].values) if key in parts else np.nan for key in ("value", "error", "n", "low", "high")
+    )
+    name, where = (_words(data, text, place) for text in (headline.name, headline.where))
+    if headline.by:
+        dims = data.variables[headline.by].dims if headline.by in data.variables else ()
+        at = {axis: word for axis, word in headline.at.items() if axis in dims}
+        below = next(_evaluated(data, Headline("", headline.by, at)), None)
+        return Measured(name, np.nan if below is None else value / below.value)
+    unit, bounds = str(about.get("units", "1")), str(about.get("bounds", ""))
+    for axis in place if unit == "1" else ():  # the rows of a table have units of their own
+        unit = str(data.variables[f"{axis}_units"].values[place[axis]]) if f"{axis}_units" in data.variables else unit
+    if headline.samples:
+        bounds, n = "share", float(data.attrs.get("samples", np.nan))
+        error = float(np.sqrt(value * (1 - value) / (n - 1))) if n > 1 and 0 <= value <= 1 else np.nan
+    if headline.samples or "low" not in parts:
+        low, high = map(float, BY_BOUNDS[bounds](value, error, n))
+    return Measured(name, value, error, low, high, "" if unit == "1" else unit, headline.reading, n, bounds, where)
+
+
+def _words(data: xr.Dataset, text: str, place: Place) -> str:
+    """A text with the entries of arrays at a place for what stands in braces, also as `{255*eps:g}`."""
+    found = {}
+    for field in (field for _, field, _, _ in Formatter().parse(text) if field):
+        factor, _, name = field.rpartition("*")
+        array = data.variables[name]
+        entry = array.values[tuple([place[str(axis)] for axis in array.dims])]
+        found[field] = float(factor) * entry if factor else entry
+    return text.format(**found)

@@ -1,0 +1,111 @@
+"""Run several layer probes from one forward pass per mini-batch; each result equals that of its probe alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from landscape.layers.forward_hooks import run_with_hooks
+from landscape.options import OptionError
+from landscape.probe import WHOLE, Probe, Shard, SharesPass, Unit, Values
+from landscape.results.run_key import Outcome
+from landscape.running.executor import IN_PROCESS, Executor
+from landscape.running.run import AnyWriter, Report, UnitResult, run_key, run_loop, with_stored_batch_size
+from landscape.subject.loading.identity import weights_sha256
+from landscape.subject.precision import exact_arithmetic
+from landscape.subject.subject import Subject
+
+
+class SharedPassProbe(Probe, SharesPass, Protocol):
+    """A probe whose units are mini-batches, each measured by hooks on its forward pass."""
+
+
+@dataclass(frozen=True)
+class _OnePass:
+    """Stands in for a probe: one forward pass per unit gives the values of every probe, by name."""
+
+    probes: tuple[SharedPassProbe, ...]
+
+    def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
+        for unit in units:
+            found = run_with_hooks(subject, unit.index, [probe.hooks(subject, unit.index) for probe in self.probes])
+            yield dict(zip((probe.name for probe in self.probes), found, strict=True))
+
+
+def applicable(probes: Sequence[SharedPassProbe], subject: Subject) -> tuple[list[SharedPassProbe], dict[str, str]]:
+    """The probes that apply to a network, and for each of the others the reason why not.
+
+    Raises:
+        ValueError: no probe applies; the reason of the first.
+    """
+    fit: list[SharedPassProbe] = []
+    refused: dict[str, ValueError] = {}
+    for probe in probes:
+        try:
+            probe.plan(subject)
+        except OptionError:
+            raise
+        except ValueError as error:
+            refused[probe.name] = error
+        else:
+            fit.append(probe)
+    if not fit:
+        raise next(iter(refused.values()))
+    return fit, {name: str(error) for name, error in refused.items()}
+
+
+@exact_arithmetic()
+def run_shared_pass(
+    probes: Sequence[SharedPassProbe],
+    subject: Subject,
+    path: Path | None,
+    *,
+    label: str = "",
+    executor: Executor = IN_PROCESS,
+    overwrite: bool = False,
+    report: Report | None = None,
+    shard: Shard = WHOLE,
+    fsync: bool = False,
+) -> list[Outcome]:
+    """Measure what is not yet in the file, for several probes; arguments and errors as for `run`.
+
+    A half-finished result resumes with its own batch size, in a pass of its own if necessary. `report` counts passes.
+    """
+    weights = weights_sha256(subject)
+    by_batch_size: dict[int, tuple[Subject, list[SharedPassProbe]]] = {}
+    for probe in probes:
+        own = subject if overwrite else with_stored_batch_size(probe, subject, path, weights)
+        by_batch_size.setdefault(own.batch_size, (own, []))[1].append(probe)
+    outcomes: dict[str, Outcome] = {}
+    for own, several in by_batch_size.values():
+        keys = [run_key(probe, own, label, weights=weights) for probe in several]
+        results = partial(_results, several, own, executor)
+        here = own if executor.here else None
+        kept: Any = {"overwrite": overwrite, "shard": shard, "fsync": fsync}
+        filled = run_loop(path, keys, results, here=here, report=report, **kept)
+        outcomes |= {probe.name: outcome for probe, outcome in zip(several, filled, strict=True)}
+    return [outcomes[probe.name] for probe in probes]
+
+
+def _results(
+    probes: Sequence[SharedPassProbe],
+    subject: Subject,
+    executor: Executor,
+    writers: Sequence[AnyWriter],
+    pending: Sequence[Sequence[Unit]],
+) -> Generator[UnitResult]:
+    """Every pending mini-batch with the values of the probes that lack it, those with the same gaps in one pass."""
+    lacking: dict[tuple[int, ...], tuple[Unit, list[SharedPassProbe]]] = {}
+    for probe, units in zip(probes, pending, strict=True):
+        for unit in units:
+            lacking.setdefault(unit.index, (unit, []))[1].append(probe)
+    passes: dict[tuple[str, ...], tuple[list[SharedPassProbe], list[Unit]]] = {}
+    for _, (unit, several) in sorted(lacking.items()):
+        passes.setdefault(tuple(probe.name for probe in several), (several, []))[1].append(unit)
+    for several, units in passes.values():
+        with contextlib.closing(executor.measure(_OnePass(tuple(several)), subject, units)) as finished:
+            yield from finished

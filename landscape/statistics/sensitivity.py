@@ -1,0 +1,136 @@
+"""Summarise perturbed weights: changes of loss and accuracy, additivity, the predictor and its rank correlation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from landscape.statistics.intervals import FEWEST, NORMAL
+from landscape.statistics.means import mean_and_standard_error_from_sums
+
+PARTS = 8  # of a mini-batch, over which sums of several units are compared
+ALL = 0  # place of all units together
+
+
+def summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Everything that `Sensitivity` stores beside what it measures; arrays are (batch, trial, place)."""
+    count = len(data["setting"])
+    found: dict[str, Any] = {}
+    for name in ("loss_increase", "accuracy_drop"):
+        mean, error, n = _mean(data, name, count)  # (setting, place)
+        found |= {name: mean[:, 1:].T, f"{name}_se": error[:, 1:].T}
+        found |= {f"together_{name}": mean[:, ALL], f"together_{name}_se": error[:, ALL]}
+        found |= {f"{name}_se.n": n[:, 1:], f"together_{name}_se.n": n[:, ALL]}
+    found |= _additivity(data, count)
+    trace, error, n = _mean_trace(data, count)
+    change = _first_finite(np.asarray(data["squared_norm"])[:, :count])[:, 1:].T  # (unit, setting)
+    found |= {"squared_change": change, "mean_trace": trace, "mean_trace_se": error, "mean_trace_se.n": n}
+    found["predictor"] = trace[:, None] * change
+    pairs = [rank_correlation(found["predictor"][:, s], found["loss_increase"][:, s]) for s in range(count)]
+    names = ("rank_correlation", "rank_correlation_low", "rank_correlation_high")
+    return found | dict(zip(names, np.array(pairs).reshape(count, 3).T, strict=True))
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Spearman's rank correlation of the finite pairs of (n,) and (n,), and its 95 % interval.
+
+    By Fisher's transformation with the variance (1 + r^2 / 2) / (n - 3) of Bonett & Wright (2000). NaN for fewer than
+    four pairs, or equal values; the interval also where all ranks agree, since its variance is then unknown.
+    """
+    from scipy.stats import rankdata
+
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    n = len(x)
+    if n < FEWEST or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return math.nan, math.nan, math.nan
+    r = float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+    if abs(r) > 1 - 1e-12:
+        return round(r), math.nan, math.nan
+    half = NORMAL * math.sqrt((1 + r**2 / 2) / (n - 3))
+    return r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
+
+
+def parts_of(data: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of the loss increase over parts of the samples, (part, setting, place), and samples of each part, (part,).
+
+    Of the mini-batches that are finished at every setting and place; parts without samples are left out.
+    """
+    count = len(data["setting"])
+    done = (data["done"][:, :count] == 1).all(axis=(1, 2))
+    sums = np.moveaxis(np.asarray(data["part_loss_increase"])[done, :count], -1, 1)  # (batch, part, setting, place)
+    samples = np.asarray(data["samples"])[done, 0, 0].astype(int)
+    sizes = np.array([[len(part) for part in np.array_split(np.empty(n), PARTS)] for n in samples]).reshape(-1, PARTS)
+    known = sizes.ravel() > 0
+    return sums.reshape(-1, *sums.shape[2:])[known], sizes.ravel()[known]
+
+
+def over_parts(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over samples and its standard error, from sums over parts (part, ...) and their sizes (part,).
+
+    The error is that of a ratio of sums over independent parts; NaN for fewer than two.
+    """
+    n, parts = sizes.sum(), len(sizes)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = sums.sum(axis=0) / n
+        rest = sums - sizes.reshape(-1, *(1,) * (sums.ndim - 1)) * mean
+        spread = parts / (parts - 1) * (rest**2).sum(axis=0) if parts > 1 else np.full_like(mean, np.nan)
+        return mean, np.sqrt(spread) / n
+
+
+def _mean(data: Mapping[str, np.ndarray], name: str, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over the samples of finished mini-batches, its error, and these samples, (setting, place) each."""
+    done = data["done"][:, :count] == 1
+    names = (f"{name}_sum", f"{name}_square_sum", "samples")
+    total, squares, n = (np.where(done, data[key][:, :count], 0.0).sum(axis=0) for key in names)
+    return *mean_and_standard_error_from_sums(total, squares, np.where(n > 0, n, np.nan)), n
+
+
+def _additivity(data: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:
+    """The sum of single increases, and that of all units together minus it, with the paired error over parts."""
+    sums, sizes = parts_of(data)
+    if not len(sizes):
+        unknown = np.full(count, np.nan)
+        return dict.fromkeys(("sum_loss_increase", "additivity_error", "additivity_error_se"), unknown)
+    single = sums[:, :, 1:].sum(axis=2)
+    error, spread = over_parts(sums[:, :, ALL] - single, sizes)
+    return {
+        "sum_loss_increase": over_parts(single, sizes)[0], "additivity_error": error, "additivity_error_se": spread,
+        "additivity_error_se.n": len(sizes),
+    }  # fmt: skip
+
+
+def _mean_trace(data: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Trace of every unit's Hessian block over its size, its error over random vectors, and how many, (unit,) each.
+
+    The mean over finished vectors of a mini-batch, then over mini-batches by their samples; NaN without any vector.
+    """
+    forms = np.asarray(data["quadratic_form"])[:, count:, 1:]  # (batch, vector, unit)
+    done = (data["done"][:, count:, 1:] == 1) & np.isfinite(forms)
+    unit_size = np.asarray(data["size"], dtype=float)
+    samples = np.where(done, data["samples"][:, count:, 1:], 0.0)
+    if not forms.shape[1]:
+        return (np.full(len(unit_size), np.nan),) * 3
+    known = done.any(axis=1)
+    n = done.sum(axis=1)  # (batch, unit)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(done, forms, 0.0).sum(axis=1) / n
+        rest = np.where(done, forms - mean[:, None], 0.0)
+        variance = np.where(n > 1, (rest**2).sum(axis=1) / (n - 1) / n, np.nan)
+        share = np.where(known, samples.max(axis=1), 0.0)
+        share = share / share.sum(axis=0)
+        trace = np.where(known, share * mean, 0.0).sum(axis=0)
+        error = np.sqrt(np.where(known, share**2 * variance, 0.0).sum(axis=0))
+    any_known = known.any(axis=0)
+    mean, spread = (np.where(any_known, part, np.nan) / unit_size for part in (trace, error))
+    return mean, spread, np.where(n > 1, n, 0).sum(axis=0)
+
+
+def _first_finite(values: np.ndarray) -> np.ndarray:
+    """Along the first axis the first finite value, NaN where there is none: the same in every mini-batch."""
+    finite = np.isfinite(values)
+    found = np.take_along_axis(values, finite.argmax(axis=0)[None], axis=0)[0]
+    return np.where(finite.any(axis=0), found, np.nan)

@@ -1,0 +1,220 @@
+"""Reject models that cannot be measured: stochastic, in training mode, or not matching their data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoints import user_code
+from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.data.dataset import BatchList, Images
+from landscape.data.structure import Nested, tensors_in
+from landscape.subject.loading.adaptation import misfit
+from landscape.subject.loading.next_tokens import of_tokens
+from landscape.subject.loading.probabilities import refuse_probabilities
+from landscape.subject.losses import MEANINGS, cross_entropy
+from landscape.subject.mc_dropout import calls_of
+from landscape.subject.outputs import logits_in
+from landscape.subject.spec import Spec
+from landscape.subject.subject import Subject
+from landscape.subject.targets import refuse_targets
+from landscape.subject.weights_cache import once_per_weights
+
+
+def refuse_stochastic(subject: Subject, otherwise: str = "") -> None:
+    """Reject models that are in training mode or stochastic in eval mode: every measurement would give other numbers.
+
+    `otherwise` is what else can be done about it, for the message.
+    """
+    refuse_training(subject.model)
+    if reason := variation(subject):
+        or_loss = "" if subject.losses in MEANINGS else ", or its loss,"
+        raise ValueError(f"the model ({type(subject.model).__name__}){or_loss} {reason}{otherwise}")
+
+
+@once_per_weights
+def variation(subject: Subject) -> str:
+    """Why two passes of the same samples differ; "" if they do not, but for rounding."""
+    inputs, targets = subject.example()
+    outputs: list[list[Tensor]] = []
+    drawn = False
+    with subject.evaluating():
+        for seed in (0, 0, 1):
+            with user_code.fixed_rng(seed):
+                before = user_code.rng_states()
+                returned: list[Any] = [subject.outputs(inputs)]
+                if subject.losses not in MEANINGS:  # a user's own may draw too
+                    returned.append(subject.losses(returned[0], targets))
+                outputs.append([tensor.detach() for tensor in tensors_in(returned)])
+                drawn = before != user_code.rng_states()
+    first, again, other = outputs
+    if not all(map(_equal_but_for_rounding, first, again)):
+        return (
+            "gives other outputs for the same samples at every pass, expected the same; remove from its forward pass "
+            "what changes between calls (a counter, the time, os.urandom)"
+        )
+    if drawn and not all(map(torch.equal, first, other)):
+        return (
+            "draws random numbers in evaluation mode, expected the same loss at every pass; "
+            f"{_remedy(subject)}draw the noise with the data"
+        )
+    return ""
+
+
+def _remedy(subject: Subject) -> str:
+    """What to do about the random numbers of a model if they are those of dropout; else ""."""
+    try:
+        drops = not subject.members and any(call.rate for call in calls_of(subject))
+    except Exception:  # of a user's code
+        drops = False
+    if not drops:
+        return ""
+    return (
+        "freeze its dropout masks (--mc-dropout 10), switch dropout off (of our models: --model-arg mc_dropout=0), or "
+    )
+
+
+def _equal_but_for_rounding(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors agree to 1e-4 of the largest entry: devices that add in any order are not random."""
+    if first.shape != second.shape or not first.is_floating_point():
+        return first.shape == second.shape and torch.equal(first, second)
+    scale = first.nan_to_num().abs().amax().item() if first.numel() else 0.0
+    return bool(torch.allclose(first, second, rtol=0.0, atol=1e-4 * scale, equal_nan=True))
+
+
+def refuse_training(model: nn.Module) -> None:
+    """Reject dropout and batch norm in training mode: random or batch-dependent outputs, statistics that change."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, kinds):
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) is in training mode, expected evaluation mode: "
+                "call model.eval() before measuring"
+            )
+
+
+def refuse_batch_size(stored: Checkpoint, spec: Spec, samples: int) -> None:
+    """Reject mini-batches of another size than the fixed one of an exported graph."""
+    size = stored.batch_size
+    if spec.batch_size != size or samples % size:
+        raise ValueError(
+            f"{stored.path} was exported for mini-batches of exactly {size}, got {samples} samples in mini-batches "
+            f"of {spec.batch_size}; give --batch-size {size} and --samples {max(samples - samples % size, size)}, or "
+            "export it with a dynamic batch dimension"
+        )
+
+
+def refuse_misfit(subject: Subject) -> None:
+    """Reject a model whose inputs or classes do not match the data, by one small forward pass."""
+    inputs, targets = subject.example()
+    refuse_vocabulary(subject)
+    try:
+        with subject.evaluating():
+            outputs = subject.outputs(inputs)
+            if subject.spec is None or subject.spec.logits:
+                _refuse_outputs(subject, outputs, targets)
+                refuse_probabilities(subject, outputs)
+    except (RuntimeError, AssertionError, TypeError, IndexError) as error:
+        raise misfit(subject, inputs, error) from error
+
+
+def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
+    """Reject outputs that the loss cannot take, or that belong to other classes than those of the data."""
+    images = subject.images
+    if subject.losses not in MEANINGS:
+        return  # a user's own, which has been called
+    outputs = logits_in(outputs)
+    if images is None or not images.sequences:
+        refuse_targets(subject, outputs)
+    if of_tokens(subject) and (outputs.dim() == 3 or (images is not None and images.sequences)):
+        classes = images.classes if images is not None else 1 + max(int(t.max()) for _, t in subject.batches)
+        if outputs.shape[:-1] != targets.shape and (len(outputs), *outputs.shape[2:]) == targets.shape:
+            raise ValueError(
+                f"the model returns {tuple(outputs.shape)} for targets {tuple(targets.shape)}: the classes of a "
+                "position lie second, expected last; return outputs.transpose(1, 2)"
+            )
+        if outputs.shape[:-1] != targets.shape or outputs.shape[-1] < classes:
+            raise ValueError(
+                f"the model returns {tuple(outputs.shape)} for sequences {tuple(targets.shape)} of tokens up to "
+                f"{classes - 1}, expected (samples, tokens, vocabulary), with a class or a token as the target of each"
+            )
+    elif subject.losses is not cross_entropy:
+        subject.losses(outputs, targets)
+    elif subject.dense:
+        _refuse_classes(subject, outputs.shape[1])
+    elif outputs.dim() != 2 or len(outputs) != len(targets):
+        raise ValueError(
+            f"the model returns {tuple(outputs.shape)} for {len(targets)} samples, expected (samples, classes); for "
+            "other outputs, such as those of every token, give a loss of (outputs, targets) or (outputs, batch), on "
+            "the command line --loss file.py:function"
+        )
+    elif targets.dim() == 1 and not targets.is_floating_point():
+        _refuse_classes(subject, outputs.shape[1])
+
+
+def _refuse_classes(subject: Subject, classes: int) -> None:
+    data = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    assert data is not None
+    known = isinstance(data, Images) and bool(data.mean) and not data.counted
+    if (known and data.classes != classes) or data.classes > classes:
+        raise ValueError(
+            f"the model has {classes} classes and {subject.data.in_words} has {data.classes}; "
+            "measure it on data with its own classes (--data)"
+        )
+
+
+def why_no_loss(subject: Subject) -> str:
+    """Why loss and accuracy of a subject have no meaning; "" if they have.
+
+    The classifier is not the checkpoint's own, or, for a probe that needs no logits, the outputs do not fit the data.
+    """
+    if subject.checkpoint is not None and subject.checkpoint.headless:
+        return "its classifier is not from the checkpoint: loss and accuracy are meaningless"
+    if subject.spec is None or subject.spec.logits:
+        return ""
+    try:
+        refuse_misfit(replace(subject, spec=replace(subject.spec, logits=True)))
+    except ValueError as error:
+        return f"loss and accuracy have no meaning: {error}"
+    return ""
+
+
+def require_tensor_outputs(subject: Subject) -> None:
+    """Reject a loss and a model between which no single tensor stands, which a Gauss-Newton matrix needs."""
+    got = "a loss that calls the model" if subject.traits.whole == "both" else ""
+    if not got:
+        with subject.evaluating():
+            outputs = subject.outputs(subject.example()[0])
+        got = "" if isinstance(outputs, Tensor) else f"a model that returns a {type(outputs).__name__}"
+    if got:
+        raise ValueError(
+            f"the Gauss-Newton matrix needs a loss of one output tensor, got {got}; give --operator hessian or fisher"
+        )
+
+
+def require_losses_per_sample(subject: Subject) -> None:
+    """Reject a loss that gives a mean over the mini-batch where the gradient of every sample is needed."""
+    if subject.traits.mean_only:
+        raise ValueError(
+            "the Fisher matrix is a mean over the gradients of single samples, and the loss returns the mean of a "
+            'mini-batch; return one loss per sample (reduction="none"), or give --operator hessian or ggn'
+        )
+
+
+def vocabulary_size(model: nn.Module) -> int | None:
+    """Size of the vocabulary that a model's configuration names, else None."""
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
+def refuse_vocabulary(subject: Subject) -> None:
+    """Reject tokens that a language model does not know."""
+    vocabulary, images = vocabulary_size(subject.model), subject.images
+    if images is not None and images.sequences and vocabulary is not None and images.classes > vocabulary:
+        raise ValueError(
+            f"{images.name} has tokens up to {images.classes - 1} and the model's vocabulary ends at {vocabulary - 1}; "
+            "measure it on tokens of its own tokenizer"
+        )

@@ -1,0 +1,168 @@
+"""Further data sets, or losses, for the network of a subject: `NAME=DATA[:SPLIT][@LOSS]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast, get_args
+
+from landscape import data as datasets
+from landscape.data import tokens
+from landscape.data.batch_layout import BatchLayout
+from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.masks import with_unlabelled
+from landscape.options import OptionError, alternatives, did_you_mean, require
+from landscape.subject.loading.adaptation import adapted
+from landscape.subject.loading.checks import refuse_misfit, refuse_vocabulary
+from landscape.subject.loading.next_tokens import of_tokens, with_next_tokens
+from landscape.subject.loading.preprocessing import DataObject, described, resolved
+from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
+from landscape.subject.mc_dropout import with_members
+from landscape.subject.measuring import measuring
+from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
+from landscape.subject.subject import Origin, Subject
+from landscape.subject.weights_cache import once_per_weights
+
+FORM = "NAME=DATA[:SPLIT][@LOSS], each NAME once, such as code=code.npy:test or exact=@score.py:exact_match"
+SPLITS = get_args(Split)
+FILES = (tokens.SUFFIX, ".npz", ".parquet")  # suffixes of data, which no module has
+
+
+@dataclass(frozen=True)
+class Further:
+    """A data set by name; what is "" is that of the subject."""
+
+    name: str
+    data: str = ""
+    split: str = ""
+    loss: str = ""  # a name, or file.py:callable
+
+
+def parse_further(option: str, texts: Sequence[str]) -> list[Further]:
+    """Parse the values of an option.
+
+    A split is what follows the last colon if it is one; a loss what follows the last @ if it is a known name or
+    contains a colon.
+
+    Raises:
+        OptionError: one has no name or says nothing, a name is there twice, or a data set is followed by something else
+            than a split or a loss.
+    """
+    found: list[Further] = []
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        before, at, loss = rest.rpartition("@")
+        if not at or not (loss in NAMES or ":" in loss):
+            if at and (_is_complete(before) or before.endswith(tuple(f":{split}" for split in SPLITS))):
+                expected = alternatives([*NAMES, "file.py:callable"])
+                raise OptionError(
+                    f"--{option} {name}: {loss!r} is no loss; expected {expected}{did_you_mean(loss, NAMES)}"
+                )
+            before, loss = rest, ""
+        data, colon, split = before.rpartition(":")
+        if split not in SPLITS:
+            if colon and _is_complete(data):
+                raise OptionError(f"--{option} {name}: {split!r} is no split; expected {alternatives(SPLITS)}")
+            data, split = before, ""
+        known = [one.name for one in found]
+        require(bool(equals and name.strip() and (data or split or loss)), option, text, FORM)
+        require(name.strip() not in known, option, text, FORM)
+        found.append(Further(name.strip(), data, split, loss))
+    return found
+
+
+def _is_complete(data: str) -> bool:
+    """Whether the text names data, or none, so that what follows a colon or @ is meant as a split or a loss."""
+    return not data or data in datasets.NAMES or ".py:" in data or Path(data).suffix in FILES
+
+
+def short_name(subject: Subject) -> str:
+    """The name of a subject's data without folders and suffix, for axes and tables."""
+    name = subject.data.name
+    path, _, function = name.rpartition(":")
+    return function if path else Path(name).stem or name
+
+
+@once_per_weights
+def further_subjects(subject: Subject, further: tuple[Further, ...]) -> tuple[Subject, ...]:
+    """The same network on other data, as many samples of each and as preprocessed as its own, without augmentation.
+
+    Raises:
+        FileNotFoundError, ValueError: the data or the loss cannot be used; see the message.
+    """
+    found = []
+    for one in further:
+        try:
+            found.append(_on(subject, one))
+        except (FileNotFoundError, ValueError) as error:
+            if type(error) not in (FileNotFoundError, ValueError, OptionError):  # made from more than a text
+                raise
+            reason = str(error)  # which may begin with an option that was not given
+            reason = reason[2:] if reason.startswith(("--loss ", "--data ")) else reason
+            raise type(error)(f"--also {one.name}: {reason}") from error
+    return tuple(found)
+
+
+def _on(subject: Subject, further: Further) -> Subject:
+    own = subject.spec or Spec(batch_size=subject.batch_size)
+    loss = loss_of(further.loss) if further.loss else _own_loss(subject, further.name)
+    changes = {"data": further.data, "split": cast(Split, further.split)}
+    spec = replace(own, augment=False, recipe="", loss=loss.name, **{k: v for k, v in changes.items() if v})  # type: ignore[arg-type]
+    if further.data or own.data or subject.data.name != "in memory":
+        spec, samples = _read(subject, spec, loss)
+    else:
+        samples = _in_memory(subject, spec, loss, further.split)
+    found = Subject(
+        model=subject.model,
+        batches=samples if isinstance(samples, BatchList) else Batches(samples, spec.batch_size),
+        label=further.name,
+        spec=spec,
+        checkpoint=subject.checkpoint,
+        seed=subject.seed,
+        origin=Origin(original=subject.origin.original, objects=subject.origin.objects),
+    )
+    with measuring(found):
+        refuse_vocabulary(found)
+        found = with_next_tokens(adapted(found, loss))
+        refuse_misfit(found)
+        return with_members(found, subject.members)
+
+
+def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, Images | BatchList]:
+    """The data that a spec names, or the checkpoint, for a loss; and the spec with its preprocessing."""
+    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX) and subject.images is not None:
+        spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
+    layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
+    given = DataObject(None, None, lambda: layout, loss.takes_batch, loss.function is cross_entropy)
+    spec, samples = resolved(*described(spec, subject.checkpoint), subject.checkpoint, given)
+    return spec, samples.for_device(subject.device)
+
+
+def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> Images | BatchList:
+    """The subject's own samples, which were made in Python, for another loss.
+
+    Raises:
+        ValueError: they have no other split; or their targets are those of the cross-entropy.
+    """
+    if split:
+        raise ValueError(NO_OTHER_SPLIT)
+    samples = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    if samples is None:
+        samples = BatchList(list(subject.batches), list(subject.batches), subject.data.name)
+    if loss.function is cross_entropy:
+        return with_unlabelled(samples, spec.ignore_index, keep=spec.ordered)
+    if subject.dense or of_tokens(subject):
+        raise ValueError(
+            "for the cross-entropy the targets of data made in Python are the next tokens, or negative without a "
+            "label, which another loss would not expect; name the data: --data file.py:function"
+        )
+    return samples
+
+
+def _own_loss(subject: Subject, name: str) -> Loss:
+    if subject.losses in MEANINGS:
+        return Loss(subject.losses, subject.traits.name)
+    if not subject.traits.name:
+        raise ValueError(f"the loss was made in Python and cannot be named for the data {name}; add @file.py:callable")
+    return loss_of(subject.traits.name)

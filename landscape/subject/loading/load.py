@@ -1,0 +1,257 @@
+"""Load a subject: checkpoint, model and data, rejected with a one-line error where they do not fit together."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from landscape import models
+from landscape.checkpoints import folders
+from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from landscape.checkpoints.file_names import label_of
+from landscape.checkpoints.user_code import kept_rng
+from landscape.data.batch_layout import BatchLayout
+from landscape.data.dataset import Batches, BatchList, Images
+from landscape.options import OptionError, at_least, did_you_mean
+from landscape.subject.device import HALF, converted, converted_copy, is_on
+from landscape.subject.device import device as device_of
+from landscape.subject.loading.adaptation import adapted
+from landscape.subject.loading.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
+from landscape.subject.loading.code_identity import forward_passes
+from landscape.subject.loading.model_building import architecture_of, build, with_weights
+from landscape.subject.loading.next_tokens import with_next_tokens
+from landscape.subject.loading.preprocessing import (
+    DataObject,
+    augmentation_of,
+    described,
+    load_images,
+    of_provider,
+    resolved,
+)
+from landscape.subject.loading.probabilities import taken_as_probabilities
+from landscape.subject.loading.smoothing import insert, options_of, smoothed
+from landscape.subject.losses import cross_entropy, loss_of
+from landscape.subject.mc_dropout import with_members
+from landscape.subject.measuring import measuring
+from landscape.subject.process_group import refuse_sharded
+from landscape.subject.spec import Spec, Split
+from landscape.subject.subject import Origin, Subject
+
+_log = logging.getLogger(__name__)
+
+
+def load(
+    checkpoint: Path | str | nn.Module | None = None,
+    *,
+    data: Any = "",
+    loss: str | Callable[[Any, Any], Any] = "",
+    classes: int | None = None,
+    label: str = "",
+    **options: Any,
+) -> Subject:
+    """Load a checkpoint, its model and its data; model, data and loss may also be objects made in Python.
+
+    Args:
+        checkpoint: a file; the folder of a run, which stands for its last snapshot; a module made in Python; or None:
+            the newest `final.pt` under ./checkpoints, or, with `model=`, that model freshly built. A module is never
+            changed. It is measured with the weights that it has at that moment, and on the device where it is unless
+            `device` names another.
+        data: as on the command line; or a DataLoader, a Dataset, tensors `(inputs, targets)`, a tuple, dict or
+            dataclass of tensors with a row per sample, or an iterable of mini-batches, which is read once. A mini-batch
+            may be a tuple, dict or dataclass of tensors: entries with the names of the model's inputs go to the model;
+            the last entry of a tuple, or the one named `labels`, `target` or `y`, is the target. Samples of one input
+            and one target tensor are divided into mini-batches of `batch_size`, whatever the loader's was.
+        loss: as on the command line; or a function of (outputs, targets), (outputs, batch) or (model, batch), as its
+            parameters are named. It returns one loss per sample, or their mean, which then has no error.
+        classes: number of classes of data that do not say it; otherwise one more than the largest class number.
+        label: readable name, default from the file's name.
+        **options: the fields of `Spec`, which are the command-line options.
+
+    Raises:
+        FileNotFoundError, ValueError: one line that says what was got, what was expected and what to do.
+        OptionError: an option is out of its range.
+    """
+    _refuse_unknown(options)
+    _refuse_kinds(checkpoint, data)
+    module = unwrapped(checkpoint) if isinstance(checkpoint, nn.Module) else None
+    made = None if isinstance(data, str | Path) else data
+    objects = Objects(module, made, None if isinstance(loss, str) else loss, classes)
+    options["data"] = str(data) if objects.data is None else ""
+    options["loss"] = loss if isinstance(loss, str) else ""
+    if classes is not None:
+        at_least("classes", classes, 1)
+    if isinstance(checkpoint, nn.Module):
+        with kept_rng():
+            return load_spec(Spec(**options), objects, label=label)
+    if checkpoint is not None:
+        path: Path | None = folders.checkpoint_of(Path(checkpoint), **Spec(**options).reading)
+    else:
+        path = None if options.get("model") else newest_checkpoint()
+    with kept_rng():
+        subject = load_spec(Spec(checkpoint=path, **options), objects, label=label)
+    if subject.checkpoint is not None:
+        _ = subject.checkpoint.sha256  # hash the file now: it may be another one later
+    return subject
+
+
+def _refuse_unknown(options: Iterable[str]) -> None:
+    known = [name for name in Spec.__dataclass_fields__ if name != "checkpoint"]
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, [*known, "classes"])
+            raise OptionError(f"unknown option {name}; expected one of {', '.join(known)}, classes{hint}")
+
+
+def _refuse_kinds(checkpoint: object, data: object) -> None:
+    """Reject objects of other kinds than `load` takes, and say what to give instead."""
+    if not isinstance(checkpoint, str | Path | nn.Module | None):
+        kind = type(checkpoint).__name__
+        raise OptionError(
+            f"a checkpoint is a path or a module, got a {kind}; give weights as module.load_state_dict(...)"
+        )
+    if inspect.isfunction(data) or isinstance(data, type):
+        raise OptionError(f"data={data.__name__} is not called; give what it returns: data={data.__name__}(...)")
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What the caller made in Python, in place of what a spec names."""
+
+    module: nn.Module | None = None
+    data: Any = None
+    loss: Callable[[Any, Any], Any] | None = None
+    classes: int | None = None
+    noting: bool = True  # say of a loss that returns a mean that it has no error over samples
+
+
+NO_OBJECTS = Objects()
+
+
+def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> Subject:
+    """Load a subject from its spec, for example in another process."""
+    device, module = device_of(spec.device), objects.module
+    stored = _read(spec)
+    loss = loss_of(objects.loss or spec.loss)
+    layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
+    given = DataObject(objects.data, objects.classes, layout, loss.takes_batch, loss.function is cross_entropy)
+    named, filled = described(spec, stored)
+    early = _model_before_images(filled, stored)
+    spec, images = resolved(named, filled, stored, given)
+    if stored is not None:
+        of = images if isinstance(images, Images) else None
+        if early is None or spec != filled:
+            early = None  # its memory is free before another model is built
+            early = with_weights(spec, stored, of)
+        model, stored = early
+        if stored.batch_size and isinstance(images, Images):
+            refuse_batch_size(stored, spec, len(images))
+    else:
+        model = build(spec, None, images if isinstance(images, Images) else None) if module is None else module
+    first = next(model.parameters(), None)
+    if first is None:
+        raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
+    device = first.device if module is not None and spec.device == "auto" else device
+    if module is None:
+        model = converted(model, device).eval()
+    elif first.dtype in HALF or not is_on(first, device):
+        model = converted_copy(model, device)
+    augmentation = augmentation_of(spec, stored, images.size if isinstance(images, Images) else 0)
+    moved = images.for_device(device)
+    subject = Subject(
+        model=model,
+        batches=moved if isinstance(moved, BatchList) else Batches(moved, spec.batch_size, augmentation, spec.seed),
+        weight_decay=spec.weight_decay,
+        label=label or (label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"),
+        spec=spec,
+        checkpoint=stored,
+        seed=spec.seed,
+        origin=Origin(
+            part=None if isinstance(objects.data, Iterator) else partial(_part, spec, stored, given),
+            original=module if module is not model else None,
+            objects=objects.data is not None or objects.loss is not None,
+        ),
+    )
+    with measuring(subject), forward_passes(model):
+        refuse_vocabulary(subject)
+        subject = taken_as_probabilities(with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting))))
+        refuse_misfit(subject)
+        subject = with_members(subject, spec.mc_dropout)
+    return subject
+
+
+def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
+    """A model without data, in eval mode on the CPU, and its image size (224 if nothing says it)."""
+    if spec.checkpoint is not None:
+        spec = replace(spec, checkpoint=folders.checkpoint_of(spec.checkpoint, **spec.reading))
+    elif not spec.model:
+        spec = replace(spec, checkpoint=newest_checkpoint())
+    stored = _read(spec)
+    arguments = spec.model_arg
+    if spec.model in models.NAMES and not stored:
+        arguments = {"image_size": spec.image_size or 224, **arguments}
+    spec = replace(spec, model=spec.model or architecture_of(stored), model_arg=arguments, logits=False)
+    own = of_provider(spec, stored)
+    size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
+    model = with_weights(spec, stored, None)[0] if stored else build(spec, None, None)
+    model, size = model.eval(), int(arguments.get("image_size", size))
+    if smoothing := options_of(spec, stored.recipe if stored else None):
+        insert(model, smoothing, example(model, size))
+    return model, size
+
+
+def example(model: nn.Module, size: int) -> Tensor:
+    """Two inputs that a model accepts: tokens if its configuration has a vocabulary, else RGB images."""
+    vocabulary = vocabulary_size(model)
+    if vocabulary is not None:
+        context = getattr(model.config, "max_position_embeddings", None)
+        return torch.randint(vocabulary, (2, min(16, context) if isinstance(context, int) else 16))
+    return torch.randn(2, 3, size, size, dtype=next(model.parameters()).dtype)
+
+
+def _read(spec: Spec) -> Checkpoint | None:
+    if spec.checkpoint is None:
+        return None
+    return read_checkpoint(spec.checkpoint, **spec.reading)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module itself: compiled code has no second derivative, and a replica waits for the others."""
+    refuse_sharded(module)
+    replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = module.module if replicated else module._modules.get("_orig_mod")
+    return unwrapped(inner) if isinstance(inner, nn.Module) else module
+
+
+def _model_before_images(spec: Spec, stored: Checkpoint | None) -> tuple[nn.Module, Checkpoint] | None:
+    """`_model` before any image is decoded, where it does not depend on them; else None.
+
+    A checkpoint that does not fit is thus rejected at once.
+    """
+    if stored is None or stored.module is not None or not spec.logits or spec.allow_missing:
+        return None
+    if spec.model in models.NAMES or not spec.model:  # our own take the number of classes and the size of the images
+        says = stored.native and spec.model in ("", stored.model)
+        if not says or not {"classes", "image_size"} <= {**stored.model_args, **spec.model_arg}.keys():
+            return None
+    return with_weights(spec, stored, None)
+
+
+def _part(
+    spec: Spec, stored: Checkpoint | None, given: DataObject, split: Split, samples: int | str
+) -> Images | BatchList:
+    return load_images(replace(spec, split=split, samples=samples), stored, given)
+
+
+def _layout(spec: Spec, stored: Checkpoint | None, module: nn.Module | None, called_by_loss: bool) -> BatchLayout:
+    """How the model is called: of one that a spec names, from a model built for this purpose alone."""
+    if module is None:
+        module = build(replace(spec, model=spec.model or architecture_of(stored)), stored, None)
+    return replace(BatchLayout.of(module.forward), called_by_loss=called_by_loss)

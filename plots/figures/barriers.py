@@ -1,0 +1,72 @@
+"""Draw the barriers between every two checkpoints as a heat map with its values, as they are and aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look, escaped
+from landscape.plots.differences import shortened
+from landscape.plots.figure import Axes, Figure
+from landscape.statistics.rounding import plus_minus
+from landscape.statistics.stored import half_width
+
+MEANING = (
+    "How far the loss rises above the straight line between its values at every two checkpoints: small everywhere "
+    "means one basin, and blocks mean several. The straight line is one path: where it has a barrier a curved one may "
+    "have none, and a matrix of pairs does not see regions between three checkpoints."
+)
+NOTED = 8  # checkpoints up to which the values are written
+
+
+def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | None = None) -> Axes:
+    """Draw one matrix, by default the last curve's; values with 95 % intervals stand in the cells of small ones."""
+    curve = data.sizes["curve"] - 1 if curve is None else curve
+    values, halves = data["barrier_matrix"].values[curve], half_width(data, "barrier_matrix")[curve]
+    shown = np.where(np.eye(len(values), dtype=bool), np.nan, values)
+    finite_values = shown[np.isfinite(shown)]
+    top = top if top is not None else max(float(finite_values.max(initial=0.0)), 1e-12)
+    ax.imshow(np.where(np.isfinite(shown), shown, np.nan), cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
+    names = [escaped(shortened(str(name))) for name in data["checkpoint_name"].values]
+    places = range(len(names))
+    ax.set_xticks(places, [str(i + 1) for i in places], fontsize=style.SMALL)
+    ax.set_yticks(places, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=style.SMALL)
+    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED else ():
+        text = plus_minus(values[i, j], halves[i, j]).replace(" ± ", "\n±")
+        dark = shown[i, j] < 0.6 * top
+        ax.text(j, i, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
+    ax.tick_params(length=0)
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One row per set of checkpoints, or two, one matrix per curve, on one scale each."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    count = max(data.sizes["curve"] for data in results)
+    columns = min(count, 2)
+    rows = -(-count // columns)  # per set
+    note = "Numbers of checkpoints on both axes; in the cells the barrier. Below it: its 95 % interval over samples."
+    height = 2.6 if columns == 1 else 2.3
+    figure = style.page(results, looks, height=height * rows * len(results), note=note)
+    grid = figure.subplots(rows * len(results), columns, squeeze=False).reshape(len(results), -1)
+    for axes, data, look in zip(grid, results, looks, strict=True):
+        known = data["barrier_matrix"].values[np.isfinite(data["barrier_matrix"].values)]
+        top = max(float(known.max(initial=0.0)), 1e-12)
+        for k, ax in enumerate(axes):
+            if k >= data.sizes["curve"]:
+                ax.remove()
+                continue
+            draw(data, ax, curve=k, top=top)
+            ax.set_title(style.fitted(escaped(str(data["name"].values[k])), 2.5, style.SMALL), fontsize=style.SMALL)
+            if k % columns:
+                ax.set_yticklabels([str(i + 1) for i in range(data.sizes["checkpoint"])])
+        if len(results) > 1:
+            axes[0].set_ylabel(style.fitted(look.label, 2.2 * rows, style.RC["axes.labelsize"]))
+        bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=list(axes[: data.sizes["curve"]]))
+        bar.set_label(f"barrier ({data['barrier'].attrs.get('units', '1')})")
+    return figure

@@ -1,0 +1,55 @@
+"""Draw accuracy against NLL of several networks on test data (Park & Kim 2022, arXiv 2105.12639)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import looks as looks_of
+from landscape.plots.figures import calibration_train
+from landscape.plots.theme import panel_width
+from landscape.results.protocols import stored
+
+MEANING = (
+    "Networks further to the left have a lower negative log likelihood, those further up a higher accuracy: a "
+    "network to the right of others of equal accuracy is worse calibrated. Both axes are of the same samples, so that "
+    "the two errors of a point are dependent."
+)
+LEAST = 2  # networks in the figure
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw one network as a point with its 95 % intervals."""
+    calibration_train.point(data, data, ax, look or looks_of([data])[0], error=False)
+    split = _split(data)
+    ax.set(xlabel=f"NLL on {split} (nats)", ylabel=f"accuracy on {split}")
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel with a point per network."""
+    handles = [look.legend_handle() for look in looks]
+    for handle in handles:
+        handle.set_linestyle("none")
+    figure = style.page(
+        results, looks, height=2.6, width=panel_width(), legend=handles, note="Bars: 95 % intervals over samples."
+    )
+    ax = figure.subplots()
+    for data, look in zip(results, looks, strict=True):
+        draw(data, ax, look=look)
+    return figure
+
+
+def select(results: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of the results of samples that were not trained on, if they are of several networks."""
+    found = [i for i, data in enumerate(results) if _split(data) == "test"]
+    return found if len(found) >= LEAST else []
+
+
+def _split(data: xr.Dataset) -> str:
+    return str(stored(data, "spec").get("split", "")) or "test"

@@ -1,0 +1,62 @@
+"""Draw accuracy, NLL and calibration error of every corruption and severity as heat maps, per network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.figures.corruption import METRICS, short_names
+from landscape.plots.theme import page_width
+
+MEANING = (
+    "The score of every corruption (rows) at every severity (columns), each kind of score on one scale for all "
+    "networks. White cells are not measured yet, and differences between networks that are smaller than the errors in "
+    "the results file mean nothing."
+)
+MAPS = {"accuracy": "viridis", "nll": "magma_r", "ece": "magma_r"}
+
+
+def draw(data: xr.Dataset, ax: Axes, *, metric: str = "accuracy", limits: tuple[float, float] | None = None) -> Axes:
+    """Draw a score over corruption and severity, with its value in every cell."""
+    values = data[metric].where(data["done"] == 1).values
+    low, high = limits or limits_of([data], metric)
+    image = ax.imshow(values, cmap=MAPS[metric], vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
+            text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
+            ax.text(column, row, text, ha="center", va="center", fontsize=6, color="w" if dark else "k")
+    ax.set_xticks(range(data.sizes["severity"]), [str(s) for s in data["severity"].values])
+    ax.set_yticks(range(data.sizes["corruption"]), short_names(data))
+    ax.tick_params(length=0, labelsize=6)
+    ax.set_xlabel("severity")
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One row per network, one column per score."""
+    heights = [0.125 * data.sizes["corruption"] + 0.6 for data in results]
+    figure = style.page(results, looks, height=sum(heights))
+    grid = figure.subplots(len(results), len(METRICS), squeeze=False, height_ratios=heights, sharey="row")
+    for column, (metric, name) in enumerate(METRICS.items()):
+        limits = limits_of(results, metric)
+        for row, (data, look) in enumerate(zip(results, looks, strict=True)):
+            ax = draw(data, grid[row, column], metric=metric, limits=limits)
+            title = style.fitted(look.label, 0.8 * page_width() / len(METRICS), 7, lines=2)
+            ax.set_title(f"{title}:\n{name}" if column == 0 else name, fontsize=7)
+            ax.set_xlabel("severity" if row == len(results) - 1 else "")
+    return figure
+
+
+def limits_of(results: Sequence[xr.Dataset], metric: str) -> tuple[float, float]:
+    """The range of a score over all results; accuracies from 0."""
+    values = np.concatenate([data[metric].values[np.isfinite(data[metric].values)] for data in results])
+    low = 0.0 if metric != "nll" else float(values.min(initial=np.inf))
+    high = float(values.max(initial=-np.inf))
+    return (low, high) if high > low else (min(low, high, 0.0), 1.0)

@@ -1,0 +1,64 @@
+"""Draw scores under corruptions over the size of an ensemble (Park & Kim 2022, arXiv 2105.12639)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots import broken, style
+from landscape.plots.appearance import Look
+from landscape.plots.appearance import look as look_of
+from landscape.plots.figure import Axes, Figure
+from landscape.plots.figures.ensemble import count_axis
+from landscape.statistics.stored import error_of, half_width
+
+MEANING = (
+    "Scores under corruptions of the first so many members of an ensemble, mean over corruptions and severities, or "
+    "relative to a baseline where every result has one. All sizes are of the same members and images, in one order, so "
+    "that neighbouring points are not independent and another order gives another curve."
+)
+RELATIVE = {"mcnll": "mCNLL", "mce": "mCE", "mcece": "mCECE"}
+MEANS = {"mean_nll": "mean NLL (nats)", "mean_accuracy": "mean error", "mean_ece": "mean ECE"}
+NOTE = "Means over corruptions and severities. Bars: 95 % intervals over images."
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, quantity: str = "") -> Axes:
+    """Draw a score over the number of members, by default mCNLL or, without a baseline, the mean NLL."""
+    look = look or look_of(data)
+    quantity = quantity or next(iter(panels([data])))
+    value, error = data[f"size_{quantity}"].values, error_of(data, f"size_{quantity}")
+    value = 1 - value if quantity == "mean_accuracy" else value
+    ax.errorbar(
+        data["size"].values, value, yerr=broken.bar(half_width(data, f"size_{quantity}")), color=look.color,
+        marker=look.marker, linestyle=look.line, elinewidth=0.7, label=look.label,
+    )  # fmt: skip
+    broken.mark(ax, data["size"].values, value, error)
+    ax.set(xlabel="members", ylabel={**RELATIVE, **MEANS}[quantity])
+    count_axis(ax, data["size"].values)
+    return ax
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """One panel per score, every ensemble in each."""
+    figure = style.page(results, looks, height=2.0, legend=[look.legend_handle() for look in looks], note=NOTE)
+    chosen = panels(results)
+    axes = figure.subplots(1, len(chosen))
+    sizes = np.unique(np.concatenate([data["size"].values for data in results]))
+    for ax, quantity in zip(axes, chosen, strict=True):
+        for data, look in zip(results, looks, strict=True):
+            draw(data, ax, look=look, quantity=quantity)
+        count_axis(ax, sizes)
+    style.label_outer(list(axes), same=False)
+    return figure
+
+
+def panels(results: Sequence[xr.Dataset]) -> list[str]:
+    """The scores that are drawn: those relative to a baseline where all results have them."""
+    relative = all(_is_known(data, name) for data in results for name in RELATIVE)
+    return list(RELATIVE if relative else MEANS)
+
+
+def _is_known(data: xr.Dataset, quantity: str) -> bool:
+    return f"size_{quantity}" in data and bool(np.isfinite(data[f"size_{quantity}"]).any())

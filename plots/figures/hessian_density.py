@@ -1,0 +1,38 @@
+"""Draw the spectral density from the Lanczos runs of the eigenvalue search, on log axes that show the bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots import style
+from landscape.plots.appearance import Look
+from landscape.plots.figures import density
+from landscape.plots.figures.density import AxisResolution, axis_resolution_of
+
+MEANING = (
+    "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with its 95 % interval as a "
+    "band. It comes at no cost with the eigenvalues: every Lanczos run is a quadrature of the density with "
+    "as many nodes as products, coarse in the bulk and sharp at the ends."
+)
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: AxisResolution | None = None) -> Axes:
+    """Draw the mean density over mini-batches; arguments as in `density.draw`."""
+    return density.draw(data, ax, look=look, resolution=resolution)
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All results overlaid with one broadening."""
+    resolution = axis_resolution_of(results)
+    legend = [replace(look, marker="").legend_handle() for look in looks]
+    note = f"{resolution.note()} Band: 95 % interval over mini-batches."
+    figure = style.page(results, looks, height=2.3, legend=legend, note=note)
+    ax = figure.subplots()
+    for data, look in zip(results, looks, strict=True):
+        draw(data, ax, look=look, resolution=resolution)
+    return figure

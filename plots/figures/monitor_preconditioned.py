@@ -1,0 +1,30 @@
+"""Draw the sharpness that a run's optimiser sees over its steps, with the threshold at which it becomes unstable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.plots.appearance import Look
+from landscape.plots.figures import monitor
+
+MEANING = (
+    "The largest eigenvalue of P^-1/2 H P^-1/2, P the optimiser's preconditioner (solid), and the largest one that it "
+    "can bear (dashed; (2 + 2 beta1) / ((1 - beta1) learning rate) for Adam): full-batch training equilibrates near "
+    "the dashed line. P follows the gradients, so that a high value may come from small gradients as well as from "
+    "high curvature."
+)
+
+
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+    """Draw the largest preconditioned eigenvalue over the steps and its threshold."""
+    names = ("preconditioned", "preconditioned_threshold", "preconditioned_converged")
+    return monitor.over_steps(data, ax, *names, "largest preconditioned eigenvalue", look)
+
+
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
+    """All runs overlaid."""
+    return monitor.overlaid(results, looks, draw, "preconditioned", "preconditioned_threshold")
