@@ -48,8 +48,8 @@ def compare(
     compared. A difference is real where p, after Holm's correction, is below 0.05.
     """
     from landscape.plots import drawing
-    from landscape.plots.comparison import comparison
     from landscape.plots.comparison import text as comparison_text
+    from landscape.plots.comparison.compare import compare as compared
     from landscape.results.replacing import check_place, write_text
 
     known = tuple(comparison_text.FORMATS)
@@ -61,7 +61,7 @@ def compare(
     files = file or [Path("results.h5")]
     for path in files:
         check_not_damaged(path)
-    found = comparison.compare(*files, group=group or (), against=against)
+    found = compared(*files, group=group or (), against=against)
     text = comparison_text.FORMATS[kind](found)
     if out is None:
         typer.echo(text, nl=False)

@@ -119,7 +119,7 @@ def _figures(name: str) -> list[nodes.Node]:
     from landscape.plots import FIGURES
 
     found = [figure for figure in FIGURES.values() if figure.probe == name]
-    rows = [(figure.name, import_module(f"landscape.plots.{figure.name}").MEANING) for figure in found]
+    rows = [(figure.name, import_module(f"landscape.plots.figures.{figure.name}").MEANING) for figure in found]
     return [nodes.rubric(text="Figures"), _table(("figure", "what it shows, and what not"), rows, code=1)]
 
 

@@ -4,8 +4,8 @@ The data of such a call are a results file, results of `landscape.measure`, or w
 your own axes, a figure or a subfigure; see `from_python.figure` for the other arguments. Without `ax` the whole figure
 is returned, with legend and caption.
 
-To add a figure: a module here with its name, a row in this table, and a test. Other packages add theirs by entry
-points, see `landscape.plugins`.
+To add a figure: a module in `figures` with its name, a row in this table, and a test. Other packages add theirs by
+entry points, see `landscape.plugins`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from landscape.plots.figure import FigureEntry, LayerPlot
@@ -159,40 +158,17 @@ IMPORTED = ("hybrid", "compare")  # kinds of results that no probe measures, and
 
 def study_module(name: str) -> Any:
     """The module of a study's figure."""
-    return import_module(f"{__name__}.{name}_study")
+    return import_module(f"{__name__}.figures.{name}_study")
 
 
-class _Drawn(ModuleType):
-    """The module of a figure, which can be called to draw it."""
+def __getattr__(name: str) -> Any:
+    """The function that draws a figure; arguments as of `from_python.figure`, which is imported on use."""
+    if name not in FIGURES:
+        raise AttributeError(f"module {__name__} has no attribute {name}; its figures are {', '.join(FIGURES)}")
+    from landscape.plots.from_python import figure
 
-    def __call__(self, data: Any, ax: Any = None, **options: Any) -> Any:
-        """Draw the figure; arguments as of `from_python.figure`."""
-        from landscape.plots.from_python import figure
-
-        return figure(self.__name__.rpartition(".")[2], data, ax, **options)
-
-
-class _Figures(ModuleType):
-    """This package, which makes modules of figures callable when they are imported, and imports them on use."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in FIGURES and type(value) is ModuleType:
-            value.__class__ = _Drawn
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in FIGURES:
-            raise AttributeError(
-                f"module {self.__name__} has no attribute {name}; its figures are {', '.join(FIGURES)}"
-            )
-        if FIGURES[name].module_name:
-            from landscape.plots.from_python import figure
-
-            return partial(figure, name)
-        return import_module(f"{self.__name__}.{name}")
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *FIGURES})
+    return partial(figure, name)
 
 
-sys.modules[__name__].__class__ = _Figures
+def __dir__() -> list[str]:
+    return sorted({*globals(), *FIGURES})

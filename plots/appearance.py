@@ -6,7 +6,6 @@ differ in hue, marker and dash, so that colour-blind readers and grey prints can
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import xarray as xr
 
 from landscape.plots.theme import dark
 from landscape.results.protocols import of_several, stored
+from landscape.results.reader import parameters_of
 
 if TYPE_CHECKING:
     from matplotlib.lines import Line2D
@@ -135,12 +135,6 @@ def escaped(text: str) -> str:
     r"""Text from a file, escaped for matplotlib: `$` starts no formula, a leading `_` hides no legend entry."""
     text = " ".join(text.split()).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
-
-
-def parameters_of(data: xr.Dataset) -> dict[str, Any]:
-    """The parameters that can change a result: not the backend of Hessian-vector products."""
-    found: dict[str, Any] = json.loads(data.attrs.get("parameters", "{}"))
-    return {key: value for key, value in found.items() if key != "hvp"}
 
 
 def _label(data: xr.Dataset) -> str:

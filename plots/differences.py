@@ -9,8 +9,7 @@ import numpy as np
 
 from landscape.plots import style
 from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes
-from landscape.plots.headlines import Numbers
+from landscape.plots.figure import Axes, Numbers
 from landscape.plots.theme import narrow
 from landscape.statistics.calibration import Interval
 

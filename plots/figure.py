@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Figure
 
     from landscape.plots.appearance import Look
-    from landscape.plots.headlines import Numbers
     from landscape.statistics.paired import Difference
 else:
     Axes = Figure = Any  # for annotations in modules that do not import matplotlib
+
+Numbers = dict[str, float | str]  # headline numbers by name, or notes in words
 
 
 class FigureModule(Protocol):
@@ -144,7 +145,7 @@ class FigureEntry:
     @property
     def module(self) -> FigureModule:
         """The module, imported and checked."""
-        return checked(import_module(self.module_name or f"landscape.plots.{self.name}"))
+        return checked(import_module(self.module_name or f"landscape.plots.figures.{self.name}"))
 
     def axes_in(self, figure: Any) -> Any:
         """New axes for `draw` in a figure or subfigure, at most three side by side; several as a tuple."""

@@ -14,14 +14,12 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, study_module
-from landscape.plots.figure import Comparing, Noted
+from landscape.plots.figure import Comparing, Noted, Numbers
 from landscape.probe import MICRO_BATCHES
 from landscape.results import headline_numbers as measured
 from landscape.results import reader
 from landscape.results.headline_numbers import Measured
 from landscape.results.malformed import readable
-
-Numbers = dict[str, float | str]
 
 
 def numbers(data: xr.Dataset) -> Numbers:

@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread in every process, those that tests start too: tensors are small, and parallel workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["LANDSCAPE_CACHE"] = ""  # the user's own compiled graphs stay as they are
+os.environ["LANDSCAPE_CACHE"] = ""  # the user's own recorded graphs stay as they are
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, where more threads are set
 
 

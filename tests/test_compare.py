@@ -368,7 +368,7 @@ def test_every_format_escapes_a_hostile_label() -> None:
     lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
     cells = [line.replace(r"\&", "").count("&") for line in lines]
     assert cells == [1, 1, 1, 4, 4]
-    page = found._repr_html_()
+    page = comparison_text.as_html(found)
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
     rows = list(csv.DictReader(io.StringIO(comparison_text.as_csv(found))))

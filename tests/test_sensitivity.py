@@ -19,11 +19,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from landscape import plots
 from landscape.cli.main import exit_code
 from landscape.layers import partial_forward
 from landscape.layers.partial_forward import ResumePoint
 from landscape.options import OptionError
+from landscape.plots.figures import sensitivity as drawn_sensitivity
+from landscape.plots.figures import sensitivity_predictor
 from landscape.probe import NotApplicable
 from landscape.probes import sensitivity
 from landscape.probes.sensitivity import Sensitivity
@@ -384,11 +385,11 @@ def test_the_figures_show_every_unit_and_both_sums() -> None:
     data = run(Sensitivity(bits="8,4,2", vectors=2), tanh_net(), None).data
     assert data is not None
     left, right = Figure().subplots(1, 2)
-    plots.sensitivity.draw(data, (left, right))
+    drawn_sensitivity.draw(data, (left, right))
     assert [text.get_text() for text in left.get_xticklabels()] == ["0", "2"]
     assert [text.get_text() for text in right.get_xticklabels()] == ["8 bits", "4 bits", "2 bits"]
     labels = left.get_legend_handles_labels()[1]
     assert labels == ["8 bits", "4 bits", "2 bits"]
-    ax = plots.sensitivity_predictor.draw(data, Figure().subplots())
+    ax = sensitivity_predictor.draw(data, Figure().subplots())
     drawn = sum(len(line.get_xdata()) for line in ax.lines)
     assert drawn == data["loss_increase"].size

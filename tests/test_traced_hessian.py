@@ -143,7 +143,6 @@ def test_the_costly_part_of_an_activation_is_computed_once() -> None:
 
 
 def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_double_backward() -> None:
-    """Those by compiled code too, see `test_compiled_products.py`."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).eval()
     (x, _), targets = batches_of((4,), (6,), 3)[0], torch.randn(6, 3)

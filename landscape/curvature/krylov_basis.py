@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.products.vectors import dot, length
+from landscape.products.vectors import GROWTH, dot, length
 
-GROWTH = 32  # rows allocated at once
 SLICE = 8192  # entries of a vector that one product of a batch takes on a GPU
 BLOCK = 2**25  # entries converted to another precision, or combined in place, at once
 CPU_BLOCK = 2**20

@@ -10,6 +10,8 @@ from torch import Tensor
 ROW, ROWS = 4096, 32
 BLOCK = 2**20  # entries converted to float64 at once
 
+GROWTH = 32  # vectors for which a growing basis takes memory at once
+
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All entries in order, (n,)."""

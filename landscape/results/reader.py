@@ -7,6 +7,7 @@ sees a complete one. Links to other files are not followed.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -276,3 +277,9 @@ def _dataset(variables: Variables, about: Mapping[str, Any], name: str) -> xr.Da
     data = xr.Dataset(dict(variables), attrs=about)
     data.encoding["group"] = name
     return data
+
+
+def parameters_of(data: xr.Dataset) -> dict[str, Any]:
+    """The parameters that can change a result: not the backend of Hessian-vector products."""
+    found: dict[str, Any] = json.loads(data.attrs.get("parameters", "{}"))
+    return {key: value for key, value in found.items() if key != "hvp"}

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
 from landscape.headline import FLATTER, FLATTER_ABOVE, HIGHER
 from landscape.options import OptionError, did_you_mean
-from landscape.plots.appearance import parameters_of
 from landscape.plots.comparison.grouping import Groups
 from landscape.plots.comparison.networks import Compared, Entry, compared
 from landscape.plots.figure import Pairing, Unpaired
 from landscape.plots.headlines import main_figure
-from landscape.results import reader
 from landscape.results.headline_numbers import Measured
 from landscape.results.protocols import Protocol
+from landscape.results.reader import parameters_of
 from landscape.statistics.intervals import quantile
 from landscape.statistics.paired import Difference, unpaired
 from landscape.statistics.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, two_groups
@@ -76,28 +73,6 @@ class Comparison:
     means: tuple[GroupMean, ...]
     contrasts: tuple[Contrast, ...]
     notes: tuple[str, ...]
-
-    def _repr_html_(self) -> str:
-        from landscape.plots.comparison.text import as_html
-
-        return as_html(self)
-
-
-def compare(*files: Path | str, group: str | Sequence[str] = (), against: str = "") -> Comparison:
-    r"""Compare the networks of results files, or groups of them over seeds; a table in a notebook.
-
-    `group` is a regular expression whose match is the part of a label that tells seeds apart (`-s\d+$`) or whose
-    capture group names the group, or patterns such as `sgd=sgd-*,adam=adam-*`. `against` is the network or group that
-    all others are compared with; without it up to four are compared pair by pair, more with the first.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no such file, or nothing finished in it.
-        OptionError: a group or the label to compare with is unknown.
-    """
-    rules = (group,) if isinstance(group, str) and group else tuple(group)
-    with ExitStack() as opened:
-        stored = [found for path in files for found in opened.enter_context(reader.streaming(path))]
-        return compare_results(stored, group=rules, against=against, source=", ".join(map(str, files)))
 
 
 def compare_results(

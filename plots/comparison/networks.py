@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots.appearance import parameters_of
 from landscape.plots.comparison.grouping import Groups, groups_of
 from landscape.results import reader
 from landscape.results.headline_numbers import Measured, measured
 from landscape.results.protocols import Protocol, optimizer_of, protocol_of, variant_of
+from landscape.results.reader import parameters_of
 from landscape.statistics.seed_groups import mean_interval
 
 NAME = "compare"  # of the command, and of its results in a file

@@ -10,8 +10,8 @@ import xarray as xr
 from landscape.plots import differences, style
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers, change
+from landscape.plots.figure import Axes, Figure, Numbers
+from landscape.plots.headlines import change
 from landscape.statistics.calibration import Interval
 from landscape.statistics.intervals import positive_interval, share_interval
 from landscape.statistics.paired import Difference, comparable, mcnemar, mean_difference, paired_t

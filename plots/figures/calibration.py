@@ -9,11 +9,11 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import differences, style
-from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
+from landscape.plots.figure import Axes, Figure, Numbers
 from landscape.plots.theme import ground, muted, narrow, page_width
+from landscape.results.reader import parameters_of
 from landscape.statistics import calibration as statistics
 from landscape.statistics.intervals import share_interval
 from landscape.statistics.paired import Difference, by_error, comparable, mcnemar, paired_t

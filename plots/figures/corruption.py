@@ -10,8 +10,7 @@ import xarray as xr
 from landscape.plots import differences, rows
 from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
-from landscape.plots.headlines import Numbers
+from landscape.plots.figure import Axes, Figure, Numbers
 from landscape.statistics import corruption_summary
 from landscape.statistics.paired import Difference, by_error, comparable
 from landscape.statistics.stored import ends_of

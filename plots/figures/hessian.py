@@ -10,8 +10,9 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
+from landscape.results.reader import parameters_of
 from landscape.statistics.paired import Difference, paired_t
 from landscape.statistics.ratio import linearised
 from landscape.statistics.rounding import plus_minus

@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import Look
 from landscape.plots.appearance import looks as looks_of
 from landscape.results.protocols import stored
+from landscape.results.reader import parameters_of
 
 MEANING = (
     "NEP (share of negative eigenvalues) and APE (mean of the positive ones) with their 95 % bootstrap intervals over "

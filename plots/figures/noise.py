@@ -9,11 +9,12 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, broken, style
-from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.headlines import change
 from landscape.plots.theme import ink
+from landscape.results.reader import parameters_of
 from landscape.statistics.stored import half_width
 
 MEANING = (

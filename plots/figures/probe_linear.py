@@ -8,9 +8,10 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import depth
-from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import Look
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.theme import muted
+from landscape.results.reader import parameters_of
 
 MEANING = (
     "How well a linear classifier tells the classes apart from the frozen features of each layer, fitted on the train "

@@ -121,7 +121,7 @@ def kinds_of(results: Sequence[xr.Dataset]) -> list[str]:
 
 def window(data: xr.Dataset) -> str:
     """The frames that are averaged, in words."""
-    from landscape.plots.appearance import parameters_of
+    from landscape.results.reader import parameters_of
 
     given = parameters_of(data)
     past, ahead = int(given.get("past", 0)), int(given.get("look_ahead", 0))

@@ -8,11 +8,12 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, parameters_of
+from landscape.plots.appearance import Look
 from landscape.plots.appearance import look as look_of
 from landscape.plots.figure import Axes, Figure
 from landscape.plots.figures.stream import window
 from landscape.plots.theme import missing
+from landscape.results.reader import parameters_of
 
 MEANING = (
     "The probability of the true class in every frame: a single pass flickers where the network is unsure, and the "

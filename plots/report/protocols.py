@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import xarray as xr
 
-from landscape.plots.appearance import parameters_of
 from landscape.results.protocols import protocol_of
+from landscape.results.reader import parameters_of
 
 IN_TEXT = ("data", "split", "samples", "source", "against", "baseline")  # facts that the text says, or of the networks
 

@@ -1,0 +1,38 @@
+"""Compare the networks of results files, and show the table in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from landscape.plots.comparison.comparison import Comparison, compare_results
+from landscape.plots.comparison.text import as_html
+from landscape.results import reader
+
+
+@dataclass(frozen=True)
+class ComparisonTable(Comparison):
+    """A comparison that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+
+def compare(*files: Path | str, group: str | Sequence[str] = (), against: str = "") -> ComparisonTable:
+    r"""Compare the networks of results files, or groups of them over seeds; a table in a notebook.
+
+    `group` is a regular expression whose match is the part of a label that tells seeds apart (`-s\d+$`) or whose
+    capture group names the group, or patterns such as `sgd=sgd-*,adam=adam-*`. `against` is the network or group that
+    all others are compared with; without it up to four are compared pair by pair, more with the first.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, or nothing finished in it.
+        OptionError: a group or the label to compare with is unknown.
+    """
+    rules = (group,) if isinstance(group, str) and group else tuple(group)
+    with ExitStack() as opened:
+        stored = [found for path in files for found in opened.enter_context(reader.streaming(path))]
+        found = compare_results(stored, group=rules, against=against, source=", ".join(map(str, files)))
+    return ComparisonTable(**vars(found))
