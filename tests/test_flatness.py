@@ -33,6 +33,7 @@ from torch.func import functional_call
 import landscape
 from landscape.options import OptionError
 from landscape.plots.comparison import comparison
+from landscape.plots.comparison.compare import compare
 from landscape.plots.comparison.comparison import paired
 from landscape.plots.figures.flatness import unpaired as why_unpaired
 from landscape.probe import NotApplicable
@@ -467,7 +468,7 @@ def test_results_over_seeds_have_a_verdict_per_measure(tmp_path: Path) -> None:
                 subject.model[0].weight.mul_(1 + 0.02 * seed)  # type: ignore[index]
                 subject.model[2].weight.mul_(factor)  # type: ignore[index]
             landscape.measure("flatness", subject, out=tmp_path / "r.h5", quiet=True, measures="sam,fisher-rao")
-    found = comparison.compare(tmp_path / "r.h5", group=r"-s\d+$")
+    found = compare(tmp_path / "r.h5", group=r"-s\d+$")
     said = {c.number: (c.verdict, c.favours) for c in found.contrasts}
     assert said == dict.fromkeys(("sam", "fisher-rao"), ("real", "small is flatter"))
     (line,) = comparison.flatness(found)
@@ -489,7 +490,7 @@ def test_a_larger_sigma_is_flatter(tmp_path: Path) -> None:
         subject = changed(change)
         subject.label = name
         landscape.measure("flatness", subject, out=tmp_path / "r.h5", quiet=True, measures="pac-bayes-sigma", draws=60)
-    found = comparison.compare(tmp_path / "r.h5")
+    found = compare(tmp_path / "r.h5")
     assert [(c.verdict, c.favours) for c in found.contrasts] == [("real", "larger is flatter")]
 
 
@@ -505,7 +506,7 @@ def test_two_networks_are_compared_mini_batch_by_mini_batch(tmp_path: Path) -> N
         with torch.no_grad():
             subject.model[2].weight.mul_(factor)  # type: ignore[index]
         data.append(landscape.measure("flatness", subject, out=tmp_path / "r.h5", quiet=True, **options))
-    found = {c.number: c for c in comparison.compare(tmp_path / "r.h5", against="a").contrasts}
+    found = {c.number: c for c in compare(tmp_path / "r.h5", against="a").contrasts}
     names, n = list(data[0]["measure_name"].values), np.array([24.0, 24.0, 9.0]) / 57
     a, b = (one["term"].values[one["unit_measure"].values == names.index("sam"), names.index("sam")] for one in data)
     mean = n @ (b - a)

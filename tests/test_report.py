@@ -22,8 +22,8 @@ from relu_surface import relu_surface
 from landscape.cli.main import exit_code
 from landscape.doctor.finding import Finding
 from landscape.plots import FIGURES
-from landscape.plots.comparison import comparison
 from landscape.plots.comparison import rows as comparison_rows
+from landscape.plots.comparison.compare import compare
 from landscape.plots.report import arrays, findings, next_steps, page, report, table
 from landscape.plots.report.commands import measured
 from landscape.probes import probe_class
@@ -398,7 +398,7 @@ def test_the_page_lists_what_the_doctor_found_with_what_to_do(few: Path, tmp_pat
 def test_a_stored_comparison_is_a_table_with_verdicts(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("hessian", "lesion"))
     assert "Differences, tested" not in Page(written(path, tmp_path)).words
-    made = comparison.compare(path)
+    made = compare(path)
     comparison_rows.store(path, made)
     found = Page(written(path, tmp_path))
     assert found.tags.count("caption") == 1

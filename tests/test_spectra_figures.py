@@ -1,5 +1,6 @@
 """Figures of Hessian spectra beyond the two panels: over phases, layers, losses, and with the bulk."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -165,6 +166,7 @@ def test_the_range_of_the_two_panels_is_an_option(file: Path, tmp_path: Path, mo
     seen: list[object] = []
     page = hessian.page
 
+    @functools.wraps(page)
     def spy(*arguments: object, **options: object) -> Figure:
         seen.append(options.get("ranges"))
         return page(*arguments, **options)  # type: ignore[arg-type]
