@@ -44,7 +44,7 @@ import contextlib, io, json, os, sys
 import torch
 import torch.distributed as dist
 from landscape.cli.main import exit_code
-from landscape.training.synchronised_batchnorm import SynchronisedBatchNorm2d, synchronise_batchnorm
+from landscape.training.updates import SynchronisedBatchNorm2d, synchronise_batchnorm
 
 def normalise(folder):
     dist.init_process_group("gloo")

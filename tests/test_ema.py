@@ -12,9 +12,9 @@ from landscape.data.recipes import recipe
 from landscape.predictions.evaluation import evaluate
 from landscape.subject.loading.load import model_without_data
 from landscape.subject.spec import Spec
-from landscape.training.ema import moving_average
 from landscape.training.train import train
 from landscape.training.training_set import splits
+from landscape.training.updates import moving_average
 
 
 def test_the_average_is_its_recursion() -> None:

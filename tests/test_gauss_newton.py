@@ -22,9 +22,8 @@ from torch import nn
 
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
-from landscape.products.gauss_newton import gauss_newton_product
 from landscape.products.hvp_backends import curvature
-from landscape.products.operator import Operator
+from landscape.products.operator import Operator, gauss_newton_product
 from landscape.products.vectors import random_unit
 
 

@@ -35,8 +35,8 @@ from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.weight_space.bezier import training_part
 from landscape.weight_space.directions import POSITIONS, random_direction
-from landscape.weight_space.extreme_eigenvectors import half_range
 from landscape.weight_space.lines import ModelOnLine, lines_of
+from landscape.weight_space.planes import half_range
 from landscape.weight_space.weights_in_place import OWN
 
 SAMPLES = torch.tensor([[1.0, 0.0], [2.0, 0.5], [0.5, -1.0], [3.0, 0.0], [-0.5, 0.2]])  # scale, offset

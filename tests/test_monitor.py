@@ -24,7 +24,7 @@ import landscape
 from landscape.monitoring.budget import Budget
 from landscape.monitoring.distance import BUCKETS, Start, sketch_of
 from landscape.monitoring.gradients import gram, noise
-from landscape.monitoring.tracked_eigenvalues import TrackedEigenvalues
+from landscape.monitoring.measurement import TrackedEigenvalues
 from landscape.options import OptionError
 from landscape.results import reader
 

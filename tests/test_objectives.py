@@ -18,8 +18,14 @@ from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe, recipe
 from landscape.options import OptionError
 from landscape.subject.loading.load import load
-from landscape.training.nearest_neighbours import neighbour_accuracy
-from landscape.training.objectives import SimCLR, contrastive_loss, masked_loss, objective_of, random_mask
+from landscape.training.objectives import (
+    SimCLR,
+    contrastive_loss,
+    masked_loss,
+    neighbour_accuracy,
+    objective_of,
+    random_mask,
+)
 from landscape.training.train import EpochResult, train
 from landscape.training.views import cropped, grey, turned, view
 

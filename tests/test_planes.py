@@ -29,9 +29,8 @@ from landscape.products.vectors import inner
 from landscape.subject.loading.identity import asked
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS
-from landscape.weight_space.extreme_eigenvectors import LOSS_CHANGE, half_range
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
-from landscape.weight_space.planes import Plane, plane_of
+from landscape.weight_space.planes import LOSS_CHANGE, Plane, half_range, plane_of
 from landscape.weight_space.weights_in_place import RunningStatistics
 
 aten = torch.ops.aten

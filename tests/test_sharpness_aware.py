@@ -17,9 +17,8 @@ from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe, recipe
 from landscape.probe import derived_seed
-from landscape.training.sharpness_aware import ascended
 from landscape.training.train import train
-from landscape.training.updates import Trainer, epoch_updates
+from landscape.training.updates import Trainer, ascended, epoch_updates
 
 RHO, LR = 0.3, 0.5
 Weights = dict[str, Tensor]

@@ -20,7 +20,7 @@ from landscape.options import OptionError
 from landscape.probes.step import Step
 from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.subject import Subject
-from landscape.weight_space.critical_step import PASSES, critical_step
+from landscape.weight_space.optimizer_step import PASSES, critical_step
 
 SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}
 

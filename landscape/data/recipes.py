@@ -51,7 +51,7 @@ class Recipe:
     # one mini-batch at a time
     accumulate: int = 1
     ema: float = 0.0  # decay of the moving average of the weights, 0 for none (`ema.moving_average`)
-    sam: float = 0.0  # radius rho of sharpness-aware minimisation, 0 for none (`sharpness_aware`)
+    sam: float = 0.0  # radius rho of sharpness-aware minimisation, 0 for none (`training.updates`)
     # what is minimised: the loss of a classifier, or without labels that of SimCLR or of masked images
     objective: Literal["classification", "simclr", "mim"] = "classification"
     temperature: float = 0.2  # of SimCLR's similarities

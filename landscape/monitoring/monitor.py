@@ -12,16 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from landscape.data.structure import common_length
 from landscape.monitoring.budget import Budget
 from landscape.monitoring.distance import Start
 from landscape.monitoring.measurement import Measurement
 from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
-from landscape.monitoring.updates_seen import UpdatesSeen
 from landscape.options import OptionError, at_least, require
 from landscape.results import reader
 from landscape.results.series import SeriesWriter
@@ -32,6 +33,48 @@ from landscape.subject.subject import Subject
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+class UpdatesSeen:
+    """Watches every optimiser of PyTorch that holds a parameter of the model, by its hook for finished steps.
+
+    Until one of them has made a step, and in a training without such an optimiser, the sums of the weights tell.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._known = False  # that an optimiser of PyTorch moves the weights
+        self._updated = False
+        self._model, self._sums = model, _sums(model)
+        own, parameters = weakref.ref(self), {id(p) for p in model.parameters()}
+
+        def seen(optimizer: Optimizer, *_: Any) -> None:
+            watcher = own()
+            if watcher is not None and any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
+                watcher._known = watcher._updated = True
+
+        self._handle = register_optimizer_step_post_hook(seen)
+        weakref.finalize(self, self._handle.remove)
+
+    def since_last_call(self) -> bool:
+        """Whether there has been an update since the last call, or the construction."""
+        if not self._known:
+            before, self._sums = self._sums, _sums(self._model)
+            return before != self._sums
+        updated, self._updated = self._updated, False
+        return updated
+
+    def forget(self) -> None:
+        """Stop watching."""
+        self._handle.remove()
+
+
+def _sums(model: nn.Module) -> list[float]:
+    """The sum of every trainable parameter."""
+    found: list[float] = torch.stack(
+        [p.detach().double().sum() for p in model.parameters() if p.requires_grad]
+    ).tolist()
+    return found
+
 
 CHECKED = 20  # every so many measurements one is checked by a random start
 FAILURES = 3  # measurements in a row that may fail before the monitor stops

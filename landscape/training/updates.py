@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -17,11 +18,109 @@ from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe
 from landscape.probe import derived_seed
 from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
-from landscape.training.ema import moving_average
 from landscape.training.objectives import Objective, objective_of
 from landscape.training.optimizer import Schedule, build_optimizer
-from landscape.training.sharpness_aware import ascended
-from landscape.training.synchronised_batchnorm import synchronise_batchnorm
+
+
+class SynchronisedBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose training statistics are the mean and variance of all processes' samples together.
+
+    Each direction exchanges two sums: that of the values, then that of the centred squares.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channel, height, width) to the same."""
+        if not self.training or self.running_mean is None or self.running_var is None:
+            return super().forward(x)
+        wide = x if x.dtype == torch.float64 else x.float()
+        count = _all_reduced(torch.full((), x.numel() / x.shape[1], dtype=wide.dtype, device=x.device))
+        mean = _all_reduced(wide.sum((0, 2, 3))) / count
+        centred = wide - mean[:, None, None]
+        variance = _all_reduced(centred.square().sum((0, 2, 3))) / count
+        with torch.no_grad():
+            share = self.momentum or 0.0
+            self.running_mean.lerp_(mean, share)
+            self.running_var.lerp_(variance * count / (count - 1), share)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+        scale: Tensor = torch.rsqrt(variance + self.eps) * self.weight
+        out: Tensor = centred * scale[:, None, None] + self.bias[:, None, None]
+        return out.to(x.dtype)
+
+
+def synchronise_batchnorm(network: nn.Module) -> None:
+    """Turn every batch norm of a network into a synchronised one, in place; parameters and names stay."""
+    for module in network.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = SynchronisedBatchNorm2d
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over processes; each process's output depends on all inputs alike, so gradients are summed too."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _all_reduced(gradient)
+
+
+def _all_reduced(value: Tensor) -> Tensor:
+    total: Tensor = _AllReduce.apply(value)  # type: ignore[no-untyped-call]
+    return total
+
+
+LEAST_NORM = 1e-12  # added to the norm of the gradient, which is 0 at a critical point
+
+
+@contextmanager
+def ascended(network: nn.Module, rho: float) -> Iterator[None]:
+    """Within the block, the weights are w + rho g / ||g|| (section 2, p = 2), where g is the present gradient.
+
+    After it they are w again, bit for bit, with the gradients that the block left: the update's second pass. All
+    parameters with a gradient move, also biases and norms. g is that of the whole update: of all parts of an
+    accumulated one and of all processes, whose gradients are summed by then. So the result does not depend on how an
+    update is divided; the paper's takes one ascent direction per accelerator. Buffers, which are batch norm's
+    statistics, are kept from the first pass. Memory: another copy of the weights.
+    """
+    weights: list[Tensor] = [parameter for parameter in network.parameters() if parameter.grad is not None]
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    buffers = list(network.buffers())
+    with torch.no_grad():
+        before = [tensor.clone() for tensor in (*weights, *buffers)]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        steps = torch._foreach_mul(gradients, rho / (norm + LEAST_NORM))
+        torch._foreach_add_(weights, list(steps))
+    yield
+    with torch.no_grad():
+        torch._foreach_copy_([*weights, *buffers], before)
+
+
+WARMUP = 10  # sets how fast the decay rises over the first updates
+
+
+def moving_average(network: nn.Module, decay: float) -> AveragedModel:
+    """An average that starts from the present weights; `update_parameters(network)` adds those after an update.
+
+    Update t = 1, 2, ... makes a <- d a + (1 - d) w with d = min(decay, (1 + t) / (10 + t)). The rising d forgets the
+    initial weights also in a run shorter than 1 / (1 - decay) updates. Floating-point buffers, which are batch norm's
+    statistics, are averaged like the weights; counters are copied.
+    """
+
+    def update(averaged: Any, current: Any, _: Tensor | int) -> None:
+        t = int(model.n_averaged)  # on the CPU, unlike the argument, so that nothing waits for a GPU
+        if averaged[0].is_floating_point():
+            torch._foreach_lerp_(averaged, current, 1 - min(decay, (1 + t) / (WARMUP + t)))
+        else:
+            torch._foreach_copy_(averaged, current)
+
+    model = AveragedModel(network, multi_avg_fn=update, use_buffers=True)
+    model.update_parameters(network)  # the first call copies the weights, and makes the next one t = 1
+    return model
 
 
 @dataclass(frozen=True, eq=False)
