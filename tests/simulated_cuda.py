@@ -43,6 +43,7 @@ def _devices(simulation: Simulation) -> dict[str, Any]:
         "current_device": lambda: simulation.current,
         "set_device": set_device,
         "synchronize": lambda device=None: simulation.wait("synchronize"),
+        "is_current_stream_capturing": lambda: False,
         "is_bf16_supported": lambda including_emulation=True: True,
         "get_device_name": lambda device=None: "simulated",
         "get_device_capability": lambda device=None: (9, 0),

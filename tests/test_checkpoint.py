@@ -3,7 +3,7 @@
 import argparse
 import collections
 import functools
-import importlib
+import importlib.metadata
 import os
 import pickle
 import subprocess
@@ -83,7 +83,7 @@ def test_what_is_written_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> 
     for name in ("model", "model_args", "data", "recipe", "epoch", "metrics", "seed"):
         assert getattr(found, name) == given[name]
     assert found.native
-    assert found.versions["torch"] == torch.__version__
+    assert found.versions["torch"] == importlib.metadata.version("torch")
     assert found.sha256 == raw_files.file_sha256(path)
     assert [file.name for file in path.parent.iterdir()] == ["final.pt"]
 

@@ -76,10 +76,10 @@ def test_a_recorded_graph_computes_the_same(transposed: tuple[bool, bool], chang
     a, b = _pair(*SHAPE, transposed=transposed)
     bias, small = torch.randn(SHAPE[2]), torch.randn(SHAPE[2], 2)
 
-    def function(a: Tensor, b: Tensor) -> Tensor:
+    def function(a: Tensor, b: Tensor, small: Tensor) -> Tensor:
         return (torch.addmm(bias, a, b) + a @ b) @ small
 
-    recorded = make_fx(function)(a, b)
+    recorded = make_fx(function)(a, b, small)
     inputs = [node for node in recorded.graph.nodes if node.op == "placeholder"]
     use_onednn(recorded.graph, {inputs[i] for i in changing})
     recorded.recompile()
@@ -87,7 +87,7 @@ def test_a_recorded_graph_computes_the_same(transposed: tuple[bool, bool], chang
     targets = [node.target for node in recorded.graph.nodes]
     assert targets.count(module.operator()) == 2
     assert targets.count(torch.ops.aten.mm.default) == 1  # the small one
-    torch.testing.assert_close(recorded(a, b), function(a, b), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(recorded(a, b, small), function(a, b, small), rtol=1e-4, atol=1e-2)
 
 
 def test_the_operator_is_registered_at_its_first_use_and_not_at_import() -> None:

@@ -68,6 +68,9 @@ def _stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3)
         for name, gradient in _gradients(model).items():
             model.get_parameter(name).grad = gradient
         optimizer.step()
+    if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):  # before torch 2.7 the state does not tell which
+        for group in optimizer.param_groups:
+            group.setdefault("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
     return optimizer
 
 

@@ -23,7 +23,8 @@ backends: Any = torch.backends
 
 def settings() -> list[Any]:
     """All that decides how float32 products are computed, to be compared with ==."""
-    products = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    newer = ((backends.cudnn, "conv"), (backends.mkldnn, "matmul"), (backends.mkldnn, "conv"))  # from torch 2.9 on
+    products = (backends.cuda.matmul, *(getattr(backend, operation, None) for backend, operation in newer))
     return [
         torch.get_float32_matmul_precision(),
         backends.cudnn.allow_tf32,

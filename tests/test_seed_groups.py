@@ -50,7 +50,7 @@ def test_the_bootstrap_of_a_mean_agrees_with_that_of_scipy() -> None:
     zeros = np.zeros(200)
     scores = [SampleScores(one, zeros, zeros, zeros, np.full(200, 0.5)) for one in nll]
     value, own = paired_difference(*scores, draws=2000)["nll"]
-    known = stats.bootstrap((nll[0] - nll[1],), np.mean, n_resamples=2000, method="percentile", rng=1)
+    known = stats.bootstrap((nll[0] - nll[1],), np.mean, n_resamples=2000, method="percentile", random_state=1)
     ends = known.confidence_interval
     assert (own.low, own.high) == pytest.approx((ends.low, ends.high), abs=0.1 * (ends.high - ends.low))
     p = 2 * stats.norm.sf(abs(value) / known.standard_error)

@@ -145,6 +145,8 @@ class _Translation:
         if given in _MEMORY_FORMATS:
             given = _MEMORY_FORMATS.index(given)
         key = (type(given), repr(given))
-        if key not in self._constants:
+        if key not in self._constants and key[1] in ("inf", "-inf", "nan"):  # torch 2.6 cannot read what it writes
+            (self._constants[key],) = self._insert("aten::Float", [self._constant(key[1])], [_private.FloatType.get()])
+        elif key not in self._constants:
             self._constants[key] = self.graph.insertConstant(given)
         return self._constants[key]

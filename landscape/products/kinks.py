@@ -26,7 +26,6 @@ LEAST = 1e-30  # distance to a kink at zero of a unit that rounding puts on it; 
 ROUNDING = 1e-4  # of the largest input at a kink: units farther away are on the same side in any precision
 Points = tuple[float, ...]
 _functorch: Any = torch._C._functorch
-_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignoring: None)
 
 
 def _at(*points: float) -> Callable[..., Points]:
@@ -212,9 +211,19 @@ class FixedPattern(_KinkMode):
             raise _mismatch("fewer")
 
 
+def _recomputed() -> bool:
+    """Whether what is saved for the backward pass has hooks already, such as those that compute it again."""
+    node: Any = torch.ones(1, requires_grad=True).square().grad_fn
+    try:
+        node._raw_saved_self.register_hooks(torch.clone, torch.clone)
+    except RuntimeError:
+        return True
+    return False
+
+
 class _Checked(FixedPattern):
     def shift(self, value: Tensor, point: float) -> Tensor:
-        if _saved_tensors_hooks(True) is not None:
+        if _recomputed():
             raise ValueError("it recomputes parts of its forward pass in the backward pass")
         shift = super().shift(value, point)
         finite = value[value.isfinite()]
