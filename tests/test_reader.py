@@ -54,6 +54,26 @@ def test_axes_are_coordinates_and_attributes_are_plain_python(study: Path) -> No
     assert data["loss"].attrs == {"long_name": "loss", "units": "1", "bounds": "positive"}
 
 
+def test_an_axis_of_another_length_is_told_with_the_command_that_saves_the_rest(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("variance",))
+    with h5py.File(path, "r+") as file:
+        (group,) = file["variance"].values()
+        array = group["variance"]
+        axis = array.dims[0][0]
+        name = axis.name.rpartition("/")[2]
+        values = np.resize(axis[()], len(axis) + 1)
+        array.dims[0].detach_scale(axis)
+        del group[name]
+        group[name] = values
+        group[name].make_scale(name)
+        array.dims[0].attach_scale(group[name])
+        group.attrs[CHECK] = checksum(group)
+    with reader.streaming(path, on_demand=True) as ((_, data),):
+        for read in (lambda: data["variance"], lambda: data.sizes):
+            with pytest.raises(ValueError, match="is not as landscape writes it .*landscape repair"):
+                read()
+
+
 def test_groups_come_by_probe_then_by_time(study: Path) -> None:
     keys = [(name.partition("/")[0], data.attrs["created"]) for name, data in reader.groups(study)]
     assert keys == sorted(keys)

@@ -219,7 +219,8 @@ class Stored(Mapping[str, xr.DataArray]):
     @cached_property
     def whole(self) -> xr.Dataset:
         """All of it."""
-        return _dataset(self.variables, self.attrs, self._name)
+        with self._reading():
+            return _dataset(self.variables, self.attrs, self._name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.variables)
@@ -232,8 +233,9 @@ class Stored(Mapping[str, xr.DataArray]):
 
     def __getitem__(self, name: str) -> xr.DataArray:
         found = self.variables[name]
-        axes = (str(axis) for axis in found.dims)
-        return xr.DataArray(found, {axis: self.variables[axis] for axis in axes if axis in self}, name=name)
+        axes = {axis: self.variables[axis] for axis in map(str, found.dims) if axis in self}
+        with self._reading():
+            return xr.DataArray(found, axes, name=name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # numpy asks for its protocols
