@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from analytic import attention_net, convolution_net, dense_hessian, quadratic, run_probe, symmetric, tanh_net
 from matplotlib.figure import Figure
+from scipy.integrate import trapezoid
 from scipy.stats import wasserstein_distance
 
 from landscape.options import OptionError
@@ -211,7 +212,7 @@ def stored(values: list[float], probe: Density) -> xr.Dataset:
 def test_every_curve_integrates_to_one(values: list[float]) -> None:
     data = stored(values, Density(vectors=3, steps=12))
     at, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
-    np.testing.assert_allclose(np.trapezoid(curves, at, axis=1), 1.0, rtol=1e-3)
+    np.testing.assert_allclose(trapezoid(curves, at, axis=1), 1.0, rtol=1e-3)
 
 
 def test_the_bulk_is_resolved_beside_outliers_a_thousand_times_as_large() -> None:

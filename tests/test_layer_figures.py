@@ -10,6 +10,7 @@ import xarray as xr
 from drawable import result_of
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from scipy.integrate import trapezoid
 
 from landscape.plots import FIGURES, appearance, depth
 from landscape.plots import depth as plots_depth
@@ -69,13 +70,13 @@ def test_the_areas_of_the_spectrum_are_the_share_of_negative_eigenvalues_and_the
         (np.linspace(-60, 0, 20_001), negative / 100),
         (np.linspace(0, 3000, 20_001), 1 - negative / 100),
     ):
-        assert np.trapezoid(hessian.density(values, at), at) == pytest.approx(share, abs=1e-3)
+        assert trapezoid(hessian.density(values, at), at) == pytest.approx(share, abs=1e-3)
 
 
 def test_both_panels_of_the_spectrum_show_the_density_of_all_values_on_one_scale(study: Path) -> None:
     data = result_of(study, "hessian")
     left, right = hessian.draw(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
-    area = sum(np.trapezoid(ax.lines[0].get_ydata(), ax.lines[0].get_xdata()) for ax in (left, right))
+    area = sum(trapezoid(ax.lines[0].get_ydata(), ax.lines[0].get_xdata()) for ax in (left, right))
     assert area == pytest.approx(1.0, abs=0.01)
     assert (left.get_xlim()[1], right.get_xlim()[0]) == (0, 0)
     assert left.get_ylim() == right.get_ylim()

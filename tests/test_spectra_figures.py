@@ -12,6 +12,7 @@ import xarray as xr
 from analytic import quadratic, run_probe, symmetric, tanh_net
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from scipy.integrate import trapezoid
 
 from landscape.options import OptionError
 from landscape.plots import drawing, headlines
@@ -158,7 +159,7 @@ def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -
             )
             expected += weight * bump / np.sqrt(x**2 + resolution.linear**2) / 5
     np.testing.assert_allclose(ax.lines[0].get_ydata(), expected, rtol=1e-9)
-    assert np.trapezoid(expected, x) == pytest.approx(1.0, abs=1e-3)
+    assert trapezoid(expected, x) == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.slow
