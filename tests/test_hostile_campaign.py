@@ -25,7 +25,7 @@ import torch
 
 from landscape.results.journal import MAGIC, Journal, Record
 
-COUNT, SECONDS, MEMORY = int(os.environ.get("RELATIVES", "200")), 20, 500 * 2**20
+COUNT, SECONDS, MEMORY = int(os.environ.get("RELATIVES", "60")), 20, 500 * 2**20
 Draw = random.Random
 
 

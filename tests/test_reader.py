@@ -70,7 +70,7 @@ def test_an_axis_of_another_length_is_told_with_the_command_that_saves_the_rest(
         group.attrs[CHECK] = checksum(group)
     with reader.streaming(path, on_demand=True) as ((_, data),):
         for read in (lambda: data["variance"], lambda: data.sizes):
-            with pytest.raises(ValueError, match="is not as landscape writes it .*landscape repair"):
+            with pytest.raises(ValueError, match=r"is not as landscape writes it .*landscape repair"):
                 read()
 
 
