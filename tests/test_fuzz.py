@@ -1,6 +1,6 @@
 """Files with random damage: a reader of journals, results and checkpoints reads them or says in one line what is wrong.
 
-Each reader gets a third of FUZZ_SECONDS (30 by default) in a process of its own, so that a crash of a library counts.
+Each reader gets a third of FUZZ_SECONDS (20 by default) in a process of its own, so that a crash of a library counts.
 """
 
 import logging
