@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(STAMP)
 	$(BIN)/landscape demo
 
-# Every fact, on two cores in about eight minutes.
+# Every fact, on two cores in about seven minutes.
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not campaign"
 
