@@ -138,6 +138,7 @@ def test_every_file_imports_only_from_parts_before_its_own() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_by_way_of_others() -> None:
     known = modules()
     graph = {}

@@ -151,6 +151,7 @@ def test_the_same_weights_in_another_form_are_the_same_result_which_says_what_wa
     assert data.attrs["checkpoint_sha256"] == raw_files.sha256_of(mine / "last.ckpt")
 
 
+@pytest.mark.slow
 def test_epoch_and_architecture_come_from_the_file(mine: Path) -> None:
     assert read_checkpoint(FORMS["timm"](mine)).arch == "mine"
     assert read_checkpoint(FORMS["timm"](mine)).epoch == 7

@@ -105,6 +105,7 @@ def test_a_file_of_something_else_is_refused(
         load_data(str(tmp_path / "file.npy"), block_size=size)
 
 
+@pytest.mark.slow
 def test_blocks_are_as_long_as_the_context_unless_asked_otherwise(folder: Path, tokens: Path) -> None:
     subject = _loaded(folder, tokens)
     assert subject.batch(0)[0].shape == (8, CONTEXT)

@@ -45,6 +45,7 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     plugins.plugins.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_probe_of_ones_own_is_measured_stored_and_found_again(tmp_path: Path) -> None:
     subject, out = tanh_net(), tmp_path / "results.h5"
     for probe in (GradientNorm, GradientNorm(), GradientNorm(order=2)):

@@ -152,6 +152,7 @@ def test_a_command_in_the_background_of_a_shell_ignores_ctrl_c_as_the_shell_want
     assert set_to == [signal.SIGTERM]
 
 
+@pytest.mark.slow
 def test_a_reader_of_a_pipe_that_leaves_ends_a_command_without_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -74,6 +74,7 @@ def test_an_axis_of_another_length_is_told_with_the_command_that_saves_the_rest(
                 read()
 
 
+@pytest.mark.slow
 def test_groups_come_by_probe_then_by_time(study: Path) -> None:
     keys = [(name.partition("/")[0], data.attrs["created"]) for name, data in reader.groups(study)]
     assert keys == sorted(keys)
@@ -190,6 +191,7 @@ def test_the_results_in_the_documentation_are_as_they_were_stored() -> None:
             assert all(group.attrs[CHECK] == checksum(group) for _, group in results_in(file)), path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probes", [SOME, pytest.param(synthetic.ALL, marks=pytest.mark.campaign)])
 def test_what_is_read_on_demand_is_what_the_whole_file_says(probes: Sequence[str], tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=probes, share=0.7)

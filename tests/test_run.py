@@ -123,6 +123,7 @@ def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
     assert_same(stored_result(path, outcome), stored_result(tmp_path / "whole.h5", whole))
 
 
+@pytest.mark.slow
 def test_a_report_counts_from_what_is_stored(snapshots: Path, tmp_path: Path) -> None:
     probe, path, seen = small("surface"), tmp_path / "results.h5", []
     with pytest.raises(KeyboardInterrupt):

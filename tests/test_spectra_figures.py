@@ -125,6 +125,7 @@ def _spectrum(scale: float, draws: int) -> xr.Dataset:
     return xr.Dataset({**found, "done": ("batch", [1])}, attrs=about)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "logarithmic"), [(4.0, False), (7.0, False), (14.0, True), (100.0, True)])
 @pytest.mark.parametrize("draws", [40, 41, 42, 400])
 def test_the_density_is_logarithmic_by_the_widths_of_the_spectra_and_says_so(

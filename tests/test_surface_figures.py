@@ -55,6 +55,7 @@ def test_a_flat_surface_beside_a_steep_one_has_contours_too() -> None:
     assert ((shared > 0.8) & (shared < 3.5)).sum() >= 3 > ((even > 0.8) & (even < 3.5)).sum()
 
 
+@pytest.mark.slow
 def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> None:
     data = result_of(study, "trajectory")
     polar, plane = FIGURES["trajectory"].module.draw(data, axes_for("trajectory"))
@@ -94,6 +95,7 @@ def test_several_random_directions_are_a_mean_and_a_spread() -> None:
     assert [text.get_text() for text in page.legends[0].get_texts()] == ["net: 3 random directions"]
 
 
+@pytest.mark.slow
 def test_lines_without_an_accuracy_have_the_panel_of_the_loss_alone(study: Path) -> None:
     first = result_of(study, "line")
     undefined = first.assign(accuracy=(first.accuracy * np.nan).assign_attrs(units="undefined"))
@@ -113,6 +115,7 @@ def test_lines_of_one_checkpoint_differ_in_label_and_line_style(study: Path) -> 
     assert len({entry.get_linestyle() for entry in page.legends[0].get_lines()}) == 4
 
 
+@pytest.mark.slow
 def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> None:
     data = result_of(study, "surface")
     ax = FIGURES["path"].module.draw(data, Figure().subplots())

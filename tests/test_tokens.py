@@ -39,6 +39,7 @@ def test_tokens_of_an_image_lie_together_where_the_image_decides_them() -> None:
     assert found["divergence"][0] >= 0
 
 
+@pytest.mark.slow
 @SKLEARN
 def test_layers_are_those_nearest_to_the_depths() -> None:
     subject = attention_net()
