@@ -1,4 +1,4 @@
-"""The commands `smoothing`, `heads`, `sweep` and `build-up`: networks beside each other, in one table and one figure.
+"""The commands `smoothing`, `heads`, `sweep` and `build-up`: one table and one figure that compare several networks.
 
 Each turns its options into the steps of a study and prints what the study gives.
 """

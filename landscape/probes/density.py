@@ -58,7 +58,7 @@ class Density(Probe):
     and those that were not needed are NaN.
 
     `blocks` measures the diagonal blocks of the Hessian instead, each by runs of its own, and how different their
-    spectra are: the Jensen-Shannon distance of every two, defined in `results.block_spectra` (block heterogeneity,
+    spectra are: the Jensen-Shannon distance of every two, defined in `statistics.block_spectra` (block heterogeneity,
     Zhang et al., arXiv 2402.16788). All runs of a start vector go in step on one gradient graph per mini-batch. A
     product with one block passes a quarter to a third of the graph on average, so that a vector costs steps * (blocks /
     3) products. A block with at most `steps` parameters gets its exact eigenvalues.

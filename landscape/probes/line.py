@@ -47,7 +47,7 @@ class Line(Probe):
     al. 2023, arXiv 2211.08403).
 
     With `--also`, or `--margin` alone, loss and accuracy on every data set are compared with those at t = 0, and the
-    radius at which each leaves its interval is stored (`results.basins`).
+    radius at which each leaves its interval is stored (`statistics.basins`).
     """
 
     name: ClassVar[str] = "line"

@@ -55,7 +55,7 @@ class NoiseScale(Probe):
     halves are the same distances from i for all i, so that every group is in as many A_i and B_i.
 
     Errors are those of a jackknife over groups, intervals Fieller's: bounded only where the denominator is told apart
-    from 0. Where it is not, the noise scale is NaN and only a lower end is given; see `results.ratio`.
+    from 0. Where it is not, the noise scale is NaN and only a lower end is given; see `statistics.ratio`.
 
     Cost: three gradients and two Hessian products per sample, two gradients with `--simple`. Memory: `groups`
     gradients, which every process computes once, and nothing that grows with the number of mini-batches. A group is a

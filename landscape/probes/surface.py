@@ -46,7 +46,7 @@ class Surface(Probe):
     decay, `objective` = loss + weight decay x l2 is stored too.
 
     With `--also`, or `--margin` alone, loss and accuracy on every data set are compared with those at the centre, and
-    the radius at which each leaves its interval is stored (`results.basins`).
+    the radius at which each leaves its interval is stored (`statistics.basins`).
     """
 
     name: ClassVar[str] = "surface"

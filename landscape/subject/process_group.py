@@ -94,7 +94,7 @@ class ProcessGroup:
             )
 
     def summed(self, add: Callable[[Tensor], None], vector: Tensor) -> Tensor:
-        """The sum over the processes of what each adds to zeros, by one all-reduce; see `curvature.operator`.
+        """The sum over the processes of what each adds to zeros, by one all-reduce; see `products.operator`.
 
         `vector`, (n,), is what the sum depends on, and has its shape. It has to be the same in all processes to the
         last bit, which a fingerprint in the same message tells.

@@ -34,7 +34,7 @@ def largest(axis: str, where: str, **column: Any) -> tuple[Headline, ...]:
 def mean_and_standard_error(values: Tensor) -> tuple[float, float]:
     """Mean of independent values (n,) and its standard error, std / sqrt(n); NaN for a single value.
 
-    PyTorch and NumPy (`results.statistics`) sum in different orders, so that the last digits of a stored error differ.
+    PyTorch and NumPy (`statistics.means`) sum in different orders, so that the last digits of a stored error differ.
     """
     n = len(values)
     return values.mean().item(), values.std().item() / n**0.5 if n > 1 else math.nan

@@ -1,4 +1,4 @@
-"""The terms of the measures of flatness, unit by unit; see `results.flatness` for their definitions."""
+"""The terms of the measures of flatness, unit by unit; see `statistics.flatness` for their definitions."""
 
 from __future__ import annotations
 

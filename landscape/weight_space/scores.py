@@ -1,7 +1,7 @@
 """Scores of one network on several data sets at points of a line or plane, each compared with that at the checkpoint.
 
 One setting of the weights serves all data sets. A score is the mean over samples of a loss, or the accuracy; positive
-differences are worse. What is derived from them is in `results.basins`.
+differences are worse. What is derived from them is in `statistics.basins`.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def draw(study: Study, ax: Axes, found: Sequence[Number], label: str) -> Axes:
 
 
 def draw_fit(study: Study, ax: Axes) -> Axes:
-    """Draw the error on test data against the NLL on training data, a point per run with its value beside it."""
+    """Draw the test error against the training NLL: a point for every run, labelled with the value of its argument."""
     marker, colors = _look(study)
     named: set[str] = set()
     for run in study.networks.values():
