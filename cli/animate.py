@@ -1,7 +1,5 @@
 """The command `animate`: the loss surface or the Hessian spectrum of a run over its epochs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

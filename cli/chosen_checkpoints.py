@@ -1,7 +1,5 @@
 """Decide which checkpoints a command measures: those in a folder, the path of a run, or the line between two."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 An option is an annotation and a default, as Typer reads them; a table maps names to options. `ProbeCommand` shows them.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

@@ -1,7 +1,5 @@
 """Protection from damaged results files, on which the HDF5 library itself may crash."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """The command `doctor`: what is wrong or suspicious with the numbers of results files, and what to do about it."""
 
-from __future__ import annotations
-
 import json as encoding
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """The commands `plot` and `report`: figures of a results file or a training run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The commands `import` and `export`: exchange surfaces, lines and paths with other tools."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The `landscape` command: its subcommands, exit codes and one-line errors."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """The commands `merge` and `repair`: join results files, and recover what a damaged one still holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Print what a results file still lacks with the commands that finish it, and follow its progress."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `show`: print what a checkpoint or a results file holds; torch is loaded only to load a checkpoint."""
 
-from __future__ import annotations
-
 import json as encoding
 import math
 from collections.abc import Iterator

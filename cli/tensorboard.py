@@ -1,7 +1,5 @@
 """Write the epochs of a training run as TensorBoard event files."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Write tables as aligned text for the terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure from Python: run a probe by name on a subject or a checkpoint, store the result and return it."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Declare the numbers that sum up a result: beside the quantities of a probe, and stored with the result."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

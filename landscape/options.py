@@ -1,7 +1,5 @@
 """Check and parse the values of options, on the command line and in Python, with one error for all."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

@@ -4,8 +4,6 @@ A package adds a probe by an entry point of the group `landscape.probes`, named 
 class; figures, data, models and optimisers likewise. See docs/plugins.md.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A probe is a frozen dataclass whose fields are its parameters. `plan` says what 
 one independent unit of it. Everything else is optional; each capability is a Protocol below.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import hashlib

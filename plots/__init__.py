@@ -8,8 +8,6 @@ To add a figure: a module in `figures` with its name, a row in this table, and a
 entry points, see `landscape.plugins`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Animate the loss surface or the Hessian spectrum of one run over its epochs, on common axes and colours."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

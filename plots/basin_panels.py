@@ -1,7 +1,5 @@
 """Draw scores of several data sets over the distance from a checkpoint, with the radii of their basins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Draw what has no place on an axis: values that are infinite, and values whose error is not a finite number."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from landscape.plots.figure import Axes

@@ -1,7 +1,5 @@
 """Draw loss, accuracy and learning rate of one training run over its epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw a quantity per layer over normalised depth, with bands at self-attentions and at reductions of the map."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

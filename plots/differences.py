@@ -1,7 +1,5 @@
 """Draw paired differences of networks on the same samples: a row per network, a panel per score."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draw any figure from Python: `landscape.plots.NAME(data, ax=None)`, a page of its own or the user's axes."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ They are those that the result declares (`measured`); the module of its main fig
 torch nor matplotlib is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

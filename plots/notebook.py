@@ -1,7 +1,5 @@
 """The figure that is drawn: it shows itself in a notebook, and is saved with editable text wherever it is saved."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

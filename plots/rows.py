@@ -1,7 +1,5 @@
 """Lay out a value per named row: the rows below each other, and the networks that have them side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 

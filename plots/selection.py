@@ -1,7 +1,5 @@
 """Choose which results are drawn: checkpoints by label and in an order, under other names and in other colours."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Choose how figures look: settings for paper, screens and dark pages, the width in columns, ink and background."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar

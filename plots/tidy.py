@@ -1,7 +1,5 @@
 """Make a drawn figure fit its width: labels wrapped to their axes, tick labels that would touch left out."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress

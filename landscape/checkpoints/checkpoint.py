@@ -1,7 +1,5 @@
 """Read and write checkpoints: weights and plain data, never code."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

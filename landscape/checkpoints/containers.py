@@ -1,7 +1,5 @@
 """Find the weights in the content of a checkpoint, and the architecture that it names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Torch is imported only by the functions that load tensors: `landscape show` reads outlines without it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

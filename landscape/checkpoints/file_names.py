@@ -1,7 +1,5 @@
 """Read what the name of a checkpoint file says: its stem, a label, and the file's place in a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

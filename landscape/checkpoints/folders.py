@@ -1,7 +1,5 @@
 """Decide which checkpoints a folder stands for: the last snapshot of a run, or each of several independent ones."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 from pathlib import Path

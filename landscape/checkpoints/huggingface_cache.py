@@ -1,7 +1,5 @@
 """Find folders written by transformers' `save_pretrained`, by path or by hub name; never from the network."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Read the state of an optimiser from a training checkpoint, without running code from the file."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Find which of a model's parameters the entries of an optimiser's state belong to: a state has positions, no names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 

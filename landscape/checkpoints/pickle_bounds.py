@@ -4,8 +4,6 @@ A container that is held twice by one that is held twice by another, and so on, 
 with each: to hash it, to compare it or to print it never ends. So does putting many keys of one hash into a dict.
 """
 
-from __future__ import annotations
-
 import argparse
 import pickle
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Read and check the raw content of checkpoint files: archives, safetensors headers, shards and JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

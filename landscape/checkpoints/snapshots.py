@@ -1,7 +1,5 @@
 """Find the checkpoints in a folder, and the snapshots of a training run in order of epoch."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

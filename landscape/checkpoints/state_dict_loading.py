@@ -1,7 +1,5 @@
 """Load the weights of a checkpoint into a model, or explain which of them do not match."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

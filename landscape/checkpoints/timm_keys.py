@@ -1,7 +1,5 @@
 """Rename weights of older timm releases to those of the installed one, by timm's own tables."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Read the weights of a Hugging Face folder under the names that the installed version of transformers uses."""
 
-from __future__ import annotations
-
 import logging
 from importlib import import_module
 from pathlib import Path

@@ -4,8 +4,6 @@ Foreign code draws from the global random generators of torch, numpy (the legacy
 show whether it draws, and can be seeded while it runs.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import difflib

@@ -12,8 +12,6 @@ models by their relative error and the alignment of directions. The ratios of th
 entries of the same vectors. The diagonal is the mean of v * H v (Bekas, Kokiopoulou & Saad 2007).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Orthonormal bases of several searches in one tensor, extended and orthogonalised with a few kernels for all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Symmetric operators projected on Krylov bases, and their Ritz pairs: small matrices on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np

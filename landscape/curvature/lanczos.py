@@ -6,8 +6,6 @@ Reorthogonalisation is full, by two passes of classical Gram-Schmidt per step ("
 full basis is restarted with its best vectors (thick restart, Wu & Simon 2000).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

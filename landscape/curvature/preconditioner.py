@@ -22,8 +22,6 @@ Parameters of several groups, with a threshold of their own each, become unstabl
 threshold of one group, that of the most parameters, and P of the others times the ratio of the thresholds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """PyHessian 0.1 (Yao et al. 2020) as a second engine, without its side effects and with residuals."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Exact terms of flatness measures: relative flatness of the last layer, and the Fisher-Rao norm of the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

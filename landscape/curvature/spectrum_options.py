@@ -1,7 +1,5 @@
 """Check the options of a spectrum: ranges, choices, and which exclude each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 

@@ -1,7 +1,5 @@
 """Preconditioned sharpness of a subject against the stability threshold of its optimiser: what is stored of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What a results file stores of the spectra of the Hessian's diagonal blocks, and what is computed from that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

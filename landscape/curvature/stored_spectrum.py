@@ -1,7 +1,5 @@
 """Stored quantities of every spectrum, and the summaries NEP and APE over all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

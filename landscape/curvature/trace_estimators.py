@@ -1,7 +1,5 @@
 """Estimates of the trace and the Frobenius norm of a symmetric operator: Hutchinson, Hutch++ and XTrace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Load data sets by name, folder, file or callable, as tensors in memory and in a fixed order."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Load CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official python or binary files, downloaded if missing."""
 
-from __future__ import annotations
-
 import _codecs
 import hashlib
 import io

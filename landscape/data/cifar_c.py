@@ -1,7 +1,5 @@
 """Load CIFAR-10-C and CIFAR-100-C, the CIFAR test images under common corruptions (Hendrycks & Dietterich 2019)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

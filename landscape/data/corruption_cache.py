@@ -1,7 +1,5 @@
 """Keep generated corruptions as uint8 in the user's cache folder, checked when they are read again."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

@@ -5,8 +5,6 @@ They are made by a package: `imagecorruptions` itself fails with NumPy 2 and sci
 32 px they are stronger than the files of CIFAR-10-C.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import threading

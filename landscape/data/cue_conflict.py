@@ -4,8 +4,6 @@ The pictures of Geirhos et al. (2019, arXiv 1811.12231) are named `cat1-elephant
 of an elephant.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

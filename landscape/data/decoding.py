@@ -1,7 +1,5 @@
 """Decode pictures with Pillow, in several threads, into one uint8 array in memory."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -4,8 +4,6 @@
 https://doi.org/10.24432/C50P49, CC BY 4.0; the file is the copy that scikit-learn distributes (see digits.md).
 """
 
-from __future__ import annotations
-
 import gzip
 from importlib import resources
 

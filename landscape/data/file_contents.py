@@ -1,7 +1,5 @@
 """Tell files from others by the content that a measurement reads of them, so that no stored result is stale."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Load image folders with one folder per class, up to the size of ImageNet."""
 
-from __future__ import annotations
-
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Find the pictures of ImageNet-C (Hendrycks & Dietterich 2019): FOLDER/CORRUPTION/SEVERITY/CLASS/*.JPEG."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from landscape.data.corruptions import SETS, SEVERITIES

@@ -1,7 +1,5 @@
 """Load data from a DataLoader, or from another iterable of samples or mini-batches, which is read once."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

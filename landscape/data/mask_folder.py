@@ -1,7 +1,5 @@
 """Load a folder of pictures and one of masks, or of labels for each, in the order of their names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor

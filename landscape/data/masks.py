@@ -1,7 +1,5 @@
 """Targets with a class number per pixel: which pixels count, and which images have any that do."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import replace

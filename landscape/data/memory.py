@@ -1,7 +1,5 @@
 """Check that data fit into free memory before they are read, and collect them in a growing tensor."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -1,7 +1,5 @@
 """Load NumPy arrays from a `.npz` file, a pair of `.npy` files, or a folder that holds such a pair."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from collections.abc import Callable, Iterable

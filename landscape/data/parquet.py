@@ -1,7 +1,5 @@
 """Load images from parquet files with the layout of Hugging Face data sets, read with pyarrow (the extra `parquet`)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Generated sequences have the steps of CIFAR-10-P; translations are in shares of the image, 1/32 per frame.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Image preprocessing of a pretrained network: size, crop, interpolation, mean and std."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace

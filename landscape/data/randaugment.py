@@ -6,8 +6,6 @@ own operations, strengths and signs; the loop is over operations, with the image
 colour (mid-grey) fills empty areas, and geometry is always bilinear.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Named training recipes: every number that decides how a network is trained."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Select samples of a data set, in a fixed order."""
 
-from __future__ import annotations
-
 from typing import Literal, TypeAlias
 
 import numpy as np

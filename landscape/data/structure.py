@@ -1,7 +1,5 @@
 """Tensors in nested structures, such as batches and outputs: tuples, lists, dicts, dataclasses, plain objects."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass

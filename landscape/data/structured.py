@@ -1,7 +1,5 @@
 """Form batches of any structure: several inputs, masks, dicts, dataclasses, graphs that the user packs, no targets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Token files for language models: `.npy` arrays of token numbers, split into sequences for next-token prediction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

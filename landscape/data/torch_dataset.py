@@ -1,7 +1,5 @@
 """Load data from Python objects: tensors, a torch Dataset, a DataLoader, mini-batches of any structure."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from functools import partial

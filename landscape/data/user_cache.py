@@ -1,7 +1,5 @@
 """The user's cache folder, for what takes long to make and is used by later runs too."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

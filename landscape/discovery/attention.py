@@ -1,7 +1,5 @@
 """Find the self-attention of a branch in a recorded pass, and the call that returns the outputs of its heads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from string import ascii_letters

@@ -5,8 +5,6 @@ branch with the heavy operations is a residual block, attention or convolution d
 of the residual stream.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Record one forward pass as a graph: every operation, the tensors it reads and writes, and its module call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial, reduce

@@ -4,8 +4,6 @@ A residual block is an addition of two branches that start at a common node; the
 the block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -3,8 +3,6 @@
 The norm, activation and dropout that follow a weight belong to its layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

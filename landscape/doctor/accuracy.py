@@ -1,7 +1,5 @@
 """Rules of accuracies and losses: is the network better than guessing, and do the samples suffice to tell?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the doctor's rules read, a stored result, and what they return, findings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

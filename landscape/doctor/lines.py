@@ -1,7 +1,5 @@
 """Rules of lines, planes through checkpoints and trajectories: batch-norm statistics, barriers and paths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

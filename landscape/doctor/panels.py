@@ -1,7 +1,5 @@
 """Rules of figures over layers, units, bands and attacks: panels that are flat or saturated, and what has no error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rules of several results together: are they of the same samples, by the same protocol, of different networks?"""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Rules that compute again: summaries from the stored units, and the number of samples from those of the units."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of rules, and the examination of results files by all of them. To add one: a function, a row, a test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path

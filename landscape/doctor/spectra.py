@@ -1,7 +1,5 @@
 """Rules of the Hessian's eigenvalues: convergence, number of mini-batches and vectors, bootstrap intervals, kinks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules of surfaces and lines: does the range show the basin, has it a centre, are its values exact enough?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of bit-widths from the results of `sensitivity`, for `landscape show --budget` and as JSON for quantisers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

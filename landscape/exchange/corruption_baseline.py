@@ -1,7 +1,5 @@
 """The baseline that errors under corruptions are relative to: a CSV, or a stored answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

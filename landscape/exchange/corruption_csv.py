@@ -1,7 +1,5 @@
 """Read scores under corruptions from the CSVs of spatial-smoothing and how-do-vits-work, or from one with a header."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

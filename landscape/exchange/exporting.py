@@ -1,7 +1,5 @@
 """Export surfaces, lines and trajectories of a results file to the formats of other tools."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Hold surfaces, lines and trajectories as plain arrays, for exchange with other tools."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The loss is (1 - weight) x masked-image + weight x contrastive (arXiv 2305.00729, Fig. 12).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Import surfaces and lines of other tools into a results file, next to measured ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Write VTK XML files (.vtp) for ParaView: surfaces as meshes, lines and trajectories as curves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 

@@ -1,7 +1,5 @@
 """Read and write the CSV format of the published surfaces of Park & Kim 2022, Fig. 1a: no header, a line per point."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

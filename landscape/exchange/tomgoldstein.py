@@ -8,8 +8,6 @@ A direction file holds `xdirection/0`, `xdirection/1`, ...: one array per parame
 state dict; the same under `ydirection`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

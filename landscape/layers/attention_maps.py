@@ -4,8 +4,6 @@ The model's own computation is unchanged; maps exist for a few images at a time.
 maps times the values, are what the model computes, before they are projected.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

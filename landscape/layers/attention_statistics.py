@@ -1,7 +1,5 @@
 """Statistics of attention maps and tokens: distance, entropy, mutual information, cosines, singular values."""
 
-from __future__ import annotations
-
 import math
 
 import torch

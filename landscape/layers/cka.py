@@ -3,8 +3,6 @@
 Song et al. 2012 (Eq. 5) give the estimator; Nguyen et al. 2021 (Eq. 3) average it over mini-batches before the ratio.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

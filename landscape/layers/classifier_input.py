@@ -1,7 +1,5 @@
 """Find the linear classifier of a network, whose input are the features that neural collapse is about."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

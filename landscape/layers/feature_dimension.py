@@ -1,7 +1,5 @@
 """Dimension of a cloud of features: effective rank, participation ratio and TwoNN, each with its standard error."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Run one forward pass of a mini-batch and hand its features and attention maps to any number of probes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass

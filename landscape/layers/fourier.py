@@ -3,8 +3,6 @@
 Park & Kim 2022, Fig. 2. Frequencies are in units of pi.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Find the rows of query, key and value weights that belong to each attention head, proven by what the heads return."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch

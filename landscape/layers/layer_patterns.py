@@ -9,8 +9,6 @@ residual stream after the module, where the module is a branch.
 'encoder$' = { kind = "msa", grid = [14, 14], prefix = 1 }  # for tokens whose grid discovery cannot find
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Fit a linear classifier: ridge regression in closed form, with the penalty that is best on held-out samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Read classes off a network's last layer by a linear classifier, in place of the network's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Unlike scikit-learn's, the targets may be class probabilities, and classes may be missing among them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

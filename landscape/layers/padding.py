@@ -1,7 +1,5 @@
 """Which tokens of a mini-batch's sequences count: padding, where the attention mask is 0, has no part in statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

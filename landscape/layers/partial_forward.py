@@ -1,7 +1,5 @@
 """Resume a forward pass in the middle: module calls before a point return cached outputs instead of running again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Images of a subject's data as colours for figures."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The features that a linear classifier reads, and the samples that it is fitted to."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """The tokens of an image before and after self-attention, on their common principal axes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Verify that forward passes of changed networks may resume in the middle, many changes with few passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Select the layers that a probe measures: those that discovery finds, or those that `--layers` names."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import re

@@ -1,7 +1,5 @@
 """Remove units (residual branches, convolutions, linear layers) from a trained network, and restore them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

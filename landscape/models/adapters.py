@@ -1,7 +1,5 @@
 """Apply an adapter of peft (LoRA, Hu et al. 2022, arXiv 2106.09685) to the model that it was trained on."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """AlterNet (Park & Kim 2022, arXiv 2202.06709): a pre-activation ResNet whose stages end with attention."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Convert model arguments, text of a command line or lists of a checkpoint, to the types that the constructor takes."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args, get_origin
 
 from landscape.options import BOOLEANS, OptionError, alternatives

@@ -4,8 +4,6 @@ What acts on a residual branch is a function, not a module, so that a forward ho
 the module that computed it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextvars import ContextVar

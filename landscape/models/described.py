@@ -1,7 +1,5 @@
 """Refuse networks that a file describes far larger than its weights, before memory is reserved for them."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Build transformers models from a local folder with `config.json`, with or without its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Import the optional libraries when used: timm, torchvision, transformers, Lightning."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

@@ -1,7 +1,5 @@
 """Vision transformer with local attention: every query attends to its own neighbourhood (Park & Kim 2022, Fig. 4)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

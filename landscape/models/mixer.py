@@ -1,7 +1,5 @@
 """MLP-Mixer (Tolstikhin et al. 2021, arXiv 2105.01601): an MLP over the tokens, then one over the channels."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from landscape.models.blocks import drop_path, drop_path_rates, initialise, require_size

@@ -1,7 +1,5 @@
 """Pooling-based vision transformer (Heo et al. 2021, arXiv 2103.16302): stages of fewer and wider tokens."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Pre-activation residual network (He et al. 2016, "Identity mappings", arXiv 1603.05027)."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from landscape.models.blocks import drop_path, initialise, mc_dropout

@@ -1,7 +1,5 @@
 """Build networks of other sources: `timm:`, `torchvision:`, `hf:FOLDER`, `module:callable`, `file.py:callable`."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Parameters are named as in torchvision, so that its state dicts load as they are where the stem is ImageNet's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Swin transformer (Liu et al. 2021, arXiv 2103.14030): attention in windows that every other block shifts."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

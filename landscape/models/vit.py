@@ -1,7 +1,5 @@
 """Vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929), dimensions of DeiT (arXiv 2012.12877)."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal
 

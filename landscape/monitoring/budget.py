@@ -1,7 +1,5 @@
 """Decide how often to measure: as often as asked for, while that stays a small share of the time of training."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Distance of the weights from those at the start of a run, also of a resumed run that no longer has them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

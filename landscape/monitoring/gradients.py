@@ -1,7 +1,5 @@
 """Gradient of a mini-batch and its noise, from the gradients of its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The monitor as a callback of Lightning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

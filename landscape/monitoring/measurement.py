@@ -1,7 +1,5 @@
 """What is measured at one step of a run, on its mini-batch and at the present weights."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

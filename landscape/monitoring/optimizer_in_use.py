@@ -1,7 +1,5 @@
 """The optimiser of a training that a library runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.optim import Optimizer

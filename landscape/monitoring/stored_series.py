@@ -1,7 +1,5 @@
 """What a monitored run stores: its quantities over the steps, what identifies it, and which stored series it is."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

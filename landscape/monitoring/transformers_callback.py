@@ -1,7 +1,5 @@
 """The monitor as a callback of the trainer of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Logits of a classifier on its mini-batches, and what makes a subject one."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

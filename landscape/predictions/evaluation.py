@@ -1,7 +1,5 @@
 """Evaluate a network: loss, accuracy, top-5, Brier score and calibration error, each with its standard error."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable

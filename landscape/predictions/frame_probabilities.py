@@ -1,7 +1,5 @@
 """Log probabilities of the frames of a stream, by one network, by dropout members or by several networks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

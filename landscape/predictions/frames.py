@@ -1,7 +1,5 @@
 """Scores of every frame of a stream as terms that add up, and their summary with block-bootstrap intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

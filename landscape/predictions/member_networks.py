@@ -1,7 +1,5 @@
 """Networks whose predictions are averaged: further checkpoints, snapshots of their runs, or averages of snapshots."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import re

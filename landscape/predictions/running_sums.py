@@ -4,8 +4,6 @@ Probabilities are summed as logarithms: log sum_i p_i, so that a class that ever
 its order of magnitude, and a member is needed only once.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Score predicted probabilities, sample by sample; `landscape.statistics.calibration` summarises the scores."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ The negative log likelihood of softmax(z / T) is convex in b = 1/T. Its first tw
 at fixed temperatures, so that one pass over the data suffices in any order, in memory that does not grow with it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Smooth predictions over the frames of a stream (VQ-BNN, Park et al. 2021), and time it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

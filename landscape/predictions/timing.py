@@ -1,7 +1,5 @@
 """Time single predictions, with the work that they leave to an accelerator, and summarise the seconds they take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Other packages add theirs by entry points, see `landscape.plugins`.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Align two checkpoints by a permutation of units, and measure the barrier between them before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby

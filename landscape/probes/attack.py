@@ -1,7 +1,5 @@
 """Measure robustness to adversarial changes of the pixels: FGSM (Goodfellow 2015) and PGD (Madry 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar

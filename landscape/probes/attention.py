@@ -1,7 +1,5 @@
 """Measure statistics of self-attention maps and of the diversity of tokens (Park et al. 2023, arXiv 2305.00729)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Store where chosen positions attend, layer by layer, for pictures (Park et al. 2023, arXiv 2305.00729, Fig. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Measure the barriers between all pairs of several checkpoints, as they are and aligned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby

@@ -1,7 +1,5 @@
 """Measure the calibration of a classifier's probabilities, before and after temperature scaling (Guo et al. 2017)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Measure how convex the loss is over a plane, by the Hessian at every grid point (Li et al. 2018, section 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_args

@@ -1,7 +1,5 @@
 """Measure accuracy, NLL and calibration under common corruptions (Hendrycks & Dietterich 2019, arXiv 1903.12261)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, cast

@@ -1,7 +1,5 @@
 """Measure ensembles: averaged probabilities by number of members, uncertainty, diversity (arXiv 2105.12639)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

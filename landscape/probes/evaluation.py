@@ -1,7 +1,5 @@
 """Store the metrics of a classifier as a result, for `landscape reproduce`; `landscape evaluate` only prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Measure the relative log amplitude of each layer's feature maps (Park & Kim 2022, Fig. 2a and Fig. 8)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

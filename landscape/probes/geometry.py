@@ -1,7 +1,5 @@
 """Measure the geometry of features: their dimension, how they collapse to their classes, and class separation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Measure the loss around the images themselves: along their gradient, towards adversarial images, at random."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measure accuracy and loss when one unit is removed, a lesion study (Park & Kim 2022, Fig. 10; Veit et al. 2016)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

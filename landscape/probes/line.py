@@ -1,7 +1,5 @@
 """Measure the loss along straight lines through the weights, and the barrier between two checkpoints."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence

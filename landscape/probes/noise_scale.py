@@ -1,7 +1,5 @@
 """Measure the gradient noise scale, simple and weighted by the curvature (McCandlish et al. 2018, arXiv 1812.06162)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measure how steady predictions are on slowly changing images (Hendrycks & Dietterich 2019, CIFAR-10-P)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

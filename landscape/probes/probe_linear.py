@@ -1,7 +1,5 @@
 """Measure the accuracy of a linear classifier on the frozen features of every layer (Alain & Bengio 2017)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

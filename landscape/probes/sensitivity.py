@@ -1,7 +1,5 @@
 """Measure loss and accuracy when the weights of one unit at a time are quantised, pruned, disturbed or truncated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Measure whether a network decides by shape or by texture (Geirhos et al. 2019, arXiv 1811.12231)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measure the similarity of layers by centred kernel alignment (Nguyen et al. 2021; Kornblith et al. 2019)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

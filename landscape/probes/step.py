@@ -4,8 +4,6 @@ Sharpness along the gradient, averaged over mini-batches, is the batch sharpness
 2412.20553, Definition 3); the critical learning rate along the update is that of Kalra et al. (arXiv 2601.16979).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measure temporal smoothing: predictions averaged over neighbouring frames of a stream (VQ-BNN, Park et al. 2021)."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Place the tokens of some images by t-SNE, or on principal axes around attention (Park et al. 2023, 2305.00729)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal

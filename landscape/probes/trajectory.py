@@ -1,7 +1,5 @@
 """Measure the trajectory of training in weight space (Park & Kim 2022, Fig. 1b; Li et al. 2018, section 7)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measure the uncertainty of feature maps per layer, and how far their points agree (Park & Kim 2022, "Blurs")."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Measure the variance of feature maps over positions, per layer (Park & Kim 2022, Fig. 9)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -5,8 +5,6 @@ of their size. Here neither the loss nor its derivatives store them: each comput
 hidden states and the weights of the last layer, and the second derivative follows from a formula. Exact to rounding.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ that are not the derivative of the loss, or second derivatives that are not thos
 that of something else, however well its eigenvalues converge.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

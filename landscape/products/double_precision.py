@@ -1,7 +1,5 @@
 """Forward passes in double precision: a copy of a model whose weights are converted anew, and faster convolutions."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

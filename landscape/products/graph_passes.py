@@ -3,8 +3,6 @@
 A pass changes the graph alone. Its code, which takes as long to write as all passes together, is written by `split`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Hessian-vector products by double backward; where a model has no second derivative, the layer is named."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Select the backend of Hessian-vector products: the requested one, or the faster in a short benchmark."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

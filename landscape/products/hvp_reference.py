@@ -1,7 +1,5 @@
 """Double backward on the first mini-batch: what the other backends of Hessian products are compared with."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -5,8 +5,6 @@ other's lock hundreds of times per run, which costs up to a third of the time on
 same operations on the same tensors, so that results are equal bit for bit.
 """
 
-from __future__ import annotations
-
 import logging
 import operator
 from collections.abc import Callable, Sequence

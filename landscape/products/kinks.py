@@ -6,8 +6,6 @@ eigenvalue of a mini-batch by 1e-3 of its size. With the pattern decided in doub
 Hessian differentiates the same function.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

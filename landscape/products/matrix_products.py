@@ -4,8 +4,6 @@ MKL leaves AVX-512 unused on processors that are not Intel's, at half the speed.
 computes its convolutions, uses it on all of them.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How much memory the products and stored vectors of a search need, said before the start and kept within a limit."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Split a mini-batch into micro-batches where its products exceed memory; their mean is exact."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Curvature and loss of the mean over many samples, which the processes of a group share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

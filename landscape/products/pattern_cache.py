@@ -1,7 +1,5 @@
 """Keep activation patterns in memory: that of the last mini-batch, or those of all mini-batches in compact form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

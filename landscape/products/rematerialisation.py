@@ -1,7 +1,5 @@
 """Passes over a recorded graph that save memory: merge equal operations, and compute cheap kept tensors again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

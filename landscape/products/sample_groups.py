@@ -1,7 +1,5 @@
 """Divide samples into groups of four quarters, and compute gradients and Hessian products on a quarter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

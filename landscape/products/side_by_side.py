@@ -6,8 +6,6 @@ Forward passes take turns (`differentiable_attention` admits one), so that a mod
 through the graphs run at the same time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

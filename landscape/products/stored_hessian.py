@@ -6,8 +6,6 @@ a product of every loaded graph with double backward, and trace the model where 
 belongs to the user and nobody else can write it; one that cannot be read is made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Flat vectors for lists of parameters, random unit vectors, and inner products in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Write what a command does as JSON lines, for programs that watch it (`--log FILE`)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Chunks of HDF5 datasets that would take far more memory than they fill: HDF5 itself inflates a chunk without end."""
 
-from __future__ import annotations
-
 import zlib
 
 import h5py

@@ -1,7 +1,5 @@
 """The command line that measures a stored result, from the options that are stored with it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Count the independent values behind a standard error, from what a result stores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

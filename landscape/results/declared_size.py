@@ -1,7 +1,5 @@
 """Reject files that declare far more content than they can hold, before memory is reserved for it, and pipes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 EXPANSION = 16  # largest allowed ratio of content to its file: shared, compressed or never written values

@@ -3,8 +3,6 @@
 A group opens in any HDF5 reader from its first moment: every axis is a named scale, unfinished values are NaN.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Open and check results files: reject what is damaged, of another format, or stored outside the file itself."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

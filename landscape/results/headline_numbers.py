@@ -3,8 +3,6 @@
 No probe is known here by its name, so that the result of any has its numbers. Neither torch nor matplotlib is imported.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Hold one result in memory: what `writer.Writer` keeps in a file, for a caller who wants the numbers alone."""
 
-from __future__ import annotations
-
 import uuid
 from types import TracebackType
 from typing import Self

@@ -5,8 +5,6 @@ opens the file cuts a torn tail. While its writer lives, the journal is locked e
 made unreadable costs no other one, and a file that is not a journal is never written to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -3,8 +3,6 @@
 Files come from anywhere: a result may lack an array or an attribute, or hold it in another form.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Merge results files, such as the shards of a job array: the union of their results and of the units of each."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Reading takes no locks, so a reader never blocks a writer; a writer replaces the
 sees a complete one. Links to other files are not followed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """How far each result of a file is, units in journals included; nothing is locked or changed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

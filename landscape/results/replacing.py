@@ -1,7 +1,5 @@
 """Write a file so that a kill or a full disk leaves the old one, never a part: to a temporary file that replaces it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

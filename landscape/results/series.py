@@ -5,8 +5,6 @@ loses none. A run that goes on from an earlier step, because that of its checkpo
 the rows after that step first: every coordinate is there once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path

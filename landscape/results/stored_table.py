@@ -1,7 +1,5 @@
 """Store a table of words and numbers as a result of its own, which replaces an older one of the same definition."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Merge the journals that killed processes left beside a results file, and keep those that cannot be read."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -3,8 +3,6 @@
 The HDF5 file is never written in place, so that readers always see a complete file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -4,8 +4,6 @@ What travels is a plan of a few kilobytes and the results; every worker loads th
 gives the tasks of a lost worker to another one, and workers may join and leave at any time.
 """
 
-from __future__ import annotations
-
 import logging
 import pickle
 import queue

@@ -1,7 +1,5 @@
 """The task of a worker of dask, in a module that imports no torch: the scheduler imports it too."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The interface of executors, the one that measures in this process, and what happens to units that kill workers."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Measure in processes of this machine, which may die: their units are measured by others, and new ones are started."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import subprocess

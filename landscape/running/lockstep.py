@@ -4,8 +4,6 @@ Every process measures every unit, of whose products it makes its share. Between
 so that a stop or an error of it, such as a full disk, reaches them where they can end.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Repeat a unit with smaller mini-batches where memory runs out, and note into how many parts they were divided."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context

@@ -1,7 +1,5 @@
 """Run a probe into a results file: measure the pending units, in-line or by any executor, and write them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

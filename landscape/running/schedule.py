@@ -3,8 +3,6 @@
 Pure policy, without processes and clocks: local workers, dask and the simulation of `benchmarks/scaling.py` use it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,5 @@
 """Run several layer probes from one forward pass per mini-batch; each result equals that of its probe alone."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A worker loads the subject by itself, from the same paths and seeds, and compare
 unit: a file that was replaced meanwhile, or another version of a library, must not enter under the old digest.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import threading

@@ -3,8 +3,6 @@
 It ends with its parent, however that ends: the pipe is then at its end. Ctrl-C is the parent's business.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -6,8 +6,6 @@ call the region in which a score stays a basin, along random directions (most-ca
 fine-tuning; their margin is read off by eye.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

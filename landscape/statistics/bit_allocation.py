@@ -1,7 +1,5 @@
 """Choose a bit-width for every unit of a quantised network under a size budget, from measured loss increases."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

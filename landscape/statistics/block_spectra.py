@@ -1,7 +1,5 @@
 """How different the spectra of the Hessian's diagonal blocks are: Jensen-Shannon distances from stored quadratures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Every metric is a function of sums over samples (`sums`), so that mini-batches a
 of a matrix product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any

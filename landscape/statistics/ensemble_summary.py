@@ -1,7 +1,5 @@
 """Summarise what is stored of an ensemble: spread over orders, entropies by size, diversity of its members."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The measures of flatness: their names, definitions and invariances, and their values from stored terms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

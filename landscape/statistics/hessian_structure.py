@@ -1,7 +1,5 @@
 """Summaries over mini-batches of how their Hessians are made: ratios, and the diagonal with its distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ All intervals of the project are 95 % intervals. Below four independent values t
 wide, and so sensitive to the shape of a distribution that nobody has seen, that only the values say something.
 """
 
-from __future__ import annotations
-
 from statistics import NormalDist
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compute means and their standard errors: one definition for everything summarised in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compute gradient noise scales with errors and intervals from stored inner products of the gradients of groups."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Estimate the ratio of two means, with an interval that stays honest where the denominator may be zero."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

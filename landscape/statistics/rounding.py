@@ -1,7 +1,5 @@
 """Write numbers with the digits that their errors call for: one way for terminal, figures, tables and report."""
 
-from __future__ import annotations
-
 import math
 
 

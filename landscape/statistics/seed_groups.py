@@ -1,7 +1,5 @@
 """Compare groups of networks that differ in their seeds: means, differences, effect sizes, and many tests at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Summarise perturbed weights: changes of loss and accuracy, additivity, the predictor and its rank correlation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Intervals of stored quantities, from the standard errors and the numbers of values stored beside them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Summarise a surface from its stored arrays: heights, curvature, convexity, and minima with their persistence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Studies: questions about several networks, from what is measured of them to the table and the verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

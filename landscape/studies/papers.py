@@ -7,8 +7,6 @@ Do Self-Supervised Vision Transformers Learn?" (Park et al., ICLR 2023, arXiv 23
 `edge_of_stability`, whose trainings are followed step by step (below EoS and AEoS).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Save, recompute and restore batch-norm statistics."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm

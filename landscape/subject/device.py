@@ -1,7 +1,5 @@
 """Parse `--device`, wait for one, and put a model on it in a precision to measure in."""
 
-from __future__ import annotations
-
 import copy
 import logging
 

@@ -1,7 +1,5 @@
 """The linear layer whose outputs, as they are, are the logits of a model."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses per sample, the data term of the objective: by name, or from a user's file."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Turn the dropout of a subject's network into members: networks whose masks are frozen."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A measurement of a subject, whose model, samples and random generators may be the caller's."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Members of a stochastic network: networks with frozen dropout masks, and the average of their probabilities."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

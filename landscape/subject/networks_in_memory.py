@@ -1,7 +1,5 @@
 """Networks in memory where an option names a checkpoint file: a module, a subject or a state dict of the caller's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

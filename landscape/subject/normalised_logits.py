@@ -1,7 +1,5 @@
 """The network with normalised logits, which all multiples of its logits share (arXiv 2302.07011)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The options that say which optimiser is meant: that of a checkpoint, or a class of torch.optim with its arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

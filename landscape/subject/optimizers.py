@@ -1,7 +1,5 @@
 """Rebuild the optimiser of a training from its state, over copies of a model's parameters, and ask it for an update."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Other networks on the mini-batches of a subject: another checkpoint, a network in memory, the snapshots of a run."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The same network on other samples of its data, or on the same ones in other mini-batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Find the logits in what a model returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

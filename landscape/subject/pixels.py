@@ -1,7 +1,5 @@
 """Pixels in [0, 1] of a subject's images: their gradients, adversarial changes of them, and the inputs they make."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -13,8 +13,6 @@ The one place that asks for less is the execution mode bf16 of surfaces (`weight
 is measured at control points. Training has its own precision, that of the recipe.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The processes that `torchrun` started, on GPUs or CPU cores of one or several machines, or this process alone."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

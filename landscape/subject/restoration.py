@@ -1,7 +1,5 @@
 """Measure a model without changing it: evaluation mode meanwhile, everything as before afterwards, even on errors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Means over samples and their errors; accuracy drop and loss increase of a modified network as paired differences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

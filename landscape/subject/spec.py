@@ -3,8 +3,6 @@
 Importing this module does not import torch: the command line reads its options here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The subject of a measurement: a model with its weights, a fixed set of mini-batches and the loss on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace

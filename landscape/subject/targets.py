@@ -1,7 +1,5 @@
 """Reject targets for which a loss has no meaning, and name the loss or the form of targets that has one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Every parallel piece of an operation ends when its last thread has finished, and
 keeps the others waiting: a Hessian product of a small network has 500 such pieces. One thread waits for nobody.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Watch a call of a user's loss: how PyTorch reduces it, and outputs (N, 1) that meet targets (N,)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

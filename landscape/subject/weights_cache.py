@@ -1,7 +1,5 @@
 """Cache values that are computed from a subject's weights, until the weights change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar

@@ -1,7 +1,5 @@
 """Match the units of two networks by their weights (Ainsworth et al. 2023, arXiv 2209.04836, Algorithm 1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

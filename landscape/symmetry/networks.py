@@ -1,7 +1,5 @@
 """Find the permutations of a network by a recorded forward pass, and prove them on its weights."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What every operation of ATen does to the labels of its operands; an unknown one lets all their units stay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 

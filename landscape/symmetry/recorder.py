@@ -1,7 +1,5 @@
 """Record in one forward pass which units of a network move together."""
 
-from __future__ import annotations
-
 import logging
 import weakref
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Units of a network, such as channels, and what is known of which of them have to move together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Restrict torch to deterministic algorithms, even where they are slower."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Options of the monitor of a training run; see `landscape.Monitor`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The monitor of a training run: sharpness and gradient noise on its first training samples, in the run folder."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 

@@ -5,8 +5,6 @@ SimMIM (Xie et al. 2022, arXiv 2111.09886) reconstructs the pixels of masked pat
 hold its weights without a classifier.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

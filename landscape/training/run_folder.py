@@ -1,7 +1,5 @@
 """Read and write the folder of a training run: snapshots, metrics, and the state that it resumes from."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import io

@@ -6,8 +6,6 @@ No RNG state is saved: the order of an epoch, its augmentation and its dropout a
 run resumed after any finished epoch continues, on a CPU bit for bit, as if never stopped.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time

@@ -1,7 +1,5 @@
 """Load the two splits of a training run: one to train on, one to evaluate on."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Random views of images for contrastive learning: SimCLR's augmentation (Chen et al. 2020, arXiv 2002.05709)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Align a second checkpoint with a subject: permute its units, which leaves its function as it is."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Mapping

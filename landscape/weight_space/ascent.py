@@ -4,8 +4,6 @@ SAM: Foret et al., arXiv 2010.01412. Auto-PGD: Croce & Hein, arXiv 2003.01690, a
 Andriushchenko et al., arXiv 2302.07011.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

@@ -4,8 +4,6 @@ The barrier is the largest excess, max_t [L(t) - (1 - t) L(0) - t L(1)] (Frankle
 standard error is that of the excess of every sample there, whose noise mostly cancels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Curves between two checkpoints along which the loss stays low (Garipov et al. 2018, arXiv 1802.10026)."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Autotune a surface on this machine: batch size, memory format, and the resolution and samples that fit a budget."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Choose the coordinates along the axes of surfaces and lines."""
 
-from __future__ import annotations
-
 import numpy as np
 
 Span = tuple[float, float]

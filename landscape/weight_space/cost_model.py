@@ -1,7 +1,5 @@
 """Estimate how long a surface takes on this machine, from timings of its parts and how often a run needs each."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

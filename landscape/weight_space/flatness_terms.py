@@ -1,7 +1,5 @@
 """The terms of the measures of flatness, unit by unit; see `statistics.flatness` for their definitions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

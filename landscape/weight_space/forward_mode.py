@@ -1,7 +1,5 @@
 """Run the forward pass in an execution mode (precision, memory format, compilation), and find the fastest."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """What is measured between two checkpoints: as they are or aligned, with batch norm's statistics recomputed or not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Make straight lines in weight space: random, of Hessian eigenvectors, between checkpoints, of a run, from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

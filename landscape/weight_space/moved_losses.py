@@ -1,7 +1,5 @@
 """Losses of mini-batches, and their gradients, at weights that are moved by a flat vector."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Self
 

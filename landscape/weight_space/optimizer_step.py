@@ -1,7 +1,5 @@
 """The step of an optimiser on one mini-batch: the objective along its update, to second order and in fact."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

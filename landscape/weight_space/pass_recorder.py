@@ -1,7 +1,5 @@
 """Record in one forward pass what matrix products, convolutions, lookups and additions do with parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias

@@ -3,8 +3,6 @@
 Every function takes a weight as rows (filters, entries), one filter per output unit, and returns it perturbed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args

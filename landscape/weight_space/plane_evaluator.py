@@ -1,7 +1,5 @@
 """Evaluate the loss at points of a plane, with the weights written in place and restored bit for bit."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Make planes in weight space: random, of Hessian eigenvectors, through checkpoints, of a run, from a file."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

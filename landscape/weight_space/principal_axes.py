@@ -1,7 +1,5 @@
 """Principal component analysis of weight vectors from their Gram matrix alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Keep the control points of trained curves in the user's cache folder, so that no curve is trained twice."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Estimate the traces of the Hessian's diagonal blocks of all units at once, from shared Hessian products."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

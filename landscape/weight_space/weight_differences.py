@@ -1,7 +1,5 @@
 """Compute differences between checkpoints and the present weights, their Gram matrix and linear combinations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

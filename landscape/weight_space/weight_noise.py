@@ -1,7 +1,5 @@
 """Loss and error under random noise of the weights: their mean rise, and the noise that a given rise allows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

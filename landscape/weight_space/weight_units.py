@@ -1,7 +1,5 @@
 """Divide the weights of a network into units that are perturbed one at a time: layers, blocks, heads, neuron groups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

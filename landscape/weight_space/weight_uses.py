@@ -5,8 +5,6 @@ by operation: which axes of a weight, or of a rearranged copy of it, a matrix pr
 whether it depends on the input's values which rows of a table are looked up.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping

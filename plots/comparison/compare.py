@@ -1,7 +1,5 @@
 """Compare the networks of results files, and show the table in a notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Compare networks, or groups of them over seeds: headline numbers of one protocol, their differences, and verdicts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Group networks over their seeds by their labels: by a regular expression, or by a pattern for every group."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import signal

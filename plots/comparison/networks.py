@@ -1,7 +1,5 @@
 """What is compared: the numbers of every network by probe and protocol, under names that tell networks apart."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The tables of a comparison: rows of words per probe for readers, and tidy records for programs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A comparison as text, Markdown, LaTeX, CSV, JSON or HTML."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

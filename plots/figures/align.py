@@ -1,7 +1,5 @@
 """Draw loss and accuracy between two checkpoints before and after the second one's units are permuted to match."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the accuracy under attack over the size of the perturbation, FGSM beside PGD, all networks in each panel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw attention distance and normalised mutual information of every head over depth (Park et al. 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

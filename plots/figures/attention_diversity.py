@@ -1,7 +1,5 @@
 """Draw the cosine similarity of heads and of tokens after each self-attention over depth (Park et al. 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

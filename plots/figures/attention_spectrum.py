@@ -1,7 +1,5 @@
 """Draw the singular values of token and image representations after every self-attention (Park et al. 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

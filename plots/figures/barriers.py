@@ -1,7 +1,5 @@
 """Draw the barriers between every two checkpoints as a heat map with its values, as they are and aligned."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw accuracy and loss of an AlterNet by its number of self-attentions (Park & Kim 2022, Fig. 12)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draw reliability diagrams with histograms of confidence, and paired differences of networks (Guo et al. 2017)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

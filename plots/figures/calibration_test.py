@@ -1,7 +1,5 @@
 """Draw accuracy against NLL of several networks on test data (Park & Kim 2022, arXiv 2105.12639)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import xarray as xr

@@ -1,7 +1,5 @@
 """Draw the error on test data against the NLL on training data (Park & Kim 2022, arXiv 2202.06709, Fig. C.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw stored comparisons: a panel per headline number, a row per network or group, with intervals and every seed."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Draw accuracy, NLL and calibration error per corruption, mean over severities, all networks in each panel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw accuracy, NLL and calibration error of every corruption and severity as heat maps, per network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw accuracy, NLL and calibration error over the severity of corruptions, mean over corruptions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw scores under corruptions over the size of an ensemble (Park & Kim 2022, arXiv 2105.12639)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the spectra of the Hessian's diagonal blocks and how far they are apart (Zhang et al., arXiv 2402.16788)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draw calibration and uncertainty of ensembles over the number of members (Park & Kim 2021, arXiv 2105.12639)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draw how different the members of an ensemble are: disagreement of their classes, CKA of their representations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

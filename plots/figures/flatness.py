@@ -1,7 +1,5 @@
 """Draw measures of flatness of several networks, each relative to the first one, with intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Draw the relative log amplitude of feature maps over frequency, for all layers (Park & Kim 2022, Fig. 2a)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import xarray as xr

@@ -1,7 +1,5 @@
 """Draw the relative log amplitude at the highest frequency over depth (Park & Kim 2022, Fig. 2b and Fig. 8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import xarray as xr

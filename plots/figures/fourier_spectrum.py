@@ -1,7 +1,5 @@
 """Draw the mean two-dimensional spectrum of feature maps, per layer (Park & Kim 2022, Fig. 2a shows its diagonal)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw dimension, class separation and neural collapse of features over depth, all networks overlaid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw surfaces and Hessian spectra of several networks, deterministic and with dropout masks ("Blurs")."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the spectral density from the Lanczos runs of the eigenvalue search, on log axes that show the bulk."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

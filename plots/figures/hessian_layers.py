@@ -1,7 +1,5 @@
 """Draw the largest and smallest Hessian eigenvalue of every layer's parameters as bars."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

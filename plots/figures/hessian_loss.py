@@ -1,7 +1,5 @@
 """Draw the Hessian eigenvalues of mini-batches over their loss: are the sharp mini-batches those with a high loss?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

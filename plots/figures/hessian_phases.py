@@ -1,7 +1,5 @@
 """Draw NEP, APE and the largest eigenvalue over the phases of training (Park & Kim, arXiv 2202.06709, Sec. 2)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """Draw accuracies over the weight of the contrastive objective, with linear probes of measured encoders beside them."""
 
-from __future__ import annotations
-
 import numpy as np
 import xarray as xr
 

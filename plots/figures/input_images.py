@@ -1,7 +1,5 @@
 """Draw the loss of single images on their planes, with the border of the correct prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the loss around images: its mean on the planes of all images, and its rise along every direction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draw accuracy drop and loss increase when one unit is removed, per unit (Park & Kim 2022, Fig. 10)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

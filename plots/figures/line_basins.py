@@ -1,7 +1,5 @@
 """Draw scores of several data sets along lines from a checkpoint, with the radii of their basins."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the gradient noise scale of a run over its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Draw the sharpness that a run's optimiser sees over its steps, with the threshold at which it becomes unstable."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import xarray as xr

@@ -1,7 +1,5 @@
 """Draw the accuracy drop under noise in one frequency band, all networks in one panel (Park & Kim 2022, Fig. 2b)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

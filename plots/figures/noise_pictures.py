@@ -1,7 +1,5 @@
 """Draw the mask of every frequency band, its noise, and an image with it (Park & Kim 2022, Fig. D.6)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

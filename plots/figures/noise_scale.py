@@ -1,7 +1,5 @@
 """Draw gradient noise scales with intervals, and what they say about batch sizes (McCandlish et al. 2018, eq. 2.11)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

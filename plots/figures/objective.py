@@ -1,7 +1,5 @@
 """Draw the objective of a surface, loss + weight decay x l2, as a wire mesh (Park & Kim 2022, Fig. 1a)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Lay out several networks as the multi-panel figures of Park & Kim 2022: weight space, and feature maps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Draw the path of training over the surface of its own plane (Li et al. 2018, Fig. 9), or checkpoints on theirs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

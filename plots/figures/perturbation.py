@@ -1,7 +1,5 @@
 """Draw consistency and cross-entropy consistency per perturbation, all networks in each panel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import xarray as xr

@@ -1,7 +1,5 @@
 """Draw the accuracy and the consistency along sequences, one panel per perturbation, all networks in each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

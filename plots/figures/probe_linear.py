@@ -1,7 +1,5 @@
 """Draw the accuracy of linear probes over depth, per network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

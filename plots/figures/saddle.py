@@ -1,7 +1,5 @@
 """Draw the loss on the plane of the two extreme Hessian eigenvectors together with its quadratic model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the loss increase of every perturbed unit, and that of all units together beside the sum of the single ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any

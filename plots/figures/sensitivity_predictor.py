@@ -1,7 +1,5 @@
 """Draw the measured loss increase of perturbed units over the predictor of HAWQ-V2, with rank correlations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

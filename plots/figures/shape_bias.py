@@ -1,7 +1,5 @@
 """Draw the shape bias of every category as a strip, with the bias of all pictures (Geirhos et al. 2019, Fig. 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

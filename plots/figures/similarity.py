@@ -1,7 +1,5 @@
 """Draw the similarity of every two layers as a heat map with the stages marked (Nguyen et al. 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Draw a network with and without smoothing blocks: scores over ensemble sizes, features and curvature ("Blurs")."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the sharpness that an optimiser meets along its step, and the change of the objective that the step makes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Draw the change of the objective that an update was predicted to make against the one that it makes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the scores of temporally smoothed predictions against the decay of the weights, with their paired changes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

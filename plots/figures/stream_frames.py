@@ -1,7 +1,5 @@
 """Draw the probability of the true class frame by frame, with and without temporal smoothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

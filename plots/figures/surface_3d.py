@@ -1,7 +1,5 @@
 """Draw the loss surface as a wire mesh in the style of Park & Kim 2022, Fig. 1a."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

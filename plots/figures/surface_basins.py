@@ -1,7 +1,5 @@
 """Draw scores of several data sets over the distance from a checkpoint on a plane, with the radii of their basins."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Draw the standard error of every point of a surface over samples, relative to the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Draw the loss on a plane as a heat map on a logarithmic colour scale, with marks of how each value was obtained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

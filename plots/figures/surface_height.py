@@ -1,7 +1,5 @@
 """Draw the mean rise of the loss over the distance from the weights, with confidence intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

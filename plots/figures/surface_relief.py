@@ -1,7 +1,5 @@
 """Draw the loss surface in three dimensions with labelled axes: logarithmic heights, contours on the floor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Kernel sizes, patch sizes and numbers of heads, as Figures 7a, C.2, C.5 and C.6 of Park & Kim 2022 (arXiv 2202.06709).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

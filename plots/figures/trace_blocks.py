@@ -1,7 +1,5 @@
 """Draw how much of the Hessian lies between its diagonal blocks, and how much beyond Gauss-Newton, block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the loss on the principal plane of a run beside the snapshots' own, and their distances from the plane."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

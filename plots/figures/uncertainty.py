@@ -1,7 +1,5 @@
 """Draw model and data uncertainty of feature maps over depth, and how far neighbours agree ("Blurs", 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draw the covariance of feature maps with their centre, for random input and for data (Park & Kim 2022, "Blurs")."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

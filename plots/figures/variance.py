@@ -1,7 +1,5 @@
 """Draw feature-map variance over depth, per network (Park & Kim 2022, Fig. 9)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Write one HTML page to explore a study: figures that can be turned and linked, tables, answers, protocols."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Encode stored arrays for a page: base64 of float32, or of compressed integers on a stated scale."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
 """What `landscape doctor` found in the file, with what to do about each finding."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write the commands that measured a result and drew a figure, from what the file stores."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stored comparisons as tables: every difference with its interval and verdict, and the means of groups."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Answer a reader's first questions from the numbers and their errors, and say where they cannot be answered."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Collect the layer plots of the page: one value per layer and network, or a matrix of pairs of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

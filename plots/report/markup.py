@@ -1,7 +1,5 @@
 """Write HTML in which text is always escaped: only what `element` returns passes as markup."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable
 

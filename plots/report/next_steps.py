@@ -1,7 +1,5 @@
 """Suggest the next command of a study: what is unfinished, what some networks lack, more planes, more seeds."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Put the page together: one HTML file with its style, its script and its data, which loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Collect from the stored results what the page draws by itself: surfaces, trajectories, spectra."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Number the protocols of a study, so that a page prints each once, and tell which results may be compared."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The written parts of the page: answers, the table of checkpoints, figures with their meaning, protocols."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The table of checkpoints: numbers with their 95 % intervals, one column per number and protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

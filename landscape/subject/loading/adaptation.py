@@ -3,8 +3,6 @@
 One pass of a few samples shows it, so that every probe runs on models of any shape.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Reject models that cannot be measured: stochastic, in training mode, or not matching their data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

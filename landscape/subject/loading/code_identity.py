@@ -1,7 +1,5 @@
 """Identify models and losses made in Python by their code and configuration: equal weights may be other functions."""
 
-from __future__ import annotations
-
 import dis
 import hashlib
 import inspect

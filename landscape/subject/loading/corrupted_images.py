@@ -1,7 +1,5 @@
 """The samples of a subject under a corruption: from the files of CIFAR-C or ImageNet-C, or made now."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Further data sets, or losses, for the network of a subject: `NAME=DATA[:SPLIT][@LOSS]`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

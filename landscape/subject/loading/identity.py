@@ -1,7 +1,5 @@
 """Collect everything that can change a result, which identifies it, and the attributes that are stored with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Load a subject: checkpoint, model and data, rejected with a one-line error where they do not fit together."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Build the model that a spec or checkpoint names; a file can neither run code nor claim absurd amounts of memory."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ A token file gives inputs and the tokens after them. Data for fine-tuning give t
 where there is no loss, and models of transformers shift them in their own loss. Both are measured alike here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

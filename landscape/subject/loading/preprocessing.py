@@ -1,7 +1,5 @@
 """Load the images of a spec, preprocessed as the options, the checkpoint or the model's provider say, in this order."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Networks that end in a softmax or a sigmoid: take their probabilities as such, and refuse them as logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

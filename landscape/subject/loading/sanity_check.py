@@ -3,8 +3,6 @@
 An accuracy at chance level means that weights, class order and normalisation do not match.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

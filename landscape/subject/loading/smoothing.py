@@ -4,8 +4,6 @@ A block is a module without parameters behind the module whose output it smooths
 hooks, traces, `torch.func` and recorded passes see it like any other module.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from dataclasses import replace
