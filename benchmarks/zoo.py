@@ -1,0 +1,321 @@
+"""Measure what works on networks of timm, torchvision and transformers with random weights, one row per network.
+
+    python benchmarks/zoo.py --rows zoo.jsonl [--shard 1/4] [--only PATTERN] [--sample 0.1 --seed 0]
+    python benchmarks/zoo.py --rows zoo.jsonl --write docs/zoo.md
+
+The smallest member of every family of timm, every builder of torchvision for classification, segmentation and
+detection, every architecture of transformers with an image-classification, masked- or causal-language-model head, from
+a tiny configuration of its own class. Each network has a process of its own, with a limit of memory and time. Rows that
+the file has are not measured again; exit code 1 if one of the measured failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import io
+import json
+import logging
+import os
+import random
+import re
+import resource
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+PROBES = {"fourier": "delta_log_amplitude", "variance": "variance", "similarity": "cka", "attention": "distance"}
+COLUMNS = (*PROBES, "lesion", "hessian")
+LIBRARIES = ("timm", "torchvision", "transformers", "torch")
+PACKAGE = str(Path(__file__).resolve().parents[1] / "landscape")
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=Path, default=Path("zoo.jsonl"), help="file of rows, one JSON object a line")
+    parser.add_argument("--shard", default="1/1", help="K/N: the K-th of N parts of the networks")
+    parser.add_argument("--only", default="", help="regular expression that a name contains")
+    parser.add_argument("--sample", type=float, default=1.0, help="fraction of the networks, drawn from --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=600.0, help="limit of time of a network")
+    parser.add_argument("--gigabytes", type=float, default=8.0, help="limit of memory of a network")
+    parser.add_argument("--again", action="store_true", help="measure again what the file has")
+    parser.add_argument("--write", type=Path, help="write the table of the rows, and measure nothing")
+    options = parser.parse_args()
+    known = read(options.rows)
+    if options.write:
+        options.write.write_text(page(known.values()))
+        return
+    chosen = choose(options.shard, options.only, options.sample, options.seed)
+    failed = 0
+    warm_up()
+    for name in chosen:
+        if name not in known or options.again:
+            row = in_process(name, options.seconds, options.gigabytes)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(line(row), flush=True)
+            failed += fails(row)
+    raise SystemExit(1 if failed else 0)
+
+
+def read(path: Path) -> dict[str, Row]:
+    """The last row of every network."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+def choose(shard: str, only: str, sample: float, seed: int) -> list[str]:
+    from zoo_networks import names
+
+    everything = [name for name in names() if re.search(only, name)]
+    if sample < 1:
+        drawn = set(random.Random(seed).sample(everything, max(1, round(sample * len(everything)))))
+        everything = [name for name in everything if name in drawn]
+    number, _, of = shard.partition("/")
+    return everything[int(number) - 1 :: int(of)]
+
+
+def in_process(name: str, seconds: float, gigabytes: float) -> Row:
+    """A network's row, measured in a process of its own, forked from this one, which has imported everything."""
+    start, most = time.monotonic(), int(gigabytes * 2**30)
+    with tempfile.TemporaryFile("w+") as said:
+        process = os.fork()
+        if process == 0:
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+            try:
+                said.write(json.dumps(row_of(name)))
+                said.flush()
+            finally:
+                os._exit(0)
+        while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0) and time.monotonic() < start + seconds:
+            time.sleep(0.05)
+        if ended == (0, 0):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            row = {"name": name, "broken": f"not finished in {seconds:g} s"}
+        else:
+            said.seek(0)
+            row = json.loads(said.read() or "{}") or {"name": name, "broken": f"ended by signal {ended[1]}"}
+    return {**row, "date": f"{datetime.date.today()}", "seconds": round(time.monotonic() - start, 1)}
+
+
+def warm_up() -> None:
+    """Import what the measurements import, in one thread: the processes are forked from this one."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    measured(network.eval(), lambda n, small=False: (torch.randn(n, 3, 8, 8), torch.arange(n) % 5))
+
+
+def row_of(name: str) -> Row:
+    """Build one network and measure it."""
+    warnings.simplefilter("ignore")
+    logging.disable()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        from zoo_networks import made
+
+        try:
+            member, network, data = made(name)
+        except Exception as error:  # of the library
+            return {"name": name, "not_built": f"{type(error).__name__}: {first_line(error)}"}
+        return {"name": name, "member": member, **measured(network.eval(), data)}
+
+
+def measured(network: Any, data: Callable[..., Any]) -> Row:
+    """What works on a network: its layers, and for each probe a number, a refusal or a failure."""
+    import landscape
+    from landscape.discovery.graph import ATTENTION, few, record
+    from landscape.layers.selection import layers_of
+
+    found: Row = {"parameters": sum(p.numel() for p in network.parameters())}
+    subject: Any = None
+
+    def loaded(samples: int, small: bool = False) -> Any:
+        return landscape.load(network, data=data(samples, small), batch_size=samples)
+
+    def layers() -> Row:
+        flow = record(network, few(subject.example()[0]), subject.forward)
+        several = layers_of(subject, ())
+        return {
+            "layers": len(several), "kinds": dict(Counter(layer.kind for layer in several)),
+            "stages": several[-1].stage, "grids": sum(layer.spatial for layer in several),
+            "unknown": [layer.name for layer in several if layer.grid_unknown],
+            "attentions": sum(layer.attention is not None for layer in several),
+            "attention_calls": sum(o.name in ATTENTION and len(flow.shapes[o.writes[0]]) > 2 for o in flow.operations),
+        }  # fmt: skip
+
+    def number(probe: str, quantity: str) -> Row:
+        import numpy as np
+
+        result = landscape.measure(probe, subject, out=None, quiet=True)
+        if probe == "attention" and not layers_of(subject, ())[0].of_images:
+            quantity = "entropy"  # tokens of a text are no pixels
+        values = result[quantity]
+        others = [dim for dim in values.dims if dim != "layer"]
+        finite = values.notnull().any(dim=others).values
+        names = result["name"].values if result.get("name") is not None else np.arange(len(finite))
+        lost = [str(name) for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+        return {"finite": int(finite.sum()), "of": len(finite), **({"nan": lost} if lost else {})}
+
+    def lesion() -> Row:
+        from landscape.probes import probe_class
+
+        probe = probe_class("lesion")()
+        with landscape.subject.measuring.measuring(subject):
+            plan = probe.plan(subject)
+            probe.measure(subject, plan.unit((0, plan.shape[1] - 1)))
+        return {"units": plan.shape[1], "left_out": plan.facts.get("left_out", "")}
+
+    def hessian() -> Row:
+        few = loaded(2, small=True)
+        cheap: Any = {"max_products": 3, "verify": False, "hvp": "double-backward", "kinks": "single"}
+        spectrum = landscape.measure("hessian", few, out=None, quiet=True, top=1, **cheap)
+        return {"value": float(spectrum["eigenvalue"].mean())}
+
+    def load() -> Row:
+        nonlocal subject
+        subject = loaded(4)
+        return {}
+
+    said = outcome(load)
+    if subject is None:
+        return {**found, **dict.fromkeys(("discovery", *COLUMNS), said)}
+    found["discovery"] = outcome(layers)
+    for probe, quantity in PROBES.items():
+        found[probe] = outcome(partial(number, probe, quantity))
+    return {**found, "lesion": outcome(lesion), "hessian": outcome(hessian)}
+
+
+def outcome(measure: Callable[[], Row]) -> Row:
+    """What a measurement gives: a number, "none" (nothing to measure), a refusal of this project, or a failure."""
+    from landscape.probe import NotApplicable
+
+    start = time.monotonic()
+    try:
+        found = measure()
+        kind = "partial" if found.get("nan") or found.get("value", 0.0) != found.get("value", 0.0) else "number"
+    except NotApplicable as error:
+        kind, found = "none", {"said": first_line(error)}
+    except (ValueError, OSError) as error:
+        ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
+        kind, found = ("refused", {"said": f"{error}"}) if ours else ("failed", _failure(error))
+    except Exception as error:  # whatever else is a fault
+        kind, found = "failed", _failure(error)
+    return {"outcome": kind, **found, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _failure(error: Exception) -> Row:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PACKAGE)]
+    where = f"{frames[-1].filename[len(PACKAGE) + 1 :]}:{frames[-1].lineno}" if frames else ""
+    return {"said": f"{type(error).__name__}: {first_line(error)}", "at": where}
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(f"{error}".splitlines()), "")[:300]
+
+
+def fails(row: Row) -> bool:
+    return "broken" in row or any(row[column]["outcome"] == "failed" for column in COLUMNS if column in row)
+
+
+SIGNS = {"number": "x", "partial": "part", "none": "-", "refused": "refused", "failed": "FAILED"}
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table."""
+    if "broken" in row or "not_built" in row:
+        return [row["name"], row.get("broken") or "not built", *[""] * (3 + len(COLUMNS))]
+    layers = row["discovery"]
+    known = "layers" in layers
+    kinds = ", ".join(f"{count} {kind}" for kind, count in layers.get("kinds", {}).items())
+    read_maps = row["attention"].get("finite", 0)
+    return [
+        row["name"] if row["name"].endswith(f"/{row['member']}") else f"{row['name']} ({row['member']})",
+        f"{layers['layers']} ({kinds}), {layers['stages']} stages" if known else SIGNS[layers["outcome"]],
+        f"{layers['grids']}" if known else "",
+        f"{read_maps} of {layers['attentions']}" if known and layers["attentions"] else "",
+        f"{row['lesion'].get('units', '')}",
+        *(
+            f"{SIGNS[row[c]['outcome']]}" + (f" {row[c]['finite']}/{row[c]['of']}" if "nan" in row[c] else "")
+            for c in COLUMNS
+        ),
+    ]  # fmt: skip
+
+
+def line(row: Row) -> str:
+    return f"{' | '.join(cells(row))} | {row['seconds']:g} s"
+
+
+def reasons(rows: Sequence[Row]) -> Iterator[str]:
+    """What was refused, failed or not finite, each reason with its networks."""
+    networks: dict[str, list[str]] = {}
+    for row in rows:
+        columns: dict[str, list[str]] = {}
+        for column in ("discovery", *COLUMNS):
+            found = row.get(column, {"outcome": ""})
+            if found["outcome"] in ("refused", "failed", "partial"):
+                said = found.get("said") or f"not finite in {', '.join(found.get('nan', ()))}"
+                columns.setdefault(said, []).append(column)
+        for key in ("broken", "not_built"):
+            if key in row:
+                columns[row[key]] = [key.replace("_", " ")]
+        for said, several in columns.items():
+            networks.setdefault(f"{', '.join(several)}: {said}".replace("|", "/"), []).append(row["name"])
+    for said, names in sorted(networks.items(), key=lambda item: -len(item[1])):
+        yield f"- {', '.join(names)}: {said}"
+
+
+def page(known: Iterable[Row]) -> str:
+    """The page of the documentation."""
+    rows = sorted(known, key=lambda row: row["name"])
+    built = [row for row in rows if "discovery" in row]
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    dates = sorted({row["date"] for row in rows})
+    text = [
+        "# Networks of timm, torchvision and transformers", "",
+        f"What works on {len(rows)} networks with random weights, by `benchmarks/zoo.py`, measured "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))} with {versions}: the smallest member of every family of "
+        "timm, every builder of torchvision for classification, segmentation and detection, and every architecture of "
+        "transformers with a head for image classification, masked or causal language modelling, from a tiny "
+        "configuration. Four samples of noise; `hessian` on two, three products.", "",
+        "x: a number for every layer (`hessian`: an eigenvalue). part: numbers for so many of the layers. -: the "
+        "network has nothing of the kind. refused: one line says why. FAILED: an error of another library, or none "
+        "of these. The reasons stand below.", "",
+        "## Shares", "", "| | networks | " + " | ".join(COLUMNS) + " |", "|" + " --- |" * (2 + len(COLUMNS)),
+        *shares(built), "", "## Networks", "",
+        "| network | layers | with a grid | attentions read | units | " + " | ".join(COLUMNS) + " |",
+        "|" + " --- |" * (5 + len(COLUMNS)),
+        *(f"| {' | '.join(cells(row))} |" for row in built), "", "## Reasons", "", *reasons(rows), "",
+    ]  # fmt: skip
+    return "\n".join(text)
+
+
+def shares(built: Sequence[Row]) -> Iterator[str]:
+    """Of the networks that have what a probe measures, how many give a number for every layer."""
+    groups: dict[str, list[Row]] = {}
+    for row in built:
+        groups.setdefault(row["name"].rpartition("/")[0], []).append(row)
+    for group, rows in groups.items():
+        found: list[str] = []
+        for column in COLUMNS:
+            kinds: Mapping[str, int] = Counter(row[column]["outcome"] for row in rows)
+            whole = sum(kinds.values()) - kinds["none"]
+            found.append(f"{kinds['number']} of {whole}" if whole else "")
+        yield f"| {group} | {len(rows)} | {' | '.join(found)} |"
+
+
+if __name__ == "__main__":
+    main()

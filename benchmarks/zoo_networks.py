@@ -1,0 +1,201 @@
+"""The networks of three libraries with random weights: their names, and how each is built with its mini-batches."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from landscape.models.libraries import library
+
+CLASSES = 5
+MOST_PARAMETERS = 4e8  # of a configuration that could not be made tiny
+TOKENS = 16  # of a sequence
+SMALL = 96  # rows and columns of images for second derivatives
+HEADS = {"image": "IMAGE_CLASSIFICATION", "masked": "MASKED_LM", "causal": "CAUSAL_LM"}
+LARGE = ("large", "huge", "giant", "gigantic", "enormous", "xlarge", "so400m", "so150m", "7b", "_h", "_l_", "_g_")
+Made = tuple[str, nn.Module, Callable[..., Any]]  # member; network; data of so many samples, maybe of smaller images
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """Entries of a configuration that make a network small: pattern of names -> value."""
+
+    entries: Mapping[str, int]
+    kept: tuple[str, ...] = ()
+
+    def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in config.items():
+            if isinstance(value, Mapping) and name.endswith("_config"):
+                found[name] = self.of(value) | {k: value[k] for k in ("model_type",) if k in value}
+            pattern = next((p for p in self.entries if re.fullmatch(p, name)), None)
+            if pattern is None or name in self.kept:
+                continue
+            if isinstance(value, int) and not isinstance(value, bool) and value > self.entries[pattern]:
+                found[name] = self.entries[pattern]
+            elif isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
+                found[name] = [min(v, self.entries[pattern]) for v in value]
+        return found
+
+
+LAYERS = {"num_hidden_layers|n_layers?|num_layers|(encoder|decoder|num_encoder|num_decoder)_layers|depths?": 2}
+TOKEN_IDS = {"vocab_size|.*_vocab_size": 128, "max_position_embeddings|n_positions|n_ctx|max_seq_len": 64,
+             ".*_token_id|.*_token_index": 3}  # fmt: skip
+ROUTED = {"num_experts|n_routed_experts|num_local_experts|moe_num_experts": 4, "num_experts_per_tok|moe_k|top_k": 2,
+          "n_group|topk_group|n_shared_experts|first_k_dense_replace": 1}  # fmt: skip
+WIDTHS = {
+    "hidden_size|d_model|n_embd|dim|emb_dim|embedding_size|word_embed_proj_dim|model_dim|lru_width|dim_model": 32,
+    "num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|num_attention_heads": 4,
+    "num_key_value_heads|num_kv_heads|n_head_kv": 2, "head_dim|d_kv|attention_head_size|qk_nope_head_dim|v_head_dim": 8,
+    "(.*_)?intermediate_size|.*ffn_dim|d_ff|n_inner|d_inner|dim_ff|ffn_hidden_size": 64,
+    "q_lora_rank|kv_lora_rank|qk_rope_head_dim": 8, "image_size": 64,
+}  # fmt: skip
+SMALLER = (  # tried one after the other
+    Tiny({**LAYERS, **TOKEN_IDS, **ROUTED, **WIDTHS}),
+    Tiny({**LAYERS, **TOKEN_IDS, **ROUTED, "image_size": 64}),
+    Tiny({**LAYERS, **TOKEN_IDS}), Tiny({**LAYERS, "image_size": 64}), Tiny(LAYERS), Tiny({}),
+)  # fmt: skip
+
+
+def names() -> list[str]:
+    """Every network as library/what/name, those that are measured fastest first."""
+    auto = library("transformers").models.auto.modeling_auto
+    made = [
+        f"transformers/{head}/{kind}"
+        for head, mapping in HEADS.items()
+        for kind in getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES")
+    ]
+    made += [f"timm/{module}" for module in library("timm").list_modules()]
+    return made + [f"torchvision/{task}/{name}" for _, task, name in sorted(_of_torchvision())]
+
+
+def _of_torchvision() -> Iterator[tuple[float, str, str]]:
+    """Operations of one pass, task and name of the builders."""
+    models = library("torchvision").models
+    for task, module in (
+        ("classification", models), ("segmentation", models.segmentation), ("detection", models.detection),
+    ):  # fmt: skip
+        for name in models.list_models(module=module):
+            yield models.get_model_weights(name).DEFAULT.meta["_ops"], task, name
+
+
+def made(name: str) -> Made:
+    """A network by its name.
+
+    Raises:
+        Exception: whatever its library raises, where it cannot be built.
+    """
+    torch.manual_seed(0)
+    kind, _, rest = name.partition("/")
+    return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[kind](rest)
+
+
+def _timm(module: str) -> Made:
+    timm = library("timm")
+    members = [m for m in timm.list_models(module=module) if not m.startswith("test_")]
+    smaller = [m for m in members if not any(word in m for word in LARGE)] or members
+
+    def size(member: str) -> tuple[int, int]:
+        with torch.device("meta"):
+            network = timm.create_model(member)
+        return sum(p.numel() for p in network.parameters()), network.default_cfg["input_size"][-1]
+
+    member = min(smaller, key=size) if len(smaller) > 1 else smaller[0]
+    network = timm.create_model(member, num_classes=CLASSES)
+    return member, network, _pictures(network, *network.default_cfg["input_size"])
+
+
+def _pictures(network: nn.Module, channels: int, *sides: int) -> Callable[..., Any]:
+    """Samples of noise; `small`: of smaller images, if the network accepts any size."""
+
+    def data(n: int, small: bool = False) -> Any:
+        shown = sides
+        if small and min(sides) > SMALL:
+            with contextlib.suppress(Exception), torch.no_grad():
+                network(torch.randn(2, channels, SMALL, SMALL))
+                shown = (SMALL, SMALL)
+        return torch.randn(n, channels, *shown), torch.arange(n) % CLASSES
+
+    return data
+
+
+def _torchvision(name: str) -> Made:
+    task, _, builder = name.partition("/")
+    models = library("torchvision").models
+    options: dict[str, Any] = {"weights": None, "num_classes": CLASSES}
+    if task != "classification":
+        options["weights_backbone"] = None
+    elif builder in ("googlenet", "inception_v3"):
+        options["init_weights"] = True
+    network = models.get_model(builder, **options)
+    side = 224 if "vit" in builder or "swin" in builder else 128
+    pictures = _pictures(network.eval(), 3, side, side)
+
+    def dense(n: int, small: bool = False) -> Any:
+        images, _ = pictures(n, small)
+        return images, torch.randint(CLASSES, (n, *images.shape[2:]))
+
+    return builder, network, dense if task == "segmentation" else pictures
+
+
+def _transformers(name: str) -> Made:
+    transformers = library("transformers")
+    head, _, model_type = name.partition("/")
+    auto = transformers.models.auto
+    architecture = getattr(auto.modeling_auto, f"MODEL_FOR_{HEADS[head]}_MAPPING_NAMES")[model_type]
+    architecture = architecture if isinstance(architecture, str) else architecture[0]
+    config_class = auto.configuration_auto.CONFIG_MAPPING[model_type]
+    whole = config_class().to_dict()
+    failures = []
+    for smaller in SMALLER:
+        try:
+            config = config_class(**smaller.of(whole))
+            config.use_cache = False
+            if head == "image":
+                config.num_labels = CLASSES
+            if head == "causal":
+                config.is_decoder = True
+            network = _built(getattr(transformers, architecture), config)
+            data = _images(network, config) if head == "image" else _sequences(config)
+            inputs = data(2)
+            with torch.no_grad():
+                network.eval()(**inputs) if isinstance(inputs, Mapping) else network(inputs[0])
+        except Exception as error:  # of a configuration that does not fit together
+            failures.append(error)
+        else:
+            return architecture, network, data
+    raise failures[0]
+
+
+def _built(kind: Any, config: Any) -> nn.Module:
+    with torch.device("meta"):
+        size = sum(p.numel() for p in kind(copy.deepcopy(config)).parameters())
+    if size > MOST_PARAMETERS:
+        raise ValueError(f"{size:,} parameters")
+    return kind(config)  # type: ignore[no-any-return]
+
+
+def _images(network: nn.Module, config: Any) -> Callable[[int], Any]:
+    within = getattr(config, "vision_config", config)
+    side = getattr(within, "image_size", 64)
+    side = side[0] if isinstance(side, list | tuple) else side or 64
+    channels = getattr(within, "num_channels", 3)
+    return _pictures(network, channels, side, side)
+
+
+def _sequences(config: Any) -> Callable[[int], Any]:
+    within = getattr(config, "text_config", None) or config
+    vocabulary = min(getattr(within, "vocab_size", 128), 128)
+
+    def data(n: int, small: bool = False) -> Any:
+        tokens = torch.randint(4, vocabulary, (n, TOKENS))
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    return data
