@@ -184,7 +184,7 @@ def opened(
     key = key_of(subject, plan, identity, settings, about, run - continued)
     sketch = None
     if continued and start > 0:
-        sketch = np.asarray(groups.read_group(path, _name(path, key))["start_sketch"], np.float64)
+        sketch = np.asarray(groups.read_array(path, _name(path, key), "start_sketch"), np.float64)
     return SeriesWriter(path, key, after=start if start > 0 else -1), sketch
 
 

@@ -163,7 +163,7 @@ def mark_finished(group: h5py.Group) -> None:
 
 def arrays(group: h5py.Group) -> Arrays:
     """All arrays of a group, by name; text as Python strings."""
-    return {name: array_of(group[name]) for name in hard_links(group)}
+    return {name: Handle(item, item.shape, item.dtype).array() for name, item in datasets(group).items()}
 
 
 def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
@@ -249,6 +249,12 @@ def read_group(path: Path, group: str) -> Arrays:
     """All arrays of one group, by name."""
     with _reading_group(path, group) as stored:
         return arrays(stored)
+
+
+def read_array(path: Path, group: str, name: str) -> np.ndarray:
+    """One array of a stored group."""
+    with _reading_group(path, group) as stored:
+        return array_of(stored[name])
 
 
 def attribute(path: Path, group: str, name: str) -> Any:

@@ -73,7 +73,7 @@ class Writer:
         Raises:
             ValueError: the result in the file has other units.
         """
-        done, shape = self.arrays()["done"], self.key.plan.shape
+        done, shape = self._merged["done"], self.key.plan.shape
         if done.shape != shape:
             raise ValueError(
                 f"{self.group} in {self.path} has {done.shape} units, expected {shape}; "
@@ -138,7 +138,7 @@ class Writer:
         for _ in range(ATTEMPTS):
             result = update(self.path, change)
             with contextlib.suppress(ValueError, *DAMAGE):
-                if np.array_equal(read_group(self.path, self.group)["done"], self._merged["done"]):
+                if np.array_equal(groups.read_array(self.path, self.group, "done"), self._merged["done"]):
                     return result
         raise ValueError(f"{self.path}: other programs keep replacing it")
 
@@ -173,7 +173,7 @@ class Writer:
                 self.merge()  # also after an interrupt: finished units are kept
                 self._journal.remove()
             refused = kind is not None and issubclass(kind, ValueError)
-            if refused and not read_group(self.path, self.group)["done"].any():
+            if refused and not groups.read_array(self.path, self.group, "done").any():
                 with locked(self.path):
                     update(self.path, self._without_group)  # a question that was refused has no result
         finally:

@@ -100,11 +100,10 @@ def state_of(subject: Subject, options: OptimizerOptions) -> OptimizerState | No
     """
     if not options.state:
         return None
-    try:
-        found = _read(subject)
-    except NoOptimizerState:
+    found = _read(subject)
+    if isinstance(found, NoOptimizerState):
         if not options.name:
-            raise
+            raise found
         return None
     if subject.checkpoint is not None and subject.checkpoint.weights == "ema":
         raise ValueError(
@@ -176,13 +175,16 @@ def _with_state(subject: Subject, state: OptimizerState, kind: str, changed: Map
 
 
 @once_per_weights
-def _read(subject: Subject) -> OptimizerState:
+def _read(subject: Subject) -> OptimizerState | NoOptimizerState:
     if subject.checkpoint is None:
-        raise NoOptimizerState(
+        return NoOptimizerState(
             f"{subject.label} was not loaded from a checkpoint, and has no optimiser state; {NEEDED}"
         )
     trust = subject.spec.trust_pickle if subject.spec is not None else False
-    return read_optimizer_state(subject.checkpoint.path, trust_pickle=trust)
+    try:
+        return read_optimizer_state(subject.checkpoint.path, trust_pickle=trust)
+    except NoOptimizerState as error:
+        return error.with_traceback(None)
 
 
 def _kind(options: OptimizerOptions, state: OptimizerState | None) -> str:
