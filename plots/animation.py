@@ -12,7 +12,7 @@ import xarray as xr
 
 from landscape.options import require
 from landscape.plots import FIGURES, plane, style
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Look
 from landscape.plots.figures import hessian, surface, surface_3d
 from landscape.plots.figures.hessian_phases import epoch, runs
 from landscape.plots.selection import Selection

@@ -4,25 +4,17 @@ Vision transformers are red circles and residual networks blue diamonds, as in t
 differ in hue, marker and dash, so that colour-blind readers and grey prints can tell them apart.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import xarray as xr
 
+from landscape.plots.figure import Color, Line, Look, Named
 from landscape.plots.theme import dark
 from landscape.results.protocols import of_several, stored
 from landscape.results.reader import parameters_of
 
-if TYPE_CHECKING:
-    from matplotlib.lines import Line2D
-
-Color = str | tuple[float, float, float]
-Named = Literal["-", "--", "-.", ":", " "]
-Line = Named | tuple[float, tuple[float, ...]]
 # family: pattern in its models' names, colour, marker; the first match counts
 FAMILIES: Mapping[str, tuple[str, Color, str]] = {
     "AlterNet": (r"alter", "#009E73", "s"),
@@ -51,22 +43,6 @@ DASHES: Sequence[Line] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Look:
-    """Name, colour, marker and line style of one result."""
-
-    label: str
-    color: Color = "#555555"
-    marker: str = "o"
-    line: Line = "-"
-
-    def legend_handle(self) -> Line2D:
-        """Its legend handle."""
-        from matplotlib.lines import Line2D
-
-        return Line2D([], [], color=self.color, marker=self.marker, linestyle=self.line, label=self.label)
-
-
 def loss_units(results: Sequence[xr.Dataset]) -> str:
     """Units of the losses of several results, for an axis that they share."""
     units = dict.fromkeys(str(data["loss"].attrs.get("units", "nats")) for data in results if "loss" in data)
@@ -79,7 +55,7 @@ def loss_label(results: Sequence[xr.Dataset], name: str = "loss") -> str:
     return name if units == "loss" else f"{name} ({units})"
 
 
-def look(data: xr.Dataset) -> Look:
+def look_of(data: xr.Dataset) -> Look:
     """The look of one result by itself."""
     return looks([data])[0]
 

@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Look, escaped, loss_label
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import LINES, escaped, loss_label
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import muted
 from landscape.statistics.intervals import NORMAL
 

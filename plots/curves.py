@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from landscape.plots import style
 from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import muted
 
 MEANING = (
@@ -50,7 +48,7 @@ def page(run: Mapping[str, np.ndarray], name: str) -> Figure:
         "The train loss is of samples as they were trained on: augmented, mixed, smoothed. The learning rate is that "
         "of an epoch's last update."
     )
-    legend = [Line2D([], [], color=TRAIN, label="train"), Line2D([], [], color=TEST, label="test")]
+    legend = [Look("train", TRAIN, ""), Look("test", TEST, "")]
     figure = style.page([], [], height=1.9, legend=legend, caption=caption)
     curves(run, figure.subplots(1, 3))
     return figure

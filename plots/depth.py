@@ -7,9 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground
 from landscape.statistics.stored import error_of, half_width
 
@@ -52,7 +51,7 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, *, note: str = NOTE) -> Figure:
     """One panel per network on common axes; for several networks, one more with all of them, without bands."""
     several = len(results) > 1
-    also, legend = (["all networks"], [look.legend_handle() for look in looks]) if several else ([], [])
+    also, legend = (["all networks"], looks) if several else ([], [])
     figure, axes = style.panels(results, looks, aspect=0.85, note=note, also=also, legend=legend)
     for data, ax, look in zip(results, axes, looks, strict=False):
         draw(data, ax, look=look)

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Numbers
+from landscape.plots.figure import Axes, Look, Numbers
 from landscape.plots.theme import narrow
 from landscape.statistics.calibration import Interval
 
@@ -25,10 +24,7 @@ def height(count: int) -> float:
 def axes_in(figure: Any, scores: int) -> Sequence[Axes]:
     """Axes for the scores side by side, in two rows of narrow figures."""
     rows = 2 if narrow() else 1
-    axes = figure.subplots(rows, -(-scores // rows), sharey=True, squeeze=False).ravel()
-    for ax in axes[scores:]:
-        ax.remove()
-    return list(axes[:scores])
+    return style.grid(figure, scores, -(-scores // rows), sharey=True)
 
 
 def note(reference: str, *, how: str = "") -> str:

@@ -19,6 +19,7 @@ import xarray as xr
 
 from landscape.options import OptionError, require
 from landscape.plots import FIGURES, IMPORTED, STUDIES, study_module
+from landscape.plots.figure import Figure
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import SCREEN, Theme, applied
 from landscape.plots.tidy import tidied
@@ -27,8 +28,6 @@ from landscape.results.malformed import readable
 from landscape.results.replacing import replacing
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from landscape.plots.comparison.comparison import Comparison
 
 EVERYTHING = Selection()

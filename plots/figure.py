@@ -8,21 +8,43 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import xarray as xr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
+    from matplotlib.colors import BoundaryNorm as BoundaryNorm
+    from matplotlib.colors import Normalize as Normalize
     from matplotlib.figure import Figure as Figure
+    from matplotlib.lines import Line2D as Line2D
+    from matplotlib.patches import Patch as Patch
 
-    from landscape.plots.appearance import Look
     from landscape.statistics.paired import Difference
 else:
-    Axes = Figure = Any  # for annotations in modules that do not import matplotlib
+    Axes = BoundaryNorm = Figure = Line2D = Normalize = Patch = Any  # for modules that do not import matplotlib
 
+Color = str | tuple[float, float, float]
+Named = Literal["-", "--", "-.", ":", " "]
+Line = Named | tuple[float, tuple[float, ...]]
 Numbers = dict[str, float | str]  # headline numbers by name, or notes in words
+
+
+@dataclass(frozen=True)
+class Look:
+    """Name, colour, marker and line style of one result."""
+
+    label: str
+    color: Color = "#555555"
+    marker: str = "o"
+    line: Line = "-"
+
+    def legend_handle(self) -> Line2D:
+        """Its legend handle."""
+        from matplotlib.lines import Line2D
+
+        return Line2D([], [], color=self.color, marker=self.marker, linestyle=self.line, label=self.label)
 
 
 class FigureModule(Protocol):

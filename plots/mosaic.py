@@ -1,16 +1,11 @@
 """Lay out many small pictures in one pair of axes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from landscape.plots import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from landscape.plots.figure import Axes
 
 GAP = 0.06  # between pictures, as a share of their width
 

@@ -1,21 +1,15 @@
 """Draw what the surface figures share: cells of the grid, axis labels, marked checkpoints, pages of panels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look, Normalize
 from landscape.plots.theme import missing, muted
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
 
 COLORS = "viridis"
 NBSP = "\u00a0"  # keeps units on one line where labels are broken

@@ -1,14 +1,15 @@
 """Lay out a value per named row: the rows below each other, and the networks that have them side by side."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import PAGE, page_width, panel_width
 from landscape.statistics.intervals import Ends
 
@@ -72,9 +73,7 @@ def page(
         ROW * min(max(len(kind), 5), MOST) * (1 + 0.2 * (len(panel) - 1)) + 0.5
         for kind, panel in zip(kinds, panels, strict=True)
     ]
-    legend = [look.legend_handle() for look in looks]
-    for handle in legend:
-        handle.set_linestyle("none")  # the points have no lines
+    legend = [replace(look, line=" ") for look in looks]  # the points have no lines
     figure = style.page(results, looks, height=sum(heights) + below, legend=legend, note=note)
     parts: Any = figure.subfigures(2, 1, height_ratios=[sum(heights), below]) if below else (figure, None)
     above, under = parts
@@ -96,10 +95,7 @@ def panel_each(
     width = page_width() if columns > 1 else panel_width(0.75 * PAGE)
     height = lines * (HEAD + row * max(data.sizes[axis] for data in results))
     figure = style.page(results, looks, height=height, width=width, note=note)
-    axes = figure.subplots(lines, columns, squeeze=False)
-    for ax in axes.flat[len(results) :]:
-        ax.remove()
-    for data, look, ax in zip(results, looks, axes.flat, strict=False):
+    for data, look, ax in zip(results, looks, style.grid(figure, len(results), columns), strict=True):
         draw(data, ax, look=look)
         ax.set_title(style.fitted(look.label, width / columns, style.SMALL), fontsize=style.SMALL)
     return figure

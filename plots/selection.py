@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 import xarray as xr
 
 from landscape.options import invalid, require
-from landscape.plots.appearance import Look, looks
+from landscape.plots.appearance import looks
+from landscape.plots.figure import Look
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 

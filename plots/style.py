@@ -1,29 +1,22 @@
 """Lay out every figure: paper widths, 8 pt, the protocol as a caption, editable text in PDF and SVG."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from landscape.plots.appearance import Look, escaped
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Line2D, Look, Patch
 from landscape.plots.theme import COLUMN as COLUMN
 from landscape.plots.theme import PAGE as PAGE
 from landscape.plots.theme import RC as RC
 from landscape.plots.theme import muted, narrow, page_width, panel_width, title
 from landscape.results import reader
 from landscape.statistics.stored import has_intervals
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
 LINE_WORDS: dict[str, str] = {"-": "solid", "--": "dashed", "-.": "dash-dotted", ":": "dotted"}
 SMALL = 6  # pt, of captions
@@ -39,7 +32,7 @@ def page(
     *,
     height: float,
     width: float | None = None,
-    legend: Sequence[Line2D | Patch] = (),
+    legend: Sequence[Look | Line2D | Patch] = (),
     note: str = "",
     caption: str = "",
 ) -> Figure:
@@ -61,7 +54,8 @@ def page(
     under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL)))
     warning = textwrap.wrap(unfinished(results, looks), int(72 * width / (0.6 * SMALL)))
     size = RC["legend.fontsize"]
-    labels = [fitted(str(entry.get_label()), width - 0.5, size) for entry in legend]
+    handles = [entry.legend_handle() if isinstance(entry, Look) else entry for entry in legend]
+    labels = [fitted(str(handle.get_label()), width - 0.5, size) for handle in handles]
     longest = max(map(len, labels), default=0)
     columns = max(1, min(len(labels), int(72 * width / (0.6 * size * (longest + 8)))))
     rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
@@ -82,7 +76,7 @@ def page(
         figure.suptitle(heading, fontsize=RC["font.size"] + 1)
     if legend:
         figure.legend(
-            handles=list(legend), labels=labels, fontsize=size, ncols=columns, loc="lower center",
+            handles=handles, labels=labels, fontsize=size, ncols=columns, loc="lower center",
             bbox_to_anchor=(0.5, caption_height / total), frameon=False, borderaxespad=0.1, labelspacing=0.3,
             handlelength=2.6,
         )  # fmt: skip
@@ -98,7 +92,7 @@ def panels(
     share: bool = True,
     projection: str | None = None,
     also: Sequence[str] = (),
-    legend: Sequence[Line2D | Patch] = (),
+    legend: Sequence[Look | Line2D | Patch] = (),
     bar: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
     """One titled panel per result, side by side, `aspect` times as high as wide; then one per title in `also`.
@@ -116,17 +110,20 @@ def panels(
     lines = max(text.count("\n") + 1 for text in titles)
     height = rows * (aspect * width / columns + lines * 1.3 * size / 72 + 0.1)
     figure = page(results, looks, height=height, width=width, legend=legend, note=note)
-    grid = figure.subplots(
-        rows, columns, sharex=share, sharey=share, squeeze=False, subplot_kw={"projection": projection}
-    )
-    for ax in grid.flat[n:]:
-        ax.remove()
-    axes = list(grid.flat[:n])
+    axes = grid(figure, n, columns, sharex=share, sharey=share, subplot_kw={"projection": projection})
     for i, (ax, text) in enumerate(zip(axes, titles, strict=True)):
         ax.set_title(text, fontsize=size)
         if share and i + columns >= n:
             ax.tick_params(labelbottom=True)  # the lowest of its column, though perhaps not in the last row
     return figure, axes
+
+
+def grid(figure: Any, count: int, columns: int, **how: Any) -> list[Axes]:
+    """So many axes in rows of `columns`; the last row may have fewer."""
+    axes = figure.subplots(-(-count // columns), columns, squeeze=False, **how).ravel()
+    for ax in axes[count:]:
+        ax.remove()
+    return list(axes[:count])
 
 
 def label_outer(axes: Sequence[Axes], *, same: bool = True) -> None:

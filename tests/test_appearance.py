@@ -155,7 +155,7 @@ def test_nothing_on_a_page_overlaps_or_leaves_it(count: int) -> None:
     label = "a_long_label_of_a_checkpoint-cifar100-with_mixup and 9000 numbers after it"
     data = [xr.Dataset(attrs={"label": f"{label}_{i}", "protocol": "a protocol, " * (i + 3)}) for i in range(count)]
     styles = appearance.looks(data)
-    page = style.page(data, styles, height=2.0, width=style.COLUMN, legend=[look.legend_handle() for look in styles])
+    page = style.page(data, styles, height=2.0, width=style.COLUMN, legend=styles)
     axes = page.subplots()
     axes.set_xlabel("x")
     page.canvas.draw()

@@ -8,7 +8,7 @@ from analytic import attention_net, convolution_net, run_probe
 
 from landscape import models
 from landscape.options import OptionError
-from landscape.plots.appearance import look
+from landscape.plots.appearance import look_of
 from landscape.plots.figures import attention_maps as figures
 from landscape.probes.attention_maps import AttentionPictures
 from landscape.subject.subject import Subject
@@ -66,7 +66,7 @@ def test_networks_with_few_layers_get_pictures_as_large_as_those_of_networks_wit
         )
 
     results = [result(6), result(1)]
-    figure = figures.page(results, [look(data) for data in results])
+    figure = figures.page(results, [look_of(data) for data in results])
     figure.draw_without_rendering()
     many, few = (ax.get_window_extent().width / np.ptp(ax.get_xlim()) for ax in figure.axes)
     assert few == pytest.approx(many)

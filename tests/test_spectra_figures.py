@@ -16,7 +16,7 @@ from scipy.integrate import trapezoid
 
 from landscape.options import OptionError
 from landscape.plots import drawing, headlines
-from landscape.plots.appearance import look
+from landscape.plots.appearance import look_of
 from landscape.plots.figures import (
     density_blocks,
     hessian,
@@ -132,7 +132,7 @@ def test_the_density_is_logarithmic_by_the_widths_of_the_spectra_and_says_so(
     scale: float, logarithmic: bool, draws: int
 ) -> None:
     results = [_spectrum(1.0, draws), _spectrum(scale, draws + 1)]
-    looks = [look(data) for data in results]
+    looks = [look_of(data) for data in results]
     figure = hessian.page(results, looks)
     assert {ax.get_yscale() for ax in figure.axes} == {"log" if logarithmic else "linear"}
     said = [text.get_text() for text in figure.findobj(Text) if "Logarithmic density" in text.get_text()]

@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Look, escaped, loss_label
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import LINES, escaped, look_of, loss_label
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.line import band
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
@@ -48,9 +47,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for data, look in zip(results, looks, strict=True)
         for k in range(data.sizes["curve"])
     ]
-    legend = [entry.legend_handle() for entry in entries]
     note = "Bands: 95 % intervals over samples."
-    figure = style.page(results, looks, height=2.1 * len(results), legend=legend, note=note)
+    figure = style.page(results, looks, height=2.1 * len(results), legend=entries, note=note)
     defined = any(data["accuracy"].attrs.get("units") != "undefined" for data in results)
     grid = figure.subplots(len(results), 2 if defined else 1, squeeze=False)
     for axes, data, look in zip(grid, results, looks, strict=True):

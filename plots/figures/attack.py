@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import differences, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure, Numbers
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look, Numbers
 from landscape.plots.headlines import change
 from landscape.statistics.calibration import Interval
 from landscape.statistics.intervals import positive_interval, share_interval
@@ -70,7 +69,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     if compared:
         note += f" {differences.note(looks[compared[0]].label)}"
     heights = [2.2, *([1.5] if compared else [])]
-    figure = style.page(results, looks, height=sum(heights), legend=[look.legend_handle() for look in looks], note=note)
+    figure = style.page(results, looks, height=sum(heights), legend=looks, note=note)
     same = len(set(map(quantity_of, results))) == 1
     grid = figure.subplots(
         len(heights), len(methods), squeeze=False, sharey="row" if same else False, sharex=True, height_ratios=heights

@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "How far each head attends, in pixels of the image, and how much its attention depends on the query: points are "
@@ -39,8 +38,7 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", look: Look |
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Distance and mutual information over normalised depth, all networks overlaid."""
-    legend = [look.legend_handle() for look in looks]
-    figure = style.page(results, looks, height=2.4, legend=legend, note="Points: heads; lines: their mean.")
+    figure = style.page(results, looks, height=2.4, legend=looks, note="Points: heads; lines: their mean.")
     for ax, quantity in zip(figure.subplots(1, 2), ("distance", "mutual_information"), strict=True):
         for data, look in zip(results, looks, strict=True):
             draw(data, ax, quantity=quantity, look=look)

@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
@@ -44,11 +43,10 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Lo
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Heads, tokens and layers, all networks overlaid; outputs of heads where a result holds them."""
     shown = [name for name in LABELS if any(name in data and np.isfinite(data[name]).any() for data in results)]
-    legend = [look.legend_handle() for look in looks]
     note = "Error bars: 95 % intervals over samples."
     columns = min(len(shown), 2)
     rows = -(-len(shown) // columns)
-    figure = style.page(results, looks, height=2.0 * rows, legend=legend, note=note)
+    figure = style.page(results, looks, height=2.0 * rows, legend=looks, note=note)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for ax in axes[len(shown) :]:
         ax.set_visible(False)

@@ -1,21 +1,14 @@
 """Draw where chosen positions of an image attend, layer by layer (Park et al. 2023, Fig. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.mosaic import mosaic
 from landscape.plots.theme import narrow, page_width
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "Where the position marked by a cross attends, mean over heads, each map scaled to its own largest weight: maps "

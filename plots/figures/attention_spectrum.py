@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import depth, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import narrow, page_width
 
 MEANING = (
@@ -53,7 +52,7 @@ def common_rank(results: Sequence[xr.Dataset], quantity: str) -> int:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Tokens above, images below: a column per network, and one with all of them over depth."""
     columns, width = len(results) + 1, page_width()
-    legend = [look.legend_handle() for look in looks] if len(looks) > 1 else []
+    legend = looks if len(looks) > 1 else []
     figure = style.page(results, looks, height=3.4, width=width, legend=legend)
     grid = figure.subplots(2, columns, sharey="row", squeeze=False)
     for ax, quantity in zip(grid[:, -1], PANELS, strict=True):

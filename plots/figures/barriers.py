@@ -6,9 +6,9 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
+from landscape.plots.appearance import escaped
 from landscape.plots.differences import shortened
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from landscape.plots import style
 from landscape.plots.appearance import FAMILIES, escaped
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.intervals import quantile
 from landscape.statistics.means import mean_and_standard_error
 
@@ -39,9 +37,9 @@ def page(rows: Sequence[Mapping[str, Any]]) -> Figure:
     seeds = sorted({int(row["seed"]) for row in rows})
     about = f"{rows[0]['model']}, {rows[0]['data']}"
     _, color, marker = FAMILIES["AlterNet"]
-    legend = [Line2D([], [], color=color, marker=marker, label="mean over seeds" if len(seeds) > 1 else "one seed")]
+    legend = [Look("mean over seeds" if len(seeds) > 1 else "one seed", color, marker)]
     if (str(rows[0]["model"]), str(rows[0]["data"])) in PUBLISHED:
-        legend.append(Line2D([], [], color="0.5", linestyle=":", marker="x", label="published"))
+        legend.append(Look("published", "0.5", "x", ":"))
     many = f"{len(seeds)} seeds. Dots: networks; error bars: 95 % intervals over seeds"
     one = "one seed, so that there are no errors"
     text = (

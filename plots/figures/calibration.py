@@ -7,9 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import differences, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure, Numbers
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look, Numbers
 from landscape.plots.theme import ground, muted, narrow, page_width
 from landscape.results.reader import parameters_of
 from landscape.statistics import calibration as statistics

@@ -1,14 +1,13 @@
 """Draw accuracy against NLL of several networks on test data (Park & Kim 2022, arXiv 2105.12639)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
 from landscape.plots.appearance import looks as looks_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import calibration_train
 from landscape.plots.theme import panel_width
 from landscape.results.protocols import stored
@@ -31,11 +30,9 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel with a point per network."""
-    handles = [look.legend_handle() for look in looks]
-    for handle in handles:
-        handle.set_linestyle("none")
+    legend = [replace(look, line=" ") for look in looks]
     figure = style.page(
-        results, looks, height=2.6, width=panel_width(), legend=handles, note="Bars: 95 % intervals over samples."
+        results, looks, height=2.6, width=panel_width(), legend=legend, note="Bars: 95 % intervals over samples."
     )
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):

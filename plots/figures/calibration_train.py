@@ -1,15 +1,14 @@
 """Draw the error on test data against the NLL on training data (Park & Kim 2022, arXiv 2202.06709, Fig. C.2)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
 from landscape.plots.appearance import looks as looks_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import panel_width
 from landscape.results.protocols import stored
 
@@ -49,12 +48,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     shown = looks_of(tested)
     both = [results[i] for pair in found for i in pair]
     named = [one for look in shown for one in (look, look)]
-    handles = [look.legend_handle() for look in shown]
-    for handle in handles:
-        handle.set_linestyle("none")
     figure = style.page(
-        both, named, height=2.6, width=panel_width(), legend=handles, caption=style.protocol(tested, shown),
-        note="NLL: of the train split. Bars: 95 % intervals over samples.",
+        both, named, height=2.6, width=panel_width(), legend=[replace(look, line=" ") for look in shown],
+        caption=style.protocol(tested, shown), note="NLL: of the train split. Bars: 95 % intervals over samples.",
     )  # fmt: skip
     ax = figure.subplots()
     for (train, test), look in zip(found, shown, strict=True):

@@ -92,13 +92,9 @@ def page(study: Records) -> Figure:
     lines = math.ceil(len(panels) / columns)
     each = ROW * max(len(study.names), 3) + 0.62
     figure = style.page([], [], height=lines * each, caption=_caption(study, panels), note=_note(study, panels))
-    grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
     several = {probe for probe, protocol, _ in panels if protocol != "a"}
-    for i, ax in enumerate(grid.flat):
-        if i >= len(panels):
-            ax.remove()
-            continue
-        draw(study, ax, panels[i], marked=panels[i][0] in several)
+    for ax, panel in zip(style.grid(figure, len(panels), columns, sharey=True), panels, strict=True):
+        draw(study, ax, panel, marked=panel[0] in several)
     return figure
 
 

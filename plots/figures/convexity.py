@@ -1,21 +1,13 @@
 """Draw |lambda_min| / |lambda_max| of the Hessian over a plane through the weights (Li et al. 2018, Fig. 7)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
+from landscape.plots.figure import Axes, Figure, Look, Normalize
 
 MEANING = (
     "How strong negative curvature is beside positive at every point of a plane, over all directions of weight space "

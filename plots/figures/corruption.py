@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import differences, rows
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure, Numbers
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look, Numbers
 from landscape.statistics import corruption_summary
 from landscape.statistics.paired import Difference, by_error, comparable
 from landscape.statistics.stored import ends_of

@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.corruption import METRICS, short_names
 from landscape.plots.theme import page_width
 

@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.corruption import METRICS
 from landscape.statistics.stored import ends_of
 
@@ -39,7 +38,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, every network in each."""
-    figure = style.page(results, looks, height=2.0, legend=[look.legend_handle() for look in looks], note=NOTE)
+    figure = style.page(results, looks, height=2.0, legend=looks, note=NOTE)
     axes = figure.subplots(1, len(METRICS))
     for ax, metric in zip(axes, METRICS, strict=True):
         for data, look in zip(results, looks, strict=True):

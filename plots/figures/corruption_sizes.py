@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.ensemble import count_axis
 from landscape.statistics.stored import error_of, half_width
 
@@ -40,7 +39,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, quantity: str 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, every ensemble in each."""
-    figure = style.page(results, looks, height=2.0, legend=[look.legend_handle() for look in looks], note=NOTE)
+    figure = style.page(results, looks, height=2.0, legend=looks, note=NOTE)
     chosen = panels(results)
     axes = figure.subplots(1, len(chosen))
     sizes = np.unique(np.concatenate([data["size"].values for data in results]))

@@ -1,25 +1,18 @@
 """Draw the spectral density of the Hessian on axes that show the bulk (compare Ghorbani et al. 2019, Fig. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.headlines import missed_tol
 from landscape.statistics.intervals import FEWEST, positive_interval
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "The density of all Hessian eigenvalues: the mean over random start vectors, with its 95 % interval "
@@ -70,7 +63,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid with one broadening, mean and ends in the legend."""
     resolution = axis_resolution_of(results)
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").legend_handle() for data, look in pairs]
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="") for data, look in pairs]
     note = f"{resolution.note()} Band: 95 % interval over start vectors."
     figure = style.page(results, looks, height=2.4, legend=legend, note=note)
     ax = figure.subplots()

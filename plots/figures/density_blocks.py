@@ -7,8 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import page_width
 from landscape.statistics.block_spectra import densities
 from landscape.statistics.rounding import plus_minus

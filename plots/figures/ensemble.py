@@ -7,9 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.paired import Difference, mcnemar, paired_t
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
@@ -59,9 +58,8 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Six panels, all ensembles in each, and one for the prediction time where it is measured."""
     timed = [i for i, data in enumerate(results) if f"{SECONDS}_all" in data.attrs]
-    legend = [look.legend_handle() for look in looks]
     note = f"{NOTE} {TIMED}" if timed else NOTE
-    figure = style.page(results, looks, height=3.7, legend=legend, note=note)
+    figure = style.page(results, looks, height=3.7, legend=looks, note=note)
     axes = tuple(figure.subplots(2, 4 if timed else 3).flat)
     for data, look in zip(results, looks, strict=True):
         draw(data, axes, look=look)

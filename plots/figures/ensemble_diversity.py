@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
+from landscape.plots.appearance import escaped
 from landscape.plots.differences import shortened
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import narrow
 
 MEANING = (

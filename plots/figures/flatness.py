@@ -7,9 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import muted
 from landscape.statistics.flatness import MEASURES, Parts, parts
 from landscape.statistics.intervals import interval
@@ -91,8 +90,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
     first = list(rows_of(results[0]))
     height = 0.7 + len(first) * (ROW + 0.05 * len(results))
-    legend = [look.legend_handle() for look in looks]
-    figure = style.page(results, looks, height=height, legend=legend, note=NOTE)
+    figure = style.page(results, looks, height=height, legend=looks, note=NOTE)
     ax = figure.subplots()
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):
         draw(data, ax, look=look, first=results[0], shift=BESIDE * ((i + 0.5) / len(results) - 0.5))

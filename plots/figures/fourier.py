@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import xarray as xr
 
 from landscape.plots import depth, style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "The Fourier spectrum of the feature maps along its diagonal, relative to each layer's own zero "

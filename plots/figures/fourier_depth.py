@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import xarray as xr
 
 from landscape.plots import depth
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "How much high-frequency signal each layer leaves, relative to its own mean level: falling means that the "

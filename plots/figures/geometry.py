@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, depth, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import narrow
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
@@ -60,7 +59,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     rows = -(-len(shown) // columns)
     one = len(results) == 1
     bands = f"{depth.NOTE.removesuffix(depth.ERRORS)}" if one else ""
-    legend = [look.legend_handle() for look in looks] if not one else []
+    legend = looks if not one else []
     note = f"{bands}{NOTE}{_self_duality(results, looks)}"
     figure = style.page(results, looks, height=1.75 * rows, legend=legend, note=note)
     axes = list(figure.subplots(rows, columns, squeeze=False).ravel())

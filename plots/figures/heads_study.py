@@ -6,8 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import hessian, surface
 from landscape.plots.theme import page_width
 from landscape.studies import kinds
@@ -38,7 +38,7 @@ def page(study: Study) -> Figure:
         "Cross: the trained weights. APE: mean of the positive eigenvalues, NEP: share of negative ones, with 95 % "
         "intervals over mini-batches."
     )
-    legend = [KINDS[kind].legend_handle() for kind in rows]
+    legend = [KINDS[kind] for kind in rows]
     heights = [*(len(rows) * [side + 0.1]), 1.3]
     caption = _protocols(surfaces, spectra)
     figure = style.page(shown, looks, height=sum(heights), legend=legend, note=note, caption=caption)

@@ -1,27 +1,20 @@
 """Draw max-eigenvalue spectra of the Hessian in two panels (Park & Kim, arXiv 2105.12639 and 2202.06709)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.reader import parameters_of
 from landscape.statistics.paired import Difference, paired_t
 from landscape.statistics.ratio import linearised
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.seed_groups import FEWEST, two_groups
 from landscape.statistics.stored import half_width
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "The largest-magnitude Hessian eigenvalues of many mini-batches: NEP is the share of negative ones (non-"
@@ -62,7 +55,7 @@ def draw(
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
     """All results overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="").legend_handle() for data, look in pairs]
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="") for data, look in pairs]
     note = "In brackets: 95 % intervals over mini-batches."
     if uneven(results):
         note += f" Logarithmic density, as the spectra differ in width by more than {UNEVEN:g} times."

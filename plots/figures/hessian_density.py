@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import density
 from landscape.plots.figures.density import AxisResolution, axis_resolution_of
 
@@ -27,7 +25,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: Ax
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid with one broadening."""
     resolution = axis_resolution_of(results)
-    legend = [replace(look, marker="").legend_handle() for look in looks]
+    legend = [replace(look, marker="") for look in looks]
     note = f"{resolution.note()} Band: 95 % interval over mini-batches."
     figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     ax = figure.subplots()

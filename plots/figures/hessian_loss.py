@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, loss_label
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of, loss_label
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "Eigenvalues of every mini-batch over its loss: the one of largest magnitude as a large mark, the others small. "
@@ -34,7 +32,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results in one panel, the rank correlation in the legend."""
     legend = [
-        replace(look, label=f"{look.label}: {_numbers(data)}", line=" ").legend_handle()
+        replace(look, label=f"{look.label}: {_numbers(data)}", line=" ")
         for data, look in zip(results, looks, strict=True)
     ]
     figure = style.page(results, looks, height=2.3, legend=legend)

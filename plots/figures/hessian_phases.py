@@ -6,12 +6,10 @@ from pathlib import PurePath
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
 from landscape.plots.appearance import looks as looks_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.protocols import stored
 from landscape.results.reader import parameters_of
 
@@ -46,7 +44,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     lines = list(runs(results).values())
     last = [results[line[-1]] for line in lines]
     shown = looks_of(last)  # one look per run, not one per snapshot
-    figure = style.page(last, shown, height=1.9, legend=[look.legend_handle() for look in shown])
+    figure = style.page(last, shown, height=1.9, legend=shown)
     axes = figure.subplots(1, 3)
     for line, look in zip(lines, shown, strict=True):
         draw([results[i] for i in line], axes, look=look)

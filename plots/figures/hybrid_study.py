@@ -1,11 +1,13 @@
 """Draw accuracies over the weight of the contrastive objective, with linear probes of measured encoders beside them."""
 
+from dataclasses import replace
+
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.appearance import LINES, OTHERS, escaped, looks
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import panel_width
 from landscape.results.protocols import stored
 from landscape.statistics.stored import ends_of
@@ -24,8 +26,6 @@ studies = kinds.hybrid
 
 def page(study: Study) -> Figure:
     """All accuracies in one panel."""
-    from matplotlib.lines import Line2D
-
     imported, measured = (
         [data for (_, probe), data in study.cells.items() if probe == wanted] for wanted in ("hybrid", "probe-linear")
     )
@@ -34,14 +34,10 @@ def page(study: Study) -> Figure:
     names = list(dict.fromkeys(name for data in imported for name in columns(data)))
     colors = [OTHERS[i % len(OTHERS)] for i in range(len(tables))]
     legend = [
-        Line2D([], [], color=color, marker=marker, linestyle=LINES[names.index(name) % len(LINES)],
-               label=f"{label}: {in_words(name)}")
+        Look(f"{label}: {in_words(name)}", color, marker, LINES[names.index(name) % len(LINES)])
         for label, (color, marker), data in zip(tables, colors, imported, strict=True) for name in columns(data)
     ]  # fmt: skip
-    for look in shown:
-        handle = look.legend_handle()
-        handle.set_linestyle("none")
-        legend.append(handle)
+    legend += [replace(look, line=" ") for look in shown]
     sources = ", ".join(escaped(str(data.attrs.get("source", "")).removeprefix("imported from ")) for data in imported)
     own = f" Measured: {style.protocol(measured, shown)}" if measured else ""
     caption = f"Imported: {sources}.{own}"

@@ -7,8 +7,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, plane, style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import surface
 from landscape.plots.theme import muted
 from landscape.statistics.stored import error_of, half_width

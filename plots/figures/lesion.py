@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.headlines import change
 from landscape.plots.theme import ground, ink, narrow, page_width
 from landscape.statistics.stored import half_width

@@ -1,23 +1,16 @@
 """Draw loss and accuracy along lines through the weights, with bands, and the barrier between two checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import DASHES, LINES, Color, Line, Look, escaped, loss_label, names
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import DASHES, LINES, escaped, look_of, loss_label, names
+from landscape.plots.figure import Axes, Color, Figure, Line, Look
 from landscape.statistics.intervals import quantile
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "Loss and accuracy along straight lines through the trained weights, or from one checkpoint (t = 0) to another "
@@ -75,7 +68,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     note += "; of several random directions, of their mean over directions." if spread else "."
     if any("barrier" in data for data in results):
         note += " Dotted: straight line between the ends; bars up from it: the barrier."
-    legend = [entry.legend_handle() for row in entries for curves in row for entry in curves]
+    legend = [entry for row in entries for curves in row for entry in curves]
     figure = style.page(results, looks, height=2.1 * len(kinds), legend=legend, note=note)
     defined = any(data["accuracy"].attrs.get("units") != "undefined" for data in results)
     grid = figure.subplots(len(kinds), 2 if defined else 1, squeeze=False)

@@ -6,9 +6,9 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import basin_panels
-from landscape.plots.appearance import Look, escaped
+from landscape.plots.appearance import escaped
 from landscape.plots.basin_panels import Mark
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "Loss and accuracy on every data set along lines from the checkpoint at 0, with the distance up to which each "

@@ -1,22 +1,15 @@
 """Draw the sharpness of a run over its steps, with the threshold at which its optimiser becomes unstable."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "The largest Hessian eigenvalue of the loss on one mini-batch (solid) and the largest one that the optimiser can "
@@ -65,7 +58,7 @@ def overlaid(
 ) -> Figure:
     """Runs in one panel, logarithmic where their largest values lie decades apart."""
     note = _about_threshold(results, quantity, threshold)
-    legend = [replace(look, line="-").legend_handle() for look in looks]
+    legend = [replace(look, line="-") for look in looks]
     figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note} Ringed: not converged.")
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):

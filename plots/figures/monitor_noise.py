@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import half_width
 
 MEANING = (
@@ -58,7 +56,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         "Dots: single measurements with 95 % intervals, none where |G|^2 is not above 0; lines: averages of tr Sigma "
         f"and |G|^2 over {WINDOW}."
     )
-    legend = [replace(look, marker="").legend_handle() for look in looks]
+    legend = [replace(look, marker="") for look in looks]
     figure = style.page(results, looks, height=2.5, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):

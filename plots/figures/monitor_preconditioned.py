@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import monitor
 
 MEANING = (

@@ -7,9 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.headlines import change
 from landscape.plots.theme import ink
 from landscape.results.reader import parameters_of
@@ -45,18 +44,16 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     kinds = list(dict.fromkeys(map(kind, results)))
     panels = [[i for i, data in enumerate(results) if kind(data) == one] for one in kinds]
     drawn = {i: seen for panel in panels for i, seen in zip(panel, _looks_within(results, looks, panel), strict=True)}
-    legend = {(seen.label, seen.line): seen.legend_handle() for _, seen in sorted(drawn.items())}
+    legend = {(seen.label, seen.line): seen for _, seen in sorted(drawn.items())}
     note, rows, columns = "Bands: 95 % intervals over samples.", -(-len(panels) // 2), min(2, len(panels))
     figure = style.page(results, looks, height=2.6 * rows, legend=list(legend.values()), note=note)
     same = len(set(map(change, results))) == 1
-    grid = figure.subplots(rows, columns, sharey=same, squeeze=False)
-    for ax in grid.flat[len(panels) :]:
-        ax.remove()
-    for ax, one, panel in zip(grid.flat, kinds, panels, strict=False):
+    axes = style.grid(figure, len(panels), columns, sharey=same)
+    for ax, one, panel in zip(axes, kinds, panels, strict=True):
         for i in panel:
             draw(results[i], ax, look=drawn[i])
         ax.set_title(one)
-    style.label_outer(list(grid.flat[: len(panels)]), same=same)
+    style.label_outer(axes, same=same)
     return figure
 
 

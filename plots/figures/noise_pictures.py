@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.mosaic import mosaic
 from landscape.plots.theme import page_width
 

@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground, muted
 
 MEANING = (
@@ -45,8 +44,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per checkpoint beside the trade-off of all of them."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    legend = [look.legend_handle() for look in looks]
-    figure = style.page(results, looks, height=max(2.0, 0.6 + 0.3 * len(results)), legend=legend, note=NOTE)
+    figure = style.page(results, looks, height=max(2.0, 0.6 + 0.3 * len(results)), legend=looks, note=NOTE)
     left, right = figure.subplots(1, 2)
     right.axhline(2.0, color=muted(), linewidth=0.6, linestyle=":")
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.figure import Figure
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Figure, Look
 from landscape.plots.figures import surface_3d
 
 MEANING = (

@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES, plane, style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.figure import Figure
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Figure, Look
 from landscape.plots.figures import fourier_depth, hessian, lesion, surface_3d, trajectory, variance
 from landscape.plots.headlines import change
 from landscape.plots.theme import narrow
@@ -105,7 +105,6 @@ def page(parts: Sequence[Part], found: Mapping[str, Results]) -> Figure:
     """One row of parts, in a narrow figure one below the other; those without results are named in the caption."""
     shown = [part for part in parts if found[part.figure]]
     looks = {look.label: look for part in shown for _, look in found[part.figure]}
-    legend = [look.legend_handle() for look in looks.values()]
     lacking = missing(parts, found)
     protocols: dict[str, list[str]] = {}
     for part in shown:
@@ -117,7 +116,7 @@ def page(parts: Sequence[Part], found: Mapping[str, Results]) -> Figure:
         *([f"Not measured: {', '.join(lacking)}."] if lacking else []),
     ]
     height = HEIGHT * (len(shown) if narrow() else 1)
-    figure = style.page([], [], height=height, legend=legend, caption=caption, note=" ".join(notes))
+    figure = style.page([], [], height=height, legend=list(looks.values()), caption=caption, note=" ".join(notes))
     grid = (len(shown), 1) if narrow() else (1, len(shown))
     ratios: dict[str, Any] = {} if narrow() else {"width_ratios": [part.width for part in shown]}
     for i, (part, under) in enumerate(zip(shown, np.ravel(figure.subfigures(*grid, **ratios)), strict=True)):

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 from matplotlib import patheffects
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.surface import add_colour_bar, contour_levels, fill_contours
 from landscape.plots.plane import annotate, axis_label, complete_cells
 from landscape.plots.theme import PAGE, narrow, page_width, panel_width
@@ -54,13 +53,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     rows = math.ceil(len(results) / columns)
     width = page_width() if columns > 1 else panel_width(0.7 * PAGE)
     figure = style.page(results, looks, height=(1.9 if narrow() else 2.4) * rows, width=width, note=note)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for spare in grid.flat[len(results) :]:
-        spare.remove()
-    for data, look, ax in zip(results, looks, grid.flat, strict=False):
+    axes = style.grid(figure, len(results), columns)
+    for data, look, ax in zip(results, looks, axes, strict=True):
         draw(data, ax, levels=levels)
         ax.set_title(style.fitted(look.label, 0.8 * width / columns, style.RC["axes.titlesize"]))
-    add_colour_bar(figure, list(grid.flat[: len(results)]), results, levels)
+    add_colour_bar(figure, axes, results, levels)
     return figure
 
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import xarray as xr
 
 from landscape.plots import rows
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import ends_of
 
 MEANING = (

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import escaped, look_of
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "Along the sequences, frame by frame: solid the share of images whose prediction is the same at the next frame, "
@@ -47,14 +47,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     names = list(dict.fromkeys(str(name) for data in results for name in data["perturbation_name"].values))
     columns = min(len(names), 3 if len(names) in (3, 5, 6) else 4)
     rows = math.ceil(len(names) / columns)
-    handles = [look.legend_handle() for look in looks]
-    for handle in handles:
-        handle.set(linestyle="-")
-    figure = style.page(results, looks, height=1.65 * rows, legend=handles, note=NOTE)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for ax in grid.flat[len(names) :]:
-        ax.remove()
-    axes = list(grid.flat[: len(names)])
+    legend = [replace(look, line="-") for look in looks]
+    figure = style.page(results, looks, height=1.65 * rows, legend=legend, note=NOTE)
+    axes = style.grid(figure, len(names), columns, sharey=True)
     for ax, name in zip(axes, names, strict=True):
         for data, look in zip(results, looks, strict=True):
             there = [str(one) for one in data["perturbation_name"].values]

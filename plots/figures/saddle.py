@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped, loss_label
+from landscape.plots.appearance import escaped, loss_label
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.surface import contour_levels
 from landscape.plots.figures.surface import draw as draw_contours
 from landscape.plots.plane import axis_label
@@ -61,9 +59,9 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per result: the plane, and the lines through its centre."""
     legend = [
-        Line2D([], [], color=X, label="along x: smallest eigenvalue"),
-        Line2D([], [], color=Y, label="along y: largest eigenvalue"),
-        Line2D([], [], color=muted(), linestyle="--", label="quadratic model"),
+        Look("along x: smallest eigenvalue", X, ""),
+        Look("along y: largest eigenvalue", Y, ""),
+        Look("quadratic model", muted(), "", "--"),
     ]
     note = "Band: 95 % interval of the rise over the checkpoint's loss, paired over samples."
     figure = style.page(results, looks, height=2.9 * len(results), legend=legend, note=note)

@@ -8,8 +8,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import lesion
 from landscape.plots.theme import dark, ground, ink, narrow, page_width
 from landscape.statistics.stored import error_of, half_width

@@ -7,8 +7,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.sensitivity import hues_of, units_of
 from landscape.plots.theme import ink
 

@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import rows
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import ends_of
 
 MEANING = (

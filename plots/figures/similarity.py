@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import escaped
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "How alike two layers represent the same images, by centred kernel alignment: 1 is the same up to rotation and "

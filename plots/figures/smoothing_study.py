@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import depth, style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import hessian
 from landscape.studies import kinds
 from landscape.studies.study import Row, Study
@@ -32,8 +31,7 @@ def page(study: Study) -> Figure:
         "with 95 % intervals. Hollow: smoothing blocks. Lines among eigenvalues: mean of the positive ones."
     )
     looks = list(LOOKS.values())
-    handles = [look.legend_handle() for look in looks]
-    figure = style.page(shown, looks, height=4.6 + 0.16 * len(rows), legend=handles, note=note)
+    figure = style.page(shown, looks, height=4.6 + 0.16 * len(rows), legend=looks, note=note)
     grid = figure.add_gridspec(3, 3, height_ratios=(2.0, 2.0, 0.1 + 0.17 * (len(rows) + 1)))
     axes = [[figure.add_subplot(grid[row, column]) for column in range(3)] for row in range(2)]
     for ax, name in zip(axes[0], SCORES, strict=True):

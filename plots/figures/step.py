@@ -7,9 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground, ink, muted, narrow
 from landscape.statistics.stored import half_width
 
@@ -112,7 +111,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         f"their mean; dashed: 2 / learning rate, if within a factor of 100. {'Below' if narrow() else 'Right'}: shares "
         "of what the first order predicts; filled, on the mini-batch of the gradient; open, on others."
     )
-    legend = [look.legend_handle() for look in labels]
+    legend = labels
     figure = style.page(results, looks, height=4.2 if narrow() else 2.8, legend=legend, note=note)
     axes = tuple(figure.subplots(2, 1) if narrow() else figure.subplots(1, 2, width_ratios=[1.1, 1.0]))
     width = BESIDE / len(results)

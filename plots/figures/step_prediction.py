@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground, muted, narrow, page_width
 
 MEANING = (
@@ -44,10 +43,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         "Predicted to second order. Dashed: identity. Filled: on the mini-batch of the gradient; open: mean of others."
     )
     figure = style.page(results, looks, height=0.95 * side * rows, note=note)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for ax in grid.flat[len(results) :]:
-        ax.remove()
-    for ax, data, look in zip(grid.flat, results, looks, strict=False):
+    axes = style.grid(figure, len(results), columns)
+    for i, (ax, data, look) in enumerate(zip(axes, results, looks, strict=True)):
         draw(data, ax, look=look)
         names = [f"{prefix}{name}" for prefix in ("", "other_") for name in ("predicted_change", "actual_change")]
         found = np.concatenate([data[name].where(data["done"] == 1).values for name in names])
@@ -64,6 +61,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             line(0.0, color=muted(), linewidth=0.4, zorder=0)
         size = style.title_size(columns)
         ax.set_title(style.fitted(look.label, side, size), fontsize=size)
-    for ax in grid[:, 1:].flat:
-        ax.set_ylabel("")
+        if i % columns:
+            ax.set_ylabel("")
     return figure

@@ -1,14 +1,14 @@
 """Draw the scores of temporally smoothed predictions against the decay of the weights, with their paired changes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import LINES, Look, escaped
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import LINES, escaped, look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import muted
 
 MEANING = (
@@ -47,16 +47,11 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, score: str = "
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, all networks in each."""
-    from matplotlib.lines import Line2D
-
     shown = [name for name in PANELS if any(name in data for data in results)]
-    legend = [look.legend_handle() for look in looks]
-    for handle in legend:
-        handle.set_linestyle("none")  # colours and markers are of networks, line styles of predictions
     kinds = kinds_of(results)
-    legend += [
-        Line2D([], [], color=muted(), linestyle=line, label=kind) for kind, line in zip(kinds, LINES, strict=False)
-    ]
+    # colours and markers are of networks, line styles of predictions
+    legend = [replace(look, line=" ") for look in looks]
+    legend += [Look(kind, muted(), "", line) for kind, line in zip(kinds, LINES, strict=False)]
     styles = "; ".join(f"{style.LINE_WORDS[line]}: {kind}" for kind, line in zip(kinds, LINES, strict=False))
     note = (
         f"Line styles are predictions ({escaped(styles)}); thin lines are without smoothing over time. Bands: 95 % "
@@ -69,9 +64,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     columns = {2: 2, 4: 2, 7: 4}.get(count, 3)
     rows = -(-count // columns)
     figure = style.page(results, looks, height=2.1 * rows, legend=legend, note=note)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax in axes[count:]:
-        ax.remove()
+    axes = style.grid(figure, count, columns)
     for ax, score in zip(axes, shown, strict=False):
         for data, look in zip(results, looks, strict=True):
             if score in data:

@@ -1,22 +1,16 @@
 """Draw contours of the loss on a plane through the weights (Li et al. 2018, Fig. 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look, loss_label
+from landscape.plots.appearance import loss_label
+from landscape.plots.figure import Axes, BoundaryNorm, Figure, Look
 from landscape.plots.theme import narrow
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import BoundaryNorm
-    from matplotlib.figure import Figure
 
 MEANING = (
     "The loss on a plane through the trained weights (cross), in steps that all panels share: wider contours "

@@ -5,13 +5,12 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look, loss_label
+from landscape.plots.appearance import loss_label
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "The loss of every grid point, unsmoothed, on one logarithmic colour scale for all panels: equal steps of colour "

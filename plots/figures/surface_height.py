@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look, escaped, loss_label
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import escaped, look_of, loss_label
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
@@ -39,7 +37,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results, one panel per unit of distance, logarithmic where all heights are positive."""
-    figure = style.page(results, looks, height=2.5, legend=[look.legend_handle() for look in looks])
+    figure = style.page(results, looks, height=2.5, legend=looks)
     units = list(dict.fromkeys(_units(data) for data in results))
     panels = figure.subplots(1, len(units), sharey=True, squeeze=False)[0]
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):

@@ -8,10 +8,10 @@ import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 
 from landscape.plots import plane
-from landscape.plots.appearance import Look, loss_label
+from landscape.plots.appearance import loss_label
+from landscape.plots.figure import Figure, Look
 from landscape.plots.figures.surface_heat import round_ticks
 
 MEANING = (

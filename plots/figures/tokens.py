@@ -1,20 +1,14 @@
 """Draw the tokens of some images in the plane of t-SNE, coloured by image (Park et al. 2023, Fig. 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import page_width
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "Every point is a token, its colour the image: groups of one colour mean that tokens encode the image they are of, "

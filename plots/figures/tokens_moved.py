@@ -1,19 +1,14 @@
 """Draw an image's tokens before and after self-attention on three principal axes (Park et al. 2023, 2305.00729)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
+from landscape.plots.figure import Figure, Look
 from landscape.plots.figures.tokens import layers_in_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MEANING = (
     "Tokens of one image in the residual stream before and after a layer of self-attention, on the first three "
@@ -39,12 +34,7 @@ def draw(data: xr.Dataset, ax: Any, *, layer: int = -1, image: int = 0) -> Any:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per layer."""
-    from matplotlib.lines import Line2D
-
-    legend: list[Any] = [
-        Line2D([], [], color=color, marker=marker, markersize=3.5, linestyle="none", label=name)
-        for color, marker, name in zip(COLORS, MARKERS, NAMES, strict=True)
-    ]
+    legend = [Look(*entry, line=" ") for entry in zip(NAMES, COLORS, MARKERS, strict=True)]
     note = (
         "Tokens of the first image; common: share of the displacement that all tokens have in common, mean over images."
     )

@@ -1,24 +1,17 @@
 """Draw the trace of the Hessian of every mini-batch and of all samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.headlines import missed_tol
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import error_of, half_width
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MEANING = (
     "The sum of all Hessian eigenvalues, a measure of sharpness: points are mini-batches, the line is the mean over "
@@ -53,7 +46,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid, the traces in the legend; logarithmic where they are positive and decades apart."""
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_number(data)}").legend_handle() for data, look in pairs]
+    legend = [replace(look, label=f"{look.label}: {_number(data)}") for data, look in pairs]
     note = "Bars and bands: 95 % intervals over random vectors."
     figure = style.page(results, looks, height=2.2, legend=legend, note=note)
     ax = figure.subplots()

@@ -6,9 +6,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, rows, style
-from landscape.plots.appearance import Look, escaped
-from landscape.plots.appearance import look as look_of
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.appearance import escaped, look_of
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import muted
 from landscape.statistics.stored import half_width
 

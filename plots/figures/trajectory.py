@@ -1,21 +1,15 @@
 """Draw the trajectory of training, polar and on its principal plane (Park & Kim 2022, Fig. 1b; Li et al. 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import Look
-from landscape.plots.appearance import look as look_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from landscape.plots.appearance import look_of
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "Snapshots of one training run, seen from its final weights: their distance and angle relative to the "
@@ -51,7 +45,7 @@ def draw_polar(data: xr.Dataset, polar: Axes, look: Look) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid, each on its own principal plane; explained variance and distance off it in the legend."""
     pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_numbers(data)}").legend_handle() for data, look in pairs]
+    legend = [replace(look, label=f"{look.label}: {_numbers(data)}") for data, look in pairs]
     note = "Stars: final weights. Each run has its own principal plane. Polar figures are easy to misread."
     figure = style.page(results, looks, height=2.6, legend=legend, note=note)
     polar = figure.add_subplot(1, 2, 1, projection="polar")

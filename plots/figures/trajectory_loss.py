@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from landscape.plots import style
-from landscape.plots.appearance import Look, loss_label
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of, loss_label
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import half_width
 
 MEANING = (
@@ -40,7 +38,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
-    legend = [replace(look, line="-").legend_handle() for look in looks]
+    legend = [replace(look, line="-") for look in looks]
     note = "Solid: the snapshots' own loss; dashed: on the plane. Bands: 95 % intervals over samples."
     figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     own, off = figure.subplots(1, 2)

@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import depth, style
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "How much a point of a feature map differs between the members of a stochastic network (model uncertainty) and "
@@ -40,7 +39,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     hollow = any((data["kind"].values == "smoothing").any() for data in results)
     several = f"{'Hollow: smoothing blocks. ' if hollow else ''}{depth.ERRORS}"
     note = f"{counted}{depth.NOTE if len(results) == 1 else several}"
-    legend = [look.legend_handle() for look in looks] if len(results) > 1 else []
+    legend = looks if len(results) > 1 else []
     figure = style.page(results, looks, height=2.0, legend=legend, note=note)
     for ax, quantity in zip(np.atleast_1d(figure.subplots(1, len(shown))), shown, strict=True):
         for data, look in zip(results, looks, strict=True):

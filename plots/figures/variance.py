@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import depth
-from landscape.plots.appearance import Look
-from landscape.plots.figure import Axes, Figure
+from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
     "How much a feature map varies over its positions, layer by layer: it falls where a layer averages (self-"

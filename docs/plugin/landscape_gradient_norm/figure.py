@@ -1,7 +1,7 @@
 """Draw the norm of the gradient of every weight tensor."""
 
 from landscape.plots import style
-from landscape.plots.appearance import look as look_of
+from landscape.plots.appearance import look_of
 from landscape.plots.figure import FigureEntry
 from landscape.statistics.stored import half_width
 
@@ -20,7 +20,7 @@ def draw(data, axes, *, look=None):
 
 def page(results, looks):
     """All networks, with their legend and protocol."""
-    figure = style.page(results, looks, height=2.0, legend=[look.legend_handle() for look in looks])
+    figure = style.page(results, looks, height=2.0, legend=looks)
     axes = figure.subplots()
     for data, look in zip(results, looks, strict=True):
         draw(data, axes, look=look)
