@@ -192,6 +192,45 @@ def test_the_bandwidth_of_spectra_and_the_epoch_of_trajectories_slide(opened: Br
     assert opened.run("return document.querySelectorAll('#trajectory .mark.on').length") > 0
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+def test_charts_have_the_width_of_their_place_and_marks_stay_at_their_points(opened: Browser, width: int) -> None:
+    opened.tool("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+    settled(opened)
+    widths = opened.run(
+        "return [...document.querySelectorAll('.chart svg')].map((n) => [n.getBoundingClientRect().width,"
+        " n.viewBox.baseVal.width, n.parentNode.clientWidth])"
+    )
+    assert widths
+    for shown, drawn, place in widths:
+        assert shown == pytest.approx(drawn, abs=1)
+        assert shown == pytest.approx(max(place, 220), abs=1)
+    centres = (
+        "return [...document.querySelectorAll('#layers .mark')].map((n) => { const b = n.getBoundingClientRect();"
+        " return [b.left + b.width / 2 + scrollX, b.top + b.height / 2 + scrollY]; })"
+    )
+    before = np.asarray(opened.run(centres))
+    opened.run("const s = document.querySelector('#layers select'); s.value = 2; s.dispatchEvent(new Event('change'))")
+    assert opened.run("return document.querySelectorAll('#layers .mark.on').length") >= 4
+    assert np.abs(np.asarray(opened.run(centres)) - before).max() < 1
+
+
+def test_pointing_at_a_layer_moves_nothing_and_marks_it_everywhere(opened: Browser) -> None:
+    opened.tool("Emulation.setDeviceMetricsOverride", width=1440, height=900, deviceScaleFactor=1, mobile=False)
+    settled(opened)
+    mark = "#layers .chart:nth-of-type(3) .mark"
+    x, y = centre(opened, mark)
+    opened.mouse("mouseMoved", x, y)
+    opened.until("return !document.getElementById('tooltip').hidden")
+    settled(opened)
+    box = opened.run(
+        "const b = document.querySelector(arguments[0]).getBoundingClientRect();"
+        "return [b.left + b.width / 2, b.top + b.height / 2]",
+        mark,
+    )
+    assert box == pytest.approx([x, y], abs=1)
+    assert opened.run("return document.querySelectorAll('#layers .mark.on').length") >= 4
+
+
 def test_a_layer_is_marked_in_every_plot(opened: Browser) -> None:
     opened.run("const s = document.querySelector('#layers select'); s.value = 2; s.dispatchEvent(new Event('change'))")
     marked = opened.run(

@@ -124,7 +124,7 @@ def test_torchrun_itself_starts_the_processes(folder: Path) -> None:
     line = words(folder, "hessian", *DATASET)
     done = subprocess.run([*command, *line], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\nhessian ") == 1
+    assert done.stderr.count(": nep ") == 1
     main, other = pair(line)
     assert (main[0], other[0]) == (0, 0)
     assert (main[1].count("already measured"), other[1]) == (1, "")

@@ -17,6 +17,7 @@ function chart(host, title, spec, hover = () => {}) {
   let placed = [];
   const redraw = () => {
     const { series, x, y, height = 240 } = spec();
+    drawn.set(figure, figure.clientWidth);
     const width = Math.max(figure.clientWidth, 220), left = 64, right = 8, top = 8, bottom = 34;
     svg.replaceChildren();
     fill(svg, { viewBox: `0 0 ${width} ${height}`, width, height, "aria-label": `${title}: ${series.map((s) => s.name).join(", ")}` }, []);
@@ -63,6 +64,7 @@ function chart(host, title, spec, hover = () => {}) {
   svg.addEventListener("pointerleave", (event) => { tell(event); hover(null); });
   svg.addEventListener("click", (event) => hover(nearest(event), true));
   always(redraw);
+  resized.observe(figure);
   return { redraw, placed: () => placed, figure };
 }
 
@@ -92,8 +94,8 @@ function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
     }
     let shape = null;
     if (s.marks !== false) {
-      shape = draw("path", { d: mark(p.kind), transform: `translate(${px} ${py})`, fill: color, class: "mark" });
-      group.append(shape);
+      shape = draw("path", { d: mark(p.kind), fill: color, class: "mark" });
+      group.append(draw("g", { transform: `translate(${px} ${py})` }, shape)); // a mark is scaled about its own place
     }
     placed.push({ px, py, key: p.key, series: s.name, note: p.note ?? `${text(p.x)}: ${text(p.y)}`, shape, index: i });
   });
@@ -265,9 +267,8 @@ function layersPart(host) {
   const update = () => { charts.forEach((c) => c.redraw()); show(chosen); };
   host.append(make("div", { class: "controls" }, select.node));
   legend(host, panels, hidden, update);
-  host.append(said);
   const place = make("div", { class: "grid2" });
-  host.append(place);
+  host.append(place, said); // below: nothing that is pointed at moves when the words change
   for (const plot of plots) {
     const shown = () => plot.series.filter((s) => !hidden.has(s.name));
     charts.push(chart(place, plot.title, () => ({
@@ -293,7 +294,9 @@ function layersPart(host) {
 function matrix(host, panel, key, hover) {
   const values = decode(panel.cka), errors = decode(panel.half), rows = panel.layers.length, columns = panel.others.length;
   const canvas = make("canvas", { role: "img", "aria-label": `Similarity of the layers of ${panel.name}` });
-  host.append(make("figure", { class: "chart" }, make("figcaption", {}, `Similarity (CKA): ${panel.name}.${lacking(panel)}`), canvas));
+  const figure = make("figure", { class: "chart" }, make("figcaption", {}, `Similarity (CKA): ${panel.name}.${lacking(panel)}`), canvas);
+  host.append(figure);
+  resized.observe(figure);
   const small = make("canvas", { width: columns, height: rows }), pixels = new ImageData(columns, rows);
   values.forEach((v, i) => pixels.data.set(ok(v) ? [...viridis(v), 255] : [128, 128, 128, 90], 4 * i));
   small.getContext("2d").putImageData(pixels, 0, 0);

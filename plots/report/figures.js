@@ -6,8 +6,17 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const ok = Number.isFinite;
 const redraws = [];
 
-/** Run something now, and again when the width or the theme changes. */
+/** Run something now, and again when the theme or the width of a place changes. */
 const always = (redraw) => { redraws.push(redraw); redraw(); };
+const redrawAll = () => redraws.forEach((redraw) => redraw());
+
+/** Draw again where a place got another width than it was drawn at: by the window, or by what came beside it. */
+const drawn = new WeakMap();
+const resized = new ResizeObserver((all) => {
+  const changed = all.map(({ target }) => target).filter((place) => drawn.get(place) !== place.clientWidth);
+  for (const place of changed) drawn.set(place, place.clientWidth);
+  if (changed.length) redrawAll();
+});
 
 /** The values of a stored array: NaN is unfinished, Infinity is finished but not finite. */
 function decode(array) {

@@ -50,7 +50,6 @@ document.addEventListener("click", (event) => {
   } else if (event.target === dialog) dialog.close();
 });
 
-const redrawAll = () => redraws.forEach((redraw) => redraw());
 const theme = document.getElementById("theme");
 const label = () => { theme.textContent = dark() ? "Light" : "Dark"; };
 theme.addEventListener("click", () => {
@@ -60,8 +59,6 @@ theme.addEventListener("click", () => {
 });
 label();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); redrawAll(); });
-let width = innerWidth;
-addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redrawAll(); } });
 let closed = [];
 addEventListener("beforeprint", () => {
   closed = [...document.querySelectorAll("details:not([open])")];

@@ -303,6 +303,7 @@ function surfacePart(host) {
   const figure = (canvas, caption) => make("figure", {}, canvas, make("figcaption", {}, caption));
   host.append(make("div", { class: "controls" }, names.node, cap.node, logarithmic, angle.node, shift.node, scrub.node, reset),
     make("div", { class: "grid2" }, figure(solid, "Drag or arrow keys turn, + and − zoom."), figure(flat, "Contours; drag to lay the slice.")), info);
+  for (const canvas of [solid, flat]) resized.observe(canvas);
   legend(host, all, hidden, () => profile.redraw());
 
   let drag = null, from = null;
