@@ -74,7 +74,7 @@ LIGHT = [
 # Where CUDA is chosen, set up or measured. Elsewhere code must follow the device of the tensors that it is given.
 NAMED = {
     "checkpoints/user_code.py",
-    "products/micro_batches.py", "products/pattern_cache.py", "curvature/pyhessian_engine.py",
+    "products/micro_batches.py", "products/kinks.py", "curvature/pyhessian_engine.py",
     "curvature/spectrum.py", "data/memory.py", "running/local_processes.py",
     "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py",
     "subject/process_group.py", "training/train.py", "training/updates.py", "weight_space/forward_mode.py",
@@ -208,9 +208,9 @@ ABOUT_PROBES = {
 }  # fmt: skip
 WORDS = {  # names of probes that mean something else in a file: an axis, a matrix, a kind of layer, a key
     "step": {"optimizer_state", "preconditioner", "ensemble", "stored_series", "monitor", "monitor_noise"},
-    "hessian": {"hvp_backends", "operator", "spectrum_options", "stored_spectrum"},
+    "hessian": {"hvp_backends", "operator", "stored_spectrum"},
     "tokens": {"layer", "token_grid", "selection", "attention", "smoothing"},
-    "trace": {"flatness", "flatness_terms", "unit_traces"},
+    "trace": {"flatness", "flatness_terms", "weight_units"},
     "noise": {"monitor", "perturbations"},
     "attention": {"hessian_product", "localvit"},
     "density": {"hessian"},

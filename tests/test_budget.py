@@ -22,8 +22,7 @@ from landscape.subject.other_samples import on_first, rebatched
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import cost_model, forward_mode
-from landscape.weight_space.budget import autotune, fit_to_budget
-from landscape.weight_space.cost_model import PRODUCTS, Rates, Workload
+from landscape.weight_space.cost_model import PRODUCTS, Rates, Workload, autotune, fit_to_budget
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass, fastest, is_control_point
 from landscape.weight_space.planes import Plane, plane_of
 
@@ -119,7 +118,7 @@ def test_pairs_of_directions_share_a_budget_and_its_autotuning(
 ) -> None:
     budgets = []
     monkeypatch.setattr(
-        "landscape.weight_space.budget.autotune", lambda *_, budget, **__: budgets.append(budget) or {"samples": 64}
+        "landscape.weight_space.cost_model.autotune", lambda *_, budget, **__: budgets.append(budget) or {"samples": 64}
     )
     variants = Surface(directions=3, budget="1m").variants()
     assert [probe.autotune(digits) for probe in variants] == [{"samples": 64}] * 3
@@ -142,7 +141,7 @@ def test_with_a_budget_eigenvectors_are_computed_once_and_on_the_chosen_samples(
 
 
 def test_a_budget_cannot_reduce_batches_that_are_given_as_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.weight_space.budget.rates", lambda subject, mode, work: Rates(1 / 400))
+    monkeypatch.setattr("landscape.weight_space.cost_model.rates", lambda subject, mode, work: Rates(1 / 400))
     with pytest.raises(ValueError, match="needs fewer samples than the 400 in memory"):
         autotune(attention_net(sizes=(400,)), REFERENCE, grid=(11, 11), work=Workload(product), budget="1m")
 

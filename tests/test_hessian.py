@@ -22,9 +22,8 @@ from analytic import (
 )
 from scipy import stats
 
-from landscape.curvature.spectrum_options import Scope
 from landscape.curvature.stopping import Which
-from landscape.curvature.stored_spectrum import negative_share, positive_mean
+from landscape.curvature.stored_spectrum import Scope, negative_share, positive_mean
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.products.hvp_backends import CODES
@@ -252,7 +251,7 @@ def test_stored_eigenvectors_are_those_of_the_dense_hessian(which: Which) -> Non
 
 
 def test_more_eigenvectors_than_a_file_can_hold_are_rejected_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.spectrum_options.LARGEST_RESULT", 8 * 2 * 3 * 59 - 1)
+    monkeypatch.setattr("landscape.curvature.stored_spectrum.LARGEST_RESULT", 8 * 2 * 3 * 59 - 1)
     with pytest.raises(ValueError, match=r"--eigenvectors would store .* fewer --batches"):
         Hessian(top=3, eigenvectors=True).plan(tanh_net())
     Hessian(top=2, eigenvectors=True).plan(tanh_net())

@@ -20,12 +20,11 @@ from landscape.probe import Probe
 from landscape.probes.density import Density
 from landscape.probes.hessian import Hessian
 from landscape.probes.trace import Trace
+from landscape.products import kinks as patterns
 from landscape.products import operator as module
-from landscape.products import pattern_cache
 from landscape.products.hvp_backends import Hvp, curvature
-from landscape.products.kinks import FixedPattern, activation_pattern, has_kinks
+from landscape.products.kinks import FixedPattern, PatternCache, activation_pattern, compact_bytes, has_kinks
 from landscape.products.operator import Operator
-from landscape.products.pattern_cache import PatternCache, compact_bytes
 from landscape.products.vectors import random_unit
 from landscape.subject.loading.identity import asked
 from landscape.subject.subject import Subject
@@ -259,7 +258,7 @@ def test_patterns_of_all_mini_batches_are_computed_once(
 def test_patterns_that_do_not_fit_into_memory_are_not_fixed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pattern_cache, "MOST_BYTES", 30)  # 2 mini-batches of 4 samples and 6 units: 48
+    monkeypatch.setattr(patterns, "MOST_BYTES", 30)  # 2 mini-batches of 4 samples and 6 units: 48
     subject = cancelling()
     with caplog.at_level(logging.INFO, logger="landscape"):
         found, free = (run_probe(Density(vectors=1, steps=3, kinks=k), cancelling()) for k in ("double", "single"))

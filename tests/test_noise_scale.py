@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.noise_scale import NoiseScale
-from landscape.products.sample_groups import mean_gradient, sample_groups
+from landscape.products.mini_batch_means import mean_gradient, sample_groups
 from landscape.statistics.noise_scale import gradient_curvature, squared_gradient, summaries
 from landscape.statistics.ratio import ratio
 from landscape.subject.losses import LossTraits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from landscape.weight_space.principal_axes import principal_axes
+from landscape.weight_space.weight_differences import principal_axes
 
 
 def _vectors(count: int = 7, size: int = 40, *, seed: int = 0) -> np.ndarray:

@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape import models
-from landscape.products import rematerialisation
+from landscape.products import graph_passes
+from landscape.products.graph_passes import merge_equal
 from landscape.products.hessian_product import hessian_product
 from landscape.products.kinks import activation_pattern
-from landscape.products.rematerialisation import merge_equal
 from landscape.products.traced_hessian import TracedHessian, trace
 from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
@@ -36,7 +36,7 @@ def _relu_net() -> Subject:
 
 
 def _traced(subject: Subject, threshold: int, monkeypatch: pytest.MonkeyPatch) -> tuple[TracedHessian, list[Tensor]]:
-    monkeypatch.setattr(rematerialisation, "LARGE", threshold)
+    monkeypatch.setattr(graph_passes, "LARGE", threshold)
     inputs, targets = subject.batch(0)
     assert isinstance(inputs, Tensor)
     assert isinstance(targets, Tensor)
@@ -58,7 +58,7 @@ def _kept(traced: TracedHessian, subject: Subject, pattern: list[Tensor]) -> int
 def test_recomputing_keeps_less_and_changes_no_product(
     make: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject, default = make(), rematerialisation.LARGE
+    subject, default = make(), graph_passes.LARGE
     (plain, pattern), (saving, _) = (_traced(subject, threshold, monkeypatch) for threshold in (2**60, 0))
     vector = random_unit(subject.size, 5, device=torch.device("cpu"), dtype=torch.float64)
     expected, found = (t.at(*subject.batch(0), pattern=pattern)(vector) for t in (plain, saving))  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ CONVOLUTIONS: dict[str, object] = {"blocks": (1, 1), "width": 8}
 def test_peak_memory_is_near_that_of_double_backward(
     network: str, options: dict[str, object], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rematerialisation, "LARGE", 0)
+    monkeypatch.setattr(graph_passes, "LARGE", 0)
     torch.manual_seed(0)
     model = models.build(network, classes=10, image_size=16, **options).eval()
     inputs, targets = torch.randn(16, 3, 16, 16), torch.randint(10, (16,))

@@ -18,7 +18,7 @@ from landscape.running import run as runs
 from landscape.running.work import measure_chunk, work_of
 from landscape.subject.loading import load as loading
 from landscape.subject.subject import Subject
-from landscape.weight_space import bezier, stored_curves
+from landscape.weight_space import bezier
 
 DATA = """
 import torch
@@ -118,9 +118,9 @@ def test_points_of_a_curve_with_other_bits_never_join_those_of_the_first(
 
 def test_of_two_processes_that_train_a_curve_the_first_one_gives_it_to_both(ends: tuple[Path, Path]) -> None:
     one, other = ({"weight": torch.full((3,), value)} for value in (1.0, 2.0))
-    assert stored_curves.load("key", one) is None
+    assert bezier.load("key", one) is None
     for given in (one, other):
-        torch.testing.assert_close(stored_curves.store("key", given), one, rtol=0, atol=0)
+        torch.testing.assert_close(bezier.store("key", given), one, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -142,7 +142,7 @@ def test_a_disk_that_keeps_no_curve_is_named(
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "link", full)
-    assert list(stored_curves.store("key", {"weight": torch.ones(3)})) == ["weight"]
+    assert list(bezier.store("key", {"weight": torch.ones(3)})) == ["weight"]
     assert "is not kept, and is trained again by the next run: no space left" in caplog.text
 
 
@@ -153,12 +153,12 @@ def test_files_of_a_process_that_was_killed_are_removed_with_the_oldest_curves(
         killed.setattr(os, "link", lambda *_: _stop(3, 3))
         killed.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
-            stored_curves.store("key", {"weight": torch.ones(3)})
-    place = stored_curves.folder()
+            bezier.store("key", {"weight": torch.ones(3)})
+    place = bezier.folder()
     (left,) = place.iterdir()
-    assert stored_curves.load("key", {"weight": torch.ones(3)}) is None
-    monkeypatch.setattr(stored_curves, "MOST_BYTES", left.stat().st_size)
-    stored_curves.store("other", {"weight": torch.ones(3)})
+    assert bezier.load("key", {"weight": torch.ones(3)}) is None
+    monkeypatch.setattr(bezier, "MOST_BYTES", left.stat().st_size)
+    bezier.store("other", {"weight": torch.ones(3)})
     assert [path.name for path in place.iterdir()] == ["other.pt"]
 
 
@@ -166,7 +166,7 @@ def test_a_curve_that_is_removed_while_it_is_read_is_not_called_damaged(
     ends: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(user_cache, "is_own", lambda path: True)
-    assert stored_curves.load("key", {"weight": torch.ones(3)}) is None
+    assert bezier.load("key", {"weight": torch.ones(3)}) is None
     assert not caplog.text
 
 
@@ -175,8 +175,8 @@ def test_a_file_that_does_not_hold_the_curve_is_not_used(
     damage: str, ends: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     control = {"weight": torch.arange(3.0)}
-    stored_curves.store("key", control)
-    place = stored_curves.folder()
+    bezier.store("key", control)
+    place = bezier.folder()
     path = place / "key.pt"
     content = path.read_bytes()
     if damage == "cut":
@@ -184,7 +184,7 @@ def test_a_file_that_does_not_hold_the_curve_is_not_used(
     elif damage == "other bits":
         torch.save({**torch.load(path), "control": {"weight": torch.ones(3)}}, path)
     like = {"weight": torch.zeros(4 if damage == "another network" else 3)}
-    assert stored_curves.load("key", like) is None
+    assert bezier.load("key", like) is None
     assert "is damaged; the curve is trained again" in caplog.text
     assert not path.exists()
 

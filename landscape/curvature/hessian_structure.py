@@ -21,12 +21,45 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.block_diagonal import BlockKind, Partition
-from landscape.curvature.spectrum_options import LARGEST_RESULT
+from landscape.curvature.stored_spectrum import LARGEST_RESULT
 from landscape.curvature.trace_estimators import rademacher
 from landscape.probe import Quantity, derived_seed
 from landscape.products.mini_batch_means import over_mini_batches
 from landscape.products.operator import Curvature
-from landscape.statistics.hessian_structure import LINEAR, QUANTILES, over_batches
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+LINEAR = ("diagonal", "diagonal_mean")  # means over samples of those of mini-batches: their errors add in squares
+PREFIX = "batch_"
+
+
+def over_batches(data: Mapping[str, np.ndarray], names: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """Means over finished mini-batches weighted by their samples, by name, and their standard errors.
+
+    The diagonal is that over all samples, with the error over random vectors. Everything else is a mean over
+    mini-batches of what differs between them: its error is that of their spread, which contains that of the random
+    vectors; with one mini-batch the latter alone.
+    """
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        if name.endswith("_se"):
+            continue
+        values, errors = data[PREFIX + name], data.get(f"{PREFIX}{name}_se")
+        rows = values.reshape(len(values), -1).astype(float)
+        known = (data["done"] == 1) & np.isfinite(rows).any(axis=1)
+        if not known.any():
+            return {}
+        share = data["samples"][known] / data["samples"][known].sum()
+        mean = np.tensordot(share, values[known].astype(float), axes=1)
+        found[name] = mean
+        if errors is None:
+            continue
+        squares = np.tensordot(share**2, errors[known].astype(float) ** 2, axes=1)
+        count = len(share)
+        if name not in LINEAR and count > 1:
+            squares = np.tensordot(share**2, (values[known] - mean) ** 2, axes=1) * count / (count - 1)
+        found[f"{name}_se"] = np.sqrt(squares)
+    return found
+
 
 Diagonal = Literal["none", "summary", "full"]
 RATIOS = {

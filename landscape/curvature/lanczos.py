@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.krylov_basis import Basis, dots, lengths
-from landscape.curvature.krylov_projection import Projection, restarted, solve
+from landscape.curvature.krylov_basis import Basis, Projection, dots, lengths, restarted, solve
 from landscape.curvature.stopping import Copies, StoppingRule, Which
 from landscape.products.vectors import random_unit
 

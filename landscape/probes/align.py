@@ -17,8 +17,8 @@ from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import barriers
 from landscape.weight_space.aligned_networks import Alignment, alignment, write_aligned
+from landscape.weight_space.barriers import curves, line_of, points
 from landscape.weight_space.coordinates import beside_ends
-from landscape.weight_space.interpolations import curves, line_of, points
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
 from landscape.weight_space.aligned_networks import with_weights
+from landscape.weight_space.barriers import Curve, curves, line_of, points
 from landscape.weight_space.coordinates import beside_ends
-from landscape.weight_space.interpolations import Curve, curves, line_of, points
 
 MATRIX = {
     "barrier_matrix": "largest excess of the loss between two checkpoints",

@@ -11,9 +11,15 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.block_diagonal import BLOCK_KINDS, BlockKind, Partition, block_quadratures
+from landscape.curvature.block_diagonal import (
+    BLOCK_KINDS,
+    BlockKind,
+    Partition,
+    block_plan,
+    block_quadratures,
+    block_summaries,
+)
 from landscape.curvature.lanczos import Spectrum, lanczos
-from landscape.curvature.stored_blocks import block_plan, block_summaries
 from landscape.curvature.trace_estimators import rounds_for
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require

@@ -13,9 +13,7 @@ from landscape.headline import Headline
 from landscape.options import at_least, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, report_products
 from landscape.products import hvp_backends
-from landscape.products.operator import Curvature
-from landscape.products.parameter_selection import PARAMS_HELP, matching
-from landscape.products.sample_groups import (
+from landscape.products.mini_batch_means import (
     QUARTERS,
     Quarter,
     SampleGroups,
@@ -24,6 +22,8 @@ from landscape.products.sample_groups import (
     quarter_size,
     sample_groups,
 )
+from landscape.products.operator import Curvature
+from landscape.products.parameter_selection import PARAMS_HELP, matching
 from landscape.products.vectors import dot
 from landscape.statistics.noise_scale import summaries
 from landscape.subject.subject import Subject

@@ -24,8 +24,8 @@ from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.perturbations import Granularity, Setting, settings_of
-from landscape.weight_space.unit_traces import UnitTraces
 from landscape.weight_space.weight_units import (
+    UnitTraces,
     Weight,
     WeightUnit,
     by_block,

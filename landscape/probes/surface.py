@@ -20,7 +20,6 @@ from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.other_samples import on_first, rebatched
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
-from landscape.weight_space import budget as budgets
 from landscape.weight_space import cost_model, forward_mode
 from landscape.weight_space.adaptive_sampling import DESIGN, Preview
 from landscape.weight_space.coordinates import Span, ticks
@@ -319,4 +318,4 @@ def _weight_decay(subject: Subject) -> dict[str, tuple[Quantity, np.ndarray]]:
 @once_per_weights
 def _choices(subject: Subject, surface: Surface) -> dict[str, Any]:
     work, tune, budget = surface._work(subject), surface.tune, surface.budget
-    return budgets.autotune(subject, surface.mode, grid=surface._grid, work=work, tune=tune, budget=budget)
+    return cost_model.autotune(subject, surface.mode, grid=surface._grid, work=work, tune=tune, budget=budget)

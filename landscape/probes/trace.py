@@ -37,10 +37,10 @@ from landscape.products.hvp_backends import (
     curvature,
 )
 from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.kinks import PatternCache
 from landscape.products.mini_batch_means import mean_loss, over_mini_batches
 from landscape.products.operator import Curvature
 from landscape.products.parameter_selection import PARAMS_HELP, matching
-from landscape.products.pattern_cache import PatternCache
 from landscape.products.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.subject.subject import Subject
 

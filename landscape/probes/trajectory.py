@@ -21,7 +21,7 @@ from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import weight_differences
-from landscape.weight_space.principal_axes import PrincipalAxes, principal_axes
+from landscape.weight_space.weight_differences import PrincipalAxes, principal_axes
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
 Run: TypeAlias = Path | tuple[Path, ...]  # a folder, or files in order

@@ -8,17 +8,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from landscape.products import pattern_cache, stored_hessian
+from landscape.products import kinks as patterns
+from landscape.products import stored_hessian
 from landscape.products.chunked_cross_entropy import tokens_at_once
 from landscape.products.hessian_product import out_of_memory
 from landscape.products.hvp_forecast import Costs, PlannedProducts, predicted, reason
 from landscape.products.hvp_reference import Reference, agrees, reference, require_agreement, seconds_of
-from landscape.products.kinks import activation_pattern, check_pattern, has_kinks
+from landscape.products.kinks import activation_pattern, check_pattern, compact_bytes, has_kinks
 from landscape.products.memory_forecast import planned_micro_batches
 from landscape.products.micro_batches import MicroBatching
 from landscape.products.operator import Curvature, Operator
 from landscape.products.parameter_selection import matching
-from landscape.products.pattern_cache import compact_bytes
 from landscape.products.traced_hessian import TracedHessian, trace
 from landscape.subject.loading.checks import refuse_training
 from landscape.subject.members import unpositioned
@@ -116,13 +116,13 @@ def _patterns_fit(subject: Subject, batches: int) -> bool:
     """Whether the activation patterns of so many mini-batches may be kept in memory."""
     inputs, _ = subject.batch(0)
     needed = batches * compact_bytes(activation_pattern(subject.model, inputs, subject.forward))
-    if needed > pattern_cache.MOST_BYTES:
+    if needed > patterns.MOST_BYTES:
         log.info(
             "the activation pattern stays that of single precision: those of %d mini-batches would take %.1f GiB, more "
             "than %.1f GiB; with at most --samples %d it is fixed", batches, needed / 2**30,
-            pattern_cache.MOST_BYTES / 2**30, max(int(len(subject) * pattern_cache.MOST_BYTES / needed), 1),
+            patterns.MOST_BYTES / 2**30, max(int(len(subject) * patterns.MOST_BYTES / needed), 1),
         )  # fmt: skip
-    return needed <= pattern_cache.MOST_BYTES
+    return needed <= patterns.MOST_BYTES
 
 
 @dataclass

@@ -13,9 +13,8 @@ from torch import Tensor
 from landscape.data.structure import rows_of
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.hvp_forecast import Costs
-from landscape.products.kinks import has_kinks
+from landscape.products.kinks import PatternCache, has_kinks
 from landscape.products.operator import Curvature
-from landscape.products.pattern_cache import PatternCache
 from landscape.products.vectors import length, random_unit
 from landscape.subject.device import wait_for
 from landscape.subject.subject import Subject

@@ -23,9 +23,8 @@ from landscape.products.hessian_product import (
     with_graphs,
     with_layer_name,
 )
-from landscape.products.kinks import FixedPattern, activation_pattern
+from landscape.products.kinks import FixedPattern, PatternCache, activation_pattern, compact_bytes, place_for
 from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
-from landscape.products.pattern_cache import PatternCache, compact_bytes, place_for
 from landscape.products.traced_hessian import BatchedProduct, TracedHessian
 from landscape.products.vectors import unflat
 from landscape.subject.loading.checks import require_losses_per_sample, require_tensor_outputs

@@ -25,11 +25,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from landscape.data.batch_layout import Forward, call_model
 from landscape.probe import report_products
 from landscape.products.double_precision import attributes_restored
-from landscape.products.graph_passes import lift_constants, plain_copies, split, views_to_reshapes
+from landscape.products.graph_passes import lift_constants, merge_equal, plain_copies, split, views_to_reshapes
 from landscape.products.hessian_product import Product, differentiable_attention
 from landscape.products.interpreted_graph import interpreted
 from landscape.products.kinks import FixedPattern
-from landscape.products.rematerialisation import merge_equal
 from landscape.products.vectors import unflat
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.members import Positioned

@@ -1,13 +1,16 @@
-"""Curves between two checkpoints along which the loss stays low (Garipov et al. 2018, arXiv 1802.10026)."""
+"""Curves of low loss between two checkpoints (Garipov et al. 2018, arXiv 1802.10026), kept in the user's cache."""
 
 import contextlib
 import hashlib
 import json
 import logging
 import math
+import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,12 +27,88 @@ from landscape.subject.loading.identity import identity
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.other_samples import on_rows, on_split, rebatched
 from landscape.subject.subject import Subject
-from landscape.weight_space import stored_curves
 from landscape.weight_space.lines import StraightLine
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
-MOMENTUM = 0.9
+MOST_BYTES = 4 * 2**30  # of all kept curves; those used last stay
 _log = logging.getLogger(__name__)
+
+
+def folder() -> Path | None:
+    """Where control points are kept: if need be, among the system's temporary files; None if nothing is kept."""
+    return user_cache.folder("curves", "trained curves", temporary=True)
+
+
+def load(key: str, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The control point of a key, on the devices of tensors of the same names; None if there is no usable one.
+
+    A file that is damaged, belongs to somebody else, or holds other tensors than those is not used.
+    """
+    path = _path(key)
+    if path is None or not user_cache.is_own(path):
+        return None
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        control, sha256 = content["control"], content["sha256"]
+        intact = state_dict_sha256(control) == sha256 and _shapes(control) == _shapes(like)
+        os.utime(path)
+    except FileNotFoundError:  # another process has removed it meanwhile
+        return None
+    except Exception:  # torch's unpickler raises nearly anything on a damaged file
+        intact = False
+    if not intact:
+        _log.warning("note: %s is damaged; the curve is trained again", path)
+        path.unlink(missing_ok=True)
+        return None
+    return {name: control[name].to(tensor) for name, tensor in like.items()}
+
+
+def store(key: str, control: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keep a control point; returns the one that is kept: of two processes that train it at once, that of the first."""
+    path = _path(key)
+    if path is None:
+        return dict(control)
+    on_cpu = {name: tensor.cpu() for name, tensor in control.items()}
+    content = {"control": on_cpu, "sha256": state_dict_sha256(on_cpu)}
+    try:
+        handle, temporary = tempfile.mkstemp(".pt", "unfinished-", path.parent)  # counted if it stays behind
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                torch.save(content, stream)
+                stream.flush()
+                os.fsync(handle)
+            os.link(temporary, path)
+        except FileExistsError:
+            return load(key, control) or dict(control)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # a full disk, or one without hard links
+        _log.warning("note: the trained curve is not kept, and is trained again by the next run: %s", error)
+        return dict(control)
+    with contextlib.suppress(OSError):  # another process removes files, too
+        _forget_oldest(path)
+    return dict(control)
+
+
+def _path(key: str) -> Path | None:
+    place = folder()
+    return None if place is None else place / f"{key}.pt"
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def _forget_oldest(newest: Path) -> None:
+    """Remove the curves that were not used for longest where all take too much space."""
+    used = 0
+    for path in sorted(newest.parent.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True):
+        used += path.stat().st_size
+        if used > MOST_BYTES and path != newest:
+            path.unlink(missing_ok=True)
+
+
+MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -79,15 +158,15 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
     train = rebatched(training_part(subject), training.batch_size)
     key = _key(train, line, training)
     moved = {name: p.detach() for name, p in train.model.named_parameters() if name in line.end}
-    control = stored_curves.load(key, moved)
+    control = load(key, moved)
     if control is None:
-        if stored_curves.folder() is None:
+        if folder() is None:
             _log.warning(
                 "note: trained curves are not kept: every run and every worker trains this one again, and an "
                 "interrupted run resumes only where the training gives the same bits; name a folder by %s",
                 user_cache.VARIABLE,
             )
-        control = stored_curves.store(key, _trained(train, line.end, training))
+        control = store(key, _trained(train, line.end, training))
     else:
         _log.debug("line: the curve is known from an earlier run and not trained again")
     known = [line.identity, state_dict_sha256(control)]

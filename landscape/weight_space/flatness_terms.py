@@ -17,9 +17,16 @@ from landscape.products.vectors import dot, flat, random_unit
 from landscape.statistics.flatness import ERROR_RISE, MEASURES
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
-from landscape.weight_space.ascent import Ball, auto_pgd, one_step
-from landscape.weight_space.moved_losses import MovedLosses, separable
-from landscape.weight_space.weight_noise import error_rises, largest_noise, mean_rise
+from landscape.weight_space.moved_losses import (
+    Ball,
+    MovedLosses,
+    auto_pgd,
+    error_rises,
+    largest_noise,
+    mean_rise,
+    one_step,
+    separable,
+)
 
 TOP = Request(1, "LA", tol=1e-4, tol_residual=None, ends=1.0, max_products=200, vectors=False, verify=False)
 FIRST_NOISE = 0.1  # times the root mean square of the weights: where the search of `pac-bayes-sigma` starts

@@ -22,7 +22,7 @@ from landscape.weight_space import weight_differences
 from landscape.weight_space.coordinates import Span
 from landscape.weight_space.directions import Normalize, length_units, random_direction
 from landscape.weight_space.planes import directions_in, plane_of
-from landscape.weight_space.principal_axes import principal_axes
+from landscape.weight_space.weight_differences import principal_axes
 from landscape.weight_space.weight_uses import weight_uses
 from landscape.weight_space.weights_in_place import FROZEN, RunningStatistics, WeightsInPlace
 

@@ -25,7 +25,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model, weight_differences
 from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints
 from landscape.weight_space.directions import Normalize, length_units, orthogonal_to, random_direction
-from landscape.weight_space.principal_axes import principal_axes
+from landscape.weight_space.weight_differences import principal_axes
 from landscape.weight_space.weight_uses import weight_uses
 
 _log = logging.getLogger(__name__)
