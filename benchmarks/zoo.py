@@ -12,8 +12,10 @@ the file has are not measured again; exit code 1 if one of the measured failed.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import datetime
+import functools
 import importlib.metadata
 import io
 import json
@@ -29,7 +31,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def warm_up() -> None:
     from torch import nn
 
     torch.set_num_threads(1)
+    ast.parse = functools.cache(ast.parse)  # `inspect` parses a library's module again for each of its classes
     network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     measured(network.eval(), lambda n, small=False: (torch.randn(n, 3, 8, 8), torch.arange(n) % 5))
 
@@ -131,7 +133,7 @@ def row_of(name: str) -> Row:
             member, network, data = made(name)
         except Exception as error:  # of the library
             return {"name": name, "not_built": f"{type(error).__name__}: {first_line(error)}"}
-        return {"name": name, "member": member, **measured(network.eval(), data)}
+        return {"name": name, "member": member, **measured(network.eval(), data), "cpu": round(time.process_time(), 1)}
 
 
 def measured(network: Any, data: Callable[..., Any]) -> Row:
@@ -195,7 +197,7 @@ def measured(network: Any, data: Callable[..., Any]) -> Row:
         return {**found, **dict.fromkeys(("discovery", *COLUMNS), said)}
     found["discovery"] = outcome(layers)
     for probe, quantity in PROBES.items():
-        found[probe] = outcome(partial(number, probe, quantity))
+        found[probe] = outcome(functools.partial(number, probe, quantity))
     return {**found, "lesion": outcome(lesion), "hessian": outcome(hessian)}
 
 

@@ -17,7 +17,7 @@ from landscape.models.libraries import library
 CLASSES = 5
 MOST_PARAMETERS = 4e8  # of a configuration that could not be made tiny
 TOKENS = 16  # of a sequence
-SMALL = 96  # rows and columns of images for second derivatives
+SMALL = 64  # rows and columns of images for second derivatives
 HEADS = {"image": "IMAGE_CLASSIFICATION", "masked": "MASKED_LM", "causal": "CAUSAL_LM"}
 LARGE = ("large", "huge", "giant", "gigantic", "enormous", "xlarge", "so400m", "so150m", "7b", "_h", "_l_", "_g_")
 Made = tuple[str, nn.Module, Callable[..., Any]]  # member; network; data of so many samples, maybe of smaller images
@@ -55,6 +55,7 @@ WIDTHS = {
     "num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|num_attention_heads": 4,
     "num_key_value_heads|num_kv_heads|n_head_kv": 2, "head_dim|d_kv|attention_head_size|qk_nope_head_dim|v_head_dim": 8,
     "(.*_)?intermediate_size|.*ffn_dim|d_ff|n_inner|d_inner|dim_ff|ffn_hidden_size": 64,
+    "hidden_sizes|embed_dims?|neck_hidden_sizes|layer_channels|stem_channels": 32,
     "q_lora_rank|kv_lora_rank|qk_rope_head_dim": 8, "image_size": 64,
 }  # fmt: skip
 SMALLER = (  # tried one after the other
@@ -135,7 +136,7 @@ def _torchvision(name: str) -> Made:
     elif builder in ("googlenet", "inception_v3"):
         options["init_weights"] = True
     network = models.get_model(builder, **options)
-    side = 224 if "vit" in builder or "swin" in builder else 128
+    side = 224 if "vit" in builder or "swin" in builder else SMALL
     pictures = _pictures(network.eval(), 3, side, side)
 
     def dense(n: int, small: bool = False) -> Any:

@@ -133,7 +133,7 @@ def measure_all(
 
     Raises:
         NotApplicable: the probe applies to none of the checkpoints.
-        OptionError, ValueError, OSError: as `landscape.measure`.
+        OptionError, ValueError, OSError: as `landscape.measure`; some of several probes failed, after the others.
     """
     from landscape.results import hdf5_file
     from landscape.subject.loading.preprocessing import sharing_images
@@ -165,7 +165,11 @@ def measure_all(
                 if len(refused) == len(chosen.paths):
                     raise
                 say(f"note: {name} is left out: {error}", quiet=quiet)
-        _print_table(command, out, outcomes if common["shard"] == WHOLE else [], quiet=quiet)
+        good = [one for one in outcomes if not one.failed]
+        _print_table(command, out, good if common["shard"] == WHOLE else [], quiet=quiet)
+    lost = [f"{one.group.rpartition('-')[0]} ({one.failed})" for one in outcomes if one.failed]
+    if lost:
+        raise ValueError(f"failed alone, the others are measured: {'; '.join(lost)}")
     return outcomes
 
 
@@ -274,6 +278,8 @@ def _measure(
     if subject.processes.rank > 0:  # the file may lie on another machine
         return []
     for outcome in outcomes:
+        if outcome.failed:
+            continue
         record("result", group=outcome.group, units=outcome.units, measured=outcome.measured, out=out)
         say(_found(outcome, out, how["shard"], took), quiet=quiet)
     return outcomes

@@ -106,8 +106,8 @@ def features(
 ) -> dict[str, xr.Dataset]:
     """Measure several layer probes from one forward pass per mini-batch; returns the labelled result of each by name.
 
-    Probes that do not apply to the network (attention to a convolutional one) are skipped. Arguments as for `measure`;
-    an option reaches every probe that has it.
+    Probes that do not apply to the network (attention to a convolutional one) are skipped, and one that fails is left
+    out with a warning. Arguments as for `measure`; an option reaches every probe that has it.
 
     Raises:
         OptionError, ValueError, OSError: as `measure`; no probe fits the network.
@@ -123,7 +123,11 @@ def features(
     with measuring(loaded), bar as shown:
         fit, _ = applicable(made, loaded)
         outcomes = run_shared_pass(fit, loaded, path, label=label, overwrite=overwrite, report=report or shown)
-    return {probe.name: _result(path, outcome) for probe, outcome in zip(fit, outcomes, strict=True)}
+    measured = dict(zip((probe.name for probe in fit), outcomes, strict=True))
+    for name, outcome in measured.items():
+        if outcome.failed:
+            _log.warning("%s failed and is left out: %s", name, outcome.failed)
+    return {name: _result(path, outcome) for name, outcome in measured.items() if not outcome.failed}
 
 
 def evaluate(subject: Source = None, *, passes: int = 1, label: str = "", **options: Any) -> dict[str, float]:

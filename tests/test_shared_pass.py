@@ -15,6 +15,7 @@ from torch import nn
 import landscape
 from landscape import models
 from landscape.api import configure_shared_pass, features
+from landscape.cli.main import exit_code
 from landscape.layers import forward_hooks
 from landscape.layers.forward_hooks import SMALL_MEAN, MapPart, map_parts, run_with_hooks
 from landscape.options import OptionError
@@ -160,6 +161,26 @@ def test_a_pass_restores_the_model(vit: Path, fails: bool, monkeypatch: pytest.M
     assert same_state(subject.model, kept)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
     assert torch.overrides._len_torch_function_stack() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_probe_that_fails_loses_itself_alone(
+    vit: Path, alone: list[Arrays], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("landscape.layers.attention_statistics.token_cosine", lambda tokens: 1 // 0)
+    path, said = tmp_path / "results.h5", "ZeroDivisionError: integer division or modulo by zero"
+    outcomes = run_shared_pass(probes(), loaded(vit), path)
+    others = [i for i, name in enumerate(FEATURES) if name != "attention"]
+    assert [outcome.failed for outcome in outcomes] == [said if name == "attention" else "" for name in FEATURES]
+    assert_all_same(results(path, [outcomes[i] for i in others]), [alone[i] for i in others])
+    with pytest.raises(ZeroDivisionError):
+        run_shared_pass(probes()[FEATURES.index("attention") :][:1], loaded(vit), path)
+    data = ["--data", "digits", "--samples", "16", "--batch-size", "8", "--out", str(tmp_path / "other.h5")]
+    assert exit_code(["features", str(vit), *data]) == 1
+    printed = capsys.readouterr()
+    assert "failed alone, the others are measured: attention" in printed.err
+    assert said in printed.err
+    assert all(f"{FEATURES[i]} " in printed.out + printed.err for i in others)
 
 
 @pytest.mark.slow

@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 def disagreement(subject: Subject) -> str:
     """In words, how derivatives of a few samples' loss disagree with its differences; "" where they agree.
 
-    Two passes of a few samples in double precision per direction. A network that cannot be run so is not checked.
+    A dozen passes of a few samples in double precision per direction, until one agrees. A network that cannot be run
+    so is not checked.
     """
     if subject.members or 8 * subject.size > LARGEST:
         return ""
@@ -52,16 +53,14 @@ def _compared(subject: Subject) -> str:
         for weight in weights:
             weight.requires_grad_(True)  # until the copy is given back
         try:
-            return _in_words(*_pairs(subject, copy, weights, inputs, targets))
+            return _disagreement(subject, copy, weights, inputs, targets)
         finally:
             for weight in weights:
                 weight.requires_grad_(False)
 
 
-def _pairs(
-    subject: Subject, copy: nn.Module, weights: Tensors, inputs: Nested, targets: Nested
-) -> tuple[Sequence[float], Sequence[float]]:
-    """First and second derivatives of the direction that agrees best, see `_slopes`."""
+def _disagreement(subject: Subject, copy: nn.Module, weights: Tensors, inputs: Nested, targets: Nested) -> str:
+    """In words, how first or second derivatives disagree in the direction that agrees best; see `_slopes`."""
 
     def loss() -> Tensor:
         return subject.losses(subject.forward(copy, inputs), targets).mean()
@@ -74,12 +73,15 @@ def _pairs(
     scale = (_inner(weights, weights).detach() / size).sqrt()
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     generator = torch.Generator().manual_seed(0)
-    pairs = []
+    pairs: list[list[float]] = []
+    found = ""
     for _ in range(DIRECTIONS):
         u, v = ([scale * torch.randn(w.shape, generator=generator).to(w) for w in weights] for _ in range(2))
-        pairs += [_slopes(weights, u, loss, gradient), _curvatures(weights, u, v, gradient)]
-    found = torch.stack(pairs).tolist()  # the only numbers that the host waits for
-    return _closest(found[::2]), _closest(found[1::2])
+        pairs += torch.stack([_slopes(weights, u, loss, gradient), _curvatures(weights, u, v, gradient)]).tolist()
+        found = _in_words(_closest(pairs[::2]), _closest(pairs[1::2]))
+        if not found:
+            break
+    return found
 
 
 def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: Gradient) -> Tensor:

@@ -43,6 +43,7 @@ class Outcome:
     units: int  # of the whole result
     measured: int  # units that this run measured; 0 if the result was complete before
     data: xr.Dataset | None = None  # the result itself, of a run without a file
+    failed: str = ""  # the error of a probe that lost its units while others of the same pass went on
 
 
 def versions() -> dict[str, str]:
