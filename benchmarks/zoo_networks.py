@@ -15,7 +15,7 @@ from torch import nn
 from landscape.models.libraries import library
 
 CLASSES = 5
-MOST_PARAMETERS = 4e8  # of a configuration that could not be made tiny
+MOST_PARAMETERS = 2e7  # of a configuration that could not be made tiny
 TOKENS = 16  # of a sequence
 SMALL = 64  # rows and columns of images for second derivatives
 HEADS = {"image": "IMAGE_CLASSIFICATION", "masked": "MASKED_LM", "causal": "CAUSAL_LM"}

@@ -165,12 +165,8 @@ def measure_all(
                 if len(refused) == len(chosen.paths):
                     raise
                 say(f"note: {name} is left out: {error}", quiet=quiet)
-        good = [one for one in outcomes if not one.failed]
-        _print_table(command, out, good if common["shard"] == WHOLE else [], quiet=quiet)
-    lost = [f"{one.group.rpartition('-')[0]} ({one.failed})" for one in outcomes if one.failed]
-    if lost:
-        raise ValueError(f"failed alone, the others are measured: {'; '.join(lost)}")
-    return outcomes
+        _print_table(command, out, outcomes if common["shard"] == WHOLE else [], quiet=quiet)
+    return _all_measured(outcomes)
 
 
 def _print_table(command: str, out: Path, outcomes: Sequence[Outcome], *, quiet: bool) -> None:
@@ -179,9 +175,18 @@ def _print_table(command: str, out: Path, outcomes: Sequence[Outcome], *, quiet:
     from landscape.plots.headlines import main_figure
     from landscape.results import reader
 
+    outcomes = [outcome for outcome in outcomes if not outcome.failed]
     if outcomes and not quiet and isinstance(module := main_figure(command), Tabled):
         rows, below = module.table([reader.result(out, one.group) for one in outcomes])
         typer.echo("\n".join([text_table(rows), "", *below]))
+
+
+def _all_measured(outcomes: list[Outcome]) -> list[Outcome]:
+    """The outcomes, unless probes of a shared pass failed while the others went on."""
+    lost = [f"{outcome.group.rpartition('-')[0]} ({outcome.failed})" for outcome in outcomes if outcome.failed]
+    if lost:
+        raise ValueError(f"failed alone, the others are measured: {'; '.join(lost)}")
+    return outcomes
 
 
 def _nothing(probe: Any, subject: Subject) -> None:
