@@ -212,7 +212,7 @@ WORDS = {  # names of probes that mean something else in a file: an axis, a matr
     "tokens": {"layer", "token_grid", "selection", "attention", "smoothing"},
     "trace": {"flatness", "flatness_terms", "weight_units"},
     "noise": {"monitor", "perturbations"},
-    "attention": {"hessian_product", "localvit"},
+    "attention": {"hessian_product", "vit"},
     "density": {"hessian"},
     "flatness": {"text"},
     "similarity": {"align"},

@@ -14,7 +14,7 @@ import synthetic
 import xarray as xr
 from command_line import Command, one_line
 
-from landscape.doctor import accuracy, lines, panels, protocols, recomputed, spectra, surfaces
+from landscape.doctor import accuracy, lines, panels, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 
@@ -177,7 +177,7 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         "evaluate net.pt",
     ),
     "number of samples": (
-        recomputed.samples,
+        rules.samples,
         made("variance", {"samples": ("batch", [60.0, 60.0]), "done": ("batch", [1, 1])}, samples=50000),
         made("variance", {"samples": ("batch", [60.0, 60.0]), "done": ("batch", [1, 1])}, samples=120),
         "--overwrite",
@@ -357,7 +357,7 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize(("stored", "again", "changed"), [(math.nan, math.nan, 0), (2.0, 2.0, 0), (1.0, 2.0, 1)])
 def test_summaries_are_computed_again(stored: float, again: float, changed: int) -> None:
-    found = recomputed.summaries(made("trace", {"trace": stored}), lambda arrays: {"trace": np.array(again)})
+    found = rules.summaries(made("trace", {"trace": stored}), lambda arrays: {"trace": np.array(again)})
     assert [finding.rule for finding in found] == ["summaries"] * changed
 
 

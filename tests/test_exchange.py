@@ -19,7 +19,7 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.exchange import importing, paraview, park2022_csv, tomgoldstein
+from landscape.exchange import exporting, importing, park2022_csv, tomgoldstein
 from landscape.exchange.exporting import export
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of
 from landscape.plots import drawing, headlines
@@ -376,7 +376,7 @@ def _small(**changed: np.ndarray) -> Grid:
 
 
 def _vtp(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    paraview.write_vtp(path, _small())
+    exporting.write_vtp(path, _small())
     piece = ElementTree.parse(path).getroot().find("PolyData/Piece")
     assert piece is not None
 
@@ -403,7 +403,7 @@ def test_polygons_join_neighbours_and_carry_every_quantity(tmp_path: Path) -> No
 def test_points_without_a_finite_loss_leave_a_hole() -> None:
     grid = _small()
     grid.values["loss"][0, 0] = np.inf
-    points, quads, values = paraview.mesh(grid)
+    points, quads, values = exporting.mesh(grid)
     assert (len(points), len(quads)) == (5, 1)
     assert np.isfinite(points).all()
     assert (points[quads[0]][:, 0] >= 1).all()
@@ -412,7 +412,7 @@ def test_points_without_a_finite_loss_leave_a_hole() -> None:
 
 def test_a_mesh_opens_in_vtk(tmp_path: Path) -> None:
     vtk = pytest.importorskip("vtk")
-    paraview.write_vtp(tmp_path / "s.vtp", _small())
+    exporting.write_vtp(tmp_path / "s.vtp", _small())
     reader = vtk.vtkXMLPolyDataReader()
     reader.SetFileName(str(tmp_path / "s.vtp"))
     reader.Update()
@@ -507,7 +507,7 @@ def test_a_trajectory_goes_to_that_tool_with_its_principal_coordinates(tmp_path:
 def test_curves_open_in_vtk(tmp_path: Path) -> None:
     vtk = pytest.importorskip("vtk")
     trajectory = ProjectedTrajectory(np.array([[0.0, 1.0, 2.0], [0.0, -1.0, 0.5]]), np.array([3.0, 2.0, 1.0]))
-    paraview.write_trajectory(tmp_path / "c.vtp", trajectory)
+    exporting.write_trajectory(tmp_path / "c.vtp", trajectory)
     reader = vtk.vtkXMLPolyDataReader()
     reader.SetFileName(str(tmp_path / "c.vtp"))
     reader.Update()

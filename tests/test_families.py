@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from landscape import models
 from landscape.discovery.discover import discover
 from landscape.layers.unit_removal import removals, removed
-from landscape.models import localvit, swin
+from landscape.models import swin, vit
 from landscape.models.blocks import Smoothing
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -164,7 +164,7 @@ def test_the_mlp_head_of_blurs_takes_every_position_of_the_map() -> None:
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("grid", [(4, 4), (3, 5)])
 def test_a_neighbourhood_is_k_by_k_cut_at_the_borders(k: int, grid: tuple[int, int]) -> None:
-    mask = localvit.neighbours(grid, k)
+    mask = vit.neighbours(grid, k)
     places = list(product(range(grid[0]), range(grid[1])))
     up, down = (k - 1) // 2, k // 2
     for q, k_ in product(range(len(places)), range(len(places))):

@@ -27,7 +27,7 @@ from landscape.training.objectives import (
     random_mask,
 )
 from landscape.training.train import EpochResult, train
-from landscape.training.views import cropped, grey, turned, view
+from landscape.training.training_set import cropped, grey, turned, view
 
 SOURCE = """
 import torch

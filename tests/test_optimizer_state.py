@@ -17,8 +17,13 @@ from landscape.checkpoints.optimizer_state import NoOptimizerState, class_names,
 from landscape.data.recipes import recipe
 from landscape.options import OptionError
 from landscape.subject.loading.load import load
-from landscape.subject.optimizer_options import NO_UPDATE, OptimizerOptions
-from landscape.subject.optimizers import optimizer_identity, proposed_update, restored_optimizer
+from landscape.subject.optimizers import (
+    NO_UPDATE,
+    OptimizerOptions,
+    optimizer_identity,
+    proposed_update,
+    restored_optimizer,
+)
 from landscape.subject.subject import Subject
 from landscape.training.train import train
 

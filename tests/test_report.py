@@ -24,8 +24,8 @@ from landscape.doctor.finding import Finding
 from landscape.plots import FIGURES
 from landscape.plots.comparison import rows as comparison_rows
 from landscape.plots.comparison.compare import compare
-from landscape.plots.report import arrays, findings, next_steps, page, report, table
-from landscape.plots.report.commands import measured
+from landscape.plots.report import findings, next_steps, page, panels, report, table
+from landscape.plots.report.next_steps import command_to_measure
 from landscape.probes import probe_class
 from landscape.results import reader
 from landscape.results.command_line import chosen
@@ -324,7 +324,7 @@ def test_a_command_holds_all_that_was_asked_for(few: Path) -> None:
     spec = Spec(Path("a.pt"), model_arg={"depth": 2}, mean=(0.5, 0.25), std=(1, 1), split="train", samples=1024)
     options = chosen(probe_class("surface")(resolution="15", preview=True, seed=3), spec)
     data = data.assign_attrs(options=json.dumps({**options, "hvp": "exact"}, default=str))
-    assert measured(data, Path("r.h5")) == (
+    assert command_to_measure(data, Path("r.h5")) == (
         "landscape surface a.pt --resolution 15 --bn frozen --preview --model-arg depth=2 --mean 0.5,0.25 --std 1,1 "
         "--seed 3 --out r.h5"
     )
@@ -345,7 +345,7 @@ def decoded(held: dict[str, Any]) -> np.ndarray:
     return np.where(code > top, np.where(code == top + 2, np.nan, np.inf), value)
 
 
-@pytest.mark.parametrize("bits", [arrays.VALUE, arrays.ERROR])
+@pytest.mark.parametrize("bits", [panels.VALUE, panels.ERROR])
 def test_arrays_come_back_as_they_were(bits: int) -> None:
     rng = np.random.default_rng(0)
     wide = np.exp(rng.normal(scale=4, size=(90, 80)))
@@ -355,7 +355,7 @@ def test_arrays_come_back_as_they_were(bits: int) -> None:
         values[0, 0], values[1, 1] = np.inf, np.nan
         done = np.ones(values.shape, bool)
         done[2, 2] = False
-        held = arrays.encoded(values, done, bits=bits)
+        held = panels.encoded(values, done, bits=bits)
         found = decoded(held)
         missing = np.isnan(found)
         assert missing[2, 2]
@@ -377,7 +377,7 @@ def test_the_script_and_the_data_are_small(text: str, shown: Page) -> None:
     data, script = (len(part.encode()) for part in shown.raw["script"])
     surface = zip(relu_surface(201, 0), (16, 8), strict=True)
     # Three surfaces of 201 x 201 points, in place of the small ones.
-    fine = 3 * sum(len(json.dumps(arrays.encoded(values, bits=bits))) for values, bits in surface)
+    fine = 3 * sum(len(json.dumps(panels.encoded(values, bits=bits))) for values, bits in surface)
     assert fine <= 120_000
     assert data + fine + script <= LARGEST_DATA
 

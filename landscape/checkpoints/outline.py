@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from landscape.checkpoints import restricted_unpickler
-from landscape.checkpoints.pickle_bounds import BoundError
 from landscape.checkpoints.raw_files import DAMAGED_ZIP, content_of, header, members, unreadable
+from landscape.checkpoints.restricted_unpickler import BoundError
 from landscape.options import printable
 from landscape.results.declared_size import refuse_oversized
 

@@ -12,8 +12,7 @@ from landscape.curvature.spectrum import Request, spectrum
 from landscape.probe import Quantity, derived_seed
 from landscape.products.vectors import random_unit
 from landscape.statistics.means import mean_and_standard_error
-from landscape.subject.optimizer_options import OptimizerOptions
-from landscape.subject.optimizers import restored_optimizer
+from landscape.subject.optimizers import OptimizerOptions, restored_optimizer
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

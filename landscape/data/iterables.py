@@ -1,21 +1,97 @@
-"""Load data from a DataLoader, or from another iterable of samples or mini-batches, which is read once."""
+"""Load data from a DataLoader, or from another iterable, read once; form batches of any structure from its samples."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from torch.utils.data import IterableDataset, RandomSampler
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, RandomSampler, default_collate
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
-from landscape.data import structured
-from landscape.data.dataset import BatchList, Images
+from landscape.data.dataset import BatchList, Images, count_of, number_of_classes
 from landscape.data.memory import GrowingTensor
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
-from landscape.data.structure import as_tensors, common_length
+from landscape.data.structure import Nested, as_tensors, common_length, map_tensors, rows_of, tensors_in
 from landscape.options import parse_count
+
+
+class ShapesDiffer(ValueError):
+    """Samples of different shapes, which do not fit into one tensor."""
+
+
+def looks_batched(inputs: Nested, targets: Nested) -> bool:
+    """Whether the first element of an iterable is a mini-batch: a target for every row of its inputs."""
+    if not isinstance(targets, Tensor):
+        return next(tensors_in(targets), None) is not None
+    if not isinstance(inputs, Tensor):
+        return targets.dim() >= 1
+    return targets.dim() >= 1 and inputs.dim() >= 2 and len(targets) == len(inputs)
+
+
+def from_rows(data: Nested, count: int, request: Request) -> BatchList:
+    """Mini-batches of the first rows of a data set whose tensors are in memory as a whole."""
+    size = request.batch_size
+    return _batch_list([rows_of(data, slice(at, min(at + size, count))) for at in range(0, count, size)], request)
+
+
+def from_items(items: Sequence[Nested], request: Request) -> BatchList:
+    """Mini-batches of samples, collated like a DataLoader does.
+
+    Raises:
+        ValueError: the samples have different shapes.
+    """
+    size = request.batch_size
+    return _batch_list([_collated(items[at : at + size], request) for at in range(0, len(items), size)], request)
+
+
+def from_batches(batches: Iterator[Nested], wanted: int | None, request: Request) -> BatchList:
+    """Whole mini-batches as they come, until at least `wanted` samples are there.
+
+    None is cut: a model may shorten a padded mini-batch to its longest sequence.
+
+    Raises:
+        ValueError: one holds no tensor.
+    """
+    wholes: list[Nested] = []
+    count = 0
+    for batch in batches:
+        whole = as_tensors(batch)
+        wholes.append(map_tensors(whole, torch.clone))  # a loader may use its memory again for the next batch
+        count += count_of(request.read("a batch", whole)[1], whole) or 1
+        if wanted is not None and count >= wanted:
+            break
+    return _batch_list(wholes, request)
+
+
+def _batch_list(wholes: Sequence[Nested], request: Request) -> BatchList:
+    for whole in wholes:
+        if next(tensors_in(whole), None) is None:
+            got = type(whole).__name__
+            raise ValueError(f"{request.name}: a batch is a {got} without tensors; expected tensors in it")
+    pairs = [request.read(f"batch {i}", whole) for i, whole in enumerate(wholes)]
+    return BatchList(pairs, wholes, request.name, max(_classes(request.name, targets) for _, targets in pairs))
+
+
+def _classes(name: str, targets: Nested) -> int:
+    if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point():
+        return 0
+    return number_of_classes(name, targets)
+
+
+def _collated(items: Sequence[Nested], request: Request) -> Nested:
+    try:
+        return default_collate(list(items))
+    except (RuntimeError, TypeError, KeyError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(
+            f"{request.name}: its samples cannot be stacked to mini-batches ({reason}); return a DataLoader with a "
+            "collate_fn that forms them"
+        ) from error
+
 
 SEED = 0  # of a loader's shuffle and of random transforms
 UNKNOWN = 2**62  # samples of an iterable without a length
@@ -61,22 +137,22 @@ def _load(stream: Any, request: Request, batched: bool, started: list[Any]) -> I
     if first is _END:
         raise ValueError(f"{name} gave 0 inputs and 0 targets; expected equally many, at least one")
     pair = request.read("batch 0" if batched else "item 0", as_tensors(first))
-    if not batched and structured.looks_batched(*pair):
+    if not batched and looks_batched(*pair):
         batched, total = True, None  # the length was that of the list
     wanted = _wanted(request, total)
     items = chain([first], items)
     if request.is_pair(first, pair) and (not batched or common_length(pair) is not None):
         try:
             return _plain(stream, items, request, wanted, total, batched=batched)
-        except structured.ShapesDiffer:
+        except ShapesDiffer:
             if not batched or iter(stream) is stream:  # which cannot be read from its start again
                 raise
     elif batched:
-        return structured.from_batches(items, wanted, request)
+        return from_batches(items, wanted, request)
     else:
-        return structured.from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request)  # noqa: B905
+        return from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request)  # noqa: B905
     with fixed_rng(SEED):
-        return structured.from_batches(_items(name, stream, []), wanted, request)
+        return from_batches(_items(name, stream, []), wanted, request)
 
 
 def _wanted(request: Request, total: int | None) -> int | None:
@@ -101,14 +177,14 @@ def _plain(
             *parts, request = request.tensors(what, item)
             parts = [part[None] for part in parts]
         if len(parts[0]) != len(parts[1]):
-            raise structured.ShapesDiffer(
+            raise ShapesDiffer(
                 f"{request.name} gave {len(parts[0])} inputs and {len(parts[1])} targets; expected equally many"
             )
         size = size or len(parts[0])
         for part, kept in zip(parts, (inputs, targets), strict=True):
             left = None if wanted is None else wanted - kept.count
             if kept.count and (part.shape[1:], part.dtype) != (kept.shape, kept.tensor.dtype):
-                raise structured.ShapesDiffer(
+                raise ShapesDiffer(
                     f"{request.name}: {what}: samples are {tuple(part.shape[1:])} {part.dtype}, the first "
                     f"{tuple(kept.shape)} {kept.tensor.dtype}; make them equal"
                 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, parameters_of
-from landscape.data import iterables, structured
+from landscape.data import iterables
 from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
 from landscape.data.memory import GrowingTensor
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
@@ -125,12 +125,12 @@ def _from_whole(request: Request, made: Any) -> Images | BatchList:
     inputs, targets = request.read("its data", converted)
     if request.is_pair(made, (inputs, targets)):
         return _from_pair(request, inputs, targets)
-    return structured.from_rows(converted, parse_count("samples", request.samples, rows), request)
+    return iterables.from_rows(converted, parse_count("samples", request.samples, rows), request)
 
 
 def _holds_batches(request: Request, made: list[Any]) -> bool:
     """Whether the first element of a list is a mini-batch."""
-    return len(made) > 0 and structured.looks_batched(*request.read("item 0", as_tensors(made[0])))
+    return len(made) > 0 and iterables.looks_batched(*request.read("item 0", as_tensors(made[0])))
 
 
 def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
@@ -189,7 +189,7 @@ def _structured_items(request: Request, dataset: Any, rows: list[int]) -> BatchL
         pairs = zip(tensors_in(again), tensors_in(as_tensors(before)), strict=True)
         if not all(torch.equal(new.nan_to_num(), kept.nan_to_num()) for new, kept in pairs):
             raise _unsteady(request.name, row)
-    return replace(structured.from_items(items, request), drawn=any(draws))
+    return replace(iterables.from_items(items, request), drawn=any(draws))
 
 
 def _unsteady(name: str, row: int) -> ValueError:

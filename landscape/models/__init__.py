@@ -12,13 +12,12 @@ from torch import nn
 from landscape.models import alternet
 from landscape.models.alternet import AlterNet
 from landscape.models.arguments import converted, whole_number
-from landscape.models.localvit import LocalViT
 from landscape.models.mixer import Mixer
 from landscape.models.pit import PiT
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import SMALL, ResNet
 from landscape.models.swin import Swin
-from landscape.models.vit import ViT
+from landscape.models.vit import LocalViT, ViT
 
 __all__ = ["NAMES", "accepts", "arguments_of", "build", "build_up", "summary"]
 

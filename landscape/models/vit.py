@@ -1,4 +1,4 @@
-"""Vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929), dimensions of DeiT (arXiv 2012.12877)."""
+"""Vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929; dimensions of DeiT), and one with local attention."""
 
 from functools import partial
 from typing import Literal
@@ -175,3 +175,47 @@ def divided(image_size: int, patch: int) -> int:
 
 def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+class LocalViT(ViT):
+    """A ViT without class token whose queries attend to the k x k positions around them, without padding.
+
+    The parameters are the same for every k. An even k reaches one position further down and right than up and left.
+
+    Args:
+        neighbourhood: k; None (the word `none`) attends globally.
+        patch: as for `ViT`, but from 4 upward.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        image_size: int,
+        channels: int = 3,
+        dim: int,
+        depth: int,
+        heads: int,
+        neighbourhood: int | None = 3,
+        patch: int | None = None,
+        mlp_ratio: int = 4,
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__(
+            classes=classes, image_size=image_size, channels=channels, dim=dim, depth=depth, heads=heads,
+            patch=patch or default_patch(image_size, 1024, least=4), mlp_ratio=mlp_ratio, head="gap",
+            drop_path=drop_path, dropout=dropout, std=std,
+        )  # fmt: skip
+        if neighbourhood is not None:
+            mask = neighbours(self.grid_size, neighbourhood)
+            for block in self.blocks.children():
+                block.get_submodule("attention").register_buffer("mask", mask, persistent=False)
+
+
+def neighbours(grid: tuple[int, int], k: int) -> Tensor:
+    """Whether a key lies in the k x k neighbourhood of a query, (query, key) bool, positions row by row."""
+    positions = torch.cartesian_prod(*(torch.arange(side) for side in grid))
+    offset = positions[None] - positions[:, None]  # (query, key, 2)
+    return ((offset >= -((k - 1) // 2)) & (offset <= k // 2)).all(dim=-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from landscape.curvature.lanczos import Spectrum, lanczos
-from landscape.curvature.preconditioner import NoUpdateYet, preconditioner
+from landscape.curvature.preconditioner import RULES, NoUpdateYet, preconditioner
 from landscape.curvature.spectrum import memory
 from landscape.monitoring.distance import Start
 from landscape.monitoring.gradients import gradients_of, gram, noise, parts_of
@@ -21,6 +21,16 @@ from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import length, random_unit
 from landscape.subject.subject import Subject
+
+
+def optimizer_in_use(found: Any) -> Optimizer | None:
+    """The optimiser of PyTorch behind a library's wrapper, if its stability threshold is known; else None."""
+    while not isinstance(found, Optimizer) or type(found) not in RULES:
+        found = getattr(found, "optimizer", None)
+        if found is None:
+            return None
+    return found
+
 
 NEXT, RANDOM = 0.3, 0.3  # lengths of the next Ritz vector and of a random one in a start from the last eigenvectors
 UNSURE = 100.0  # so much larger a hidden component may be than in a search from a random start: one standard deviation

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from landscape.models.libraries import library
+from landscape.monitoring.measurement import optimizer_in_use
 from landscape.monitoring.monitor import Monitor
-from landscape.monitoring.optimizer_in_use import optimizer_in_use
 
 library("transformers")  # says in one line what to install
 

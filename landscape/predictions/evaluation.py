@@ -15,8 +15,7 @@ from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.batch_layout import Forward
 from landscape.data.structure import Nested
 from landscape.options import OptionError, at_least
-from landscape.predictions.classifier import logits_and_targets
-from landscape.predictions.scores import overlaps, sample_scores, score_rows
+from landscape.predictions.scores import logits_and_targets, overlaps, sample_scores, score_rows
 from landscape.probe import derived_seed
 from landscape.statistics import calibration
 from landscape.statistics.calibration import SampleScores

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from landscape.headline import HIGHER, LOWER, Headline
 from landscape.options import require
-from landscape.predictions.classifier import class_targets, logits_and_targets, refuse_other_than_classifier
-from landscape.predictions.scores import PART, labelled, sample_scores
+from landscape.predictions.scores import (
+    PART,
+    class_targets,
+    labelled,
+    logits_and_targets,
+    refuse_other_than_classifier,
+    sample_scores,
+)
 from landscape.predictions.temperature import Temperature, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics

@@ -13,10 +13,9 @@ from landscape.headline import Headline
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
 from landscape.options import OptionError, at_least, require
 from landscape.predictions import timing
-from landscape.predictions.classifier import class_targets, logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
-from landscape.predictions.scores import PART, labelled
+from landscape.predictions.scores import PART, class_targets, labelled, logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.temperature import INVERSE, MOMENTS, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics

@@ -38,13 +38,13 @@ from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
 from landscape.products.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.products.vectors import random_unit
 from landscape.subject.losses import MEANINGS
-from landscape.subject.optimizer_options import (
+from landscape.subject.optimizers import (
     OPTIMIZER_ARG_HELP,
     OPTIMIZER_HELP,
     OPTIMIZER_STATE_HELP,
     OptimizerOptions,
+    optimizer_identity,
 )
-from landscape.subject.optimizers import optimizer_identity
 from landscape.subject.subject import Subject
 
 PARK_2022 = {"top": 5, "batch_size": 16, "samples": "10%", "split": "train", "augment": True, "weight_decay": 0.05}

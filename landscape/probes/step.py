@@ -26,13 +26,15 @@ from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.products.hvp_backends import KINKS_HELP, Kinks, curvature
 from landscape.statistics.means import mean_and_standard_error
-from landscape.subject.optimizer_options import (
+from landscape.subject.optimizers import (
     OPTIMIZER_ARG_HELP,
     OPTIMIZER_HELP,
     OPTIMIZER_STATE_HELP,
     OptimizerOptions,
+    RestoredOptimizer,
+    optimizer_identity,
+    restored_optimizer,
 )
-from landscape.subject.optimizers import RestoredOptimizer, optimizer_identity, restored_optimizer
 from landscape.subject.subject import Subject
 from landscape.weight_space.optimizer_step import StepMeasurement
 

@@ -15,14 +15,15 @@ from landscape.data.dataset import BatchList
 from landscape.headline import LOWER, Headline
 from landscape.options import OptionError, at_least, parse_numbers, require
 from landscape.predictions import temporal, timing
-from landscape.predictions.frame_probabilities import FrameProbabilities, networks_of
 from landscape.predictions.frames import (
     DENSE,
     PER_FRAME,
     SCORES,
     TERMS,
+    FrameProbabilities,
     frame_scores,
     near_boundary,
+    networks_of,
     suffixed,
     summaries,
 )

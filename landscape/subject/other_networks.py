@@ -13,9 +13,9 @@ from torch import nn
 from landscape.checkpoints import folders, raw_files
 from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from landscape.checkpoints.file_names import label_of
+from landscape.checkpoints.key_matching import renamed_by_timm
 from landscape.checkpoints.snapshots import Snapshot, of_run
 from landscape.checkpoints.state_dict_loading import load_into
-from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.models.adapters import FIELDS
 from landscape.subject.loading.checks import refuse_misfit
 from landscape.subject.loading.model_building import with_weights

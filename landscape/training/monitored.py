@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from landscape.data.dataset import Batches
+from landscape.monitoring.measurement import optimizer_in_use
 from landscape.monitoring.monitor import Monitor
-from landscape.monitoring.optimizer_in_use import optimizer_in_use
 from landscape.options import OptionError
 from landscape.training.monitor_options import MonitorOptions
 from landscape.training.objectives import Classification

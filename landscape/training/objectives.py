@@ -23,8 +23,7 @@ from landscape.models.vit import ViT
 from landscape.predictions.evaluation import evaluate
 from landscape.probe import derived_seed
 from landscape.subject.restoration import evaluation_mode
-from landscape.training.training_set import balanced_rows
-from landscape.training.views import view
+from landscape.training.training_set import balanced_rows, view
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07

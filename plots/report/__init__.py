@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from landscape.plots.report import findings
-from landscape.plots.report.checks import Check
 from landscape.plots.report.page import document
+from landscape.plots.report.sections import Check
 from landscape.plots.report.table import summary_table as summary_table
 from landscape.results import reader
 from landscape.results.malformed import readable

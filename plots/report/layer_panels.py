@@ -7,8 +7,7 @@ import numpy as np
 
 from landscape.plots import FIGURES
 from landscape.plots.figure import LayerPlot
-from landscape.plots.report.arrays import ERROR, encoded, float32, thinned
-from landscape.plots.report.panels import Drawn, Panel, of_probe
+from landscape.plots.report.panels import ERROR, Drawn, Panel, encoded, float32, of_probe, thinned
 from landscape.statistics.stored import half_width
 
 AXES = ("layer", "unit")  # of layers, and of units that a lesion removes

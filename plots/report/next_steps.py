@@ -8,13 +8,27 @@ from pathlib import Path
 
 import xarray as xr
 
-from landscape.plots.report import commands, protocols
+from landscape.plots.report import protocols
 from landscape.results import reader
+from landscape.results.command_line import command_for
 from landscape.results.protocols import of_several, stored
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 WANTED = ("hessian", "surface", "fourier", "lesion")  # probes that the first questions need
 SHOWN = 3  # names in one sentence
+
+
+def command_to_measure(data: xr.Dataset, out: Path) -> str:
+    """The command that measures a result again; "" where no command does, as of objects in memory or an import.
+
+    Options with their default values are left out, and so is `--hvp`: the run chooses the fastest again.
+    """
+    return command_for(data.attrs, out, hvp=None)
+
+
+def command_to_draw(out: Path) -> str:
+    """The command that draws all figures of a file."""
+    return shlex.join(["landscape", "plot", str(out)])
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,7 @@ class Step:
 def next_step(ordered: Stored, file: Path) -> Step:
     """The first of: finish a result, measure what some networks lack, five planes, other seeds."""
     for name, data in ordered:
-        if (lacking := unfinished(data)) and (command := commands.measured(data, file)):
+        if (lacking := unfinished(data)) and (command := command_to_measure(data, file)):
             probe, units = data.attrs.get("probe", ""), data["done"].size
             text = f"Finish {probe} of {name}: {lacking:,} of {units:,} units are missing."
             return Step(text, "It continues where it stopped.", command)
@@ -80,7 +94,7 @@ def listed(words: Iterable[str], most: int | None = None) -> str:
 
 def _options(data: xr.Dataset, file: Path) -> list[str]:
     """The options of the command that measured a result from a checkpoint."""
-    return shlex.split(commands.measured(data, file))[3:]
+    return shlex.split(command_to_measure(data, file))[3:]
 
 
 def _without(options: Sequence[str], name: str) -> list[str]:

@@ -1,18 +1,20 @@
 """The written parts of the page: answers, the table of checkpoints, figures with their meaning, protocols."""
 
 import base64
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import Protocol
 
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, headlines, study_module
-from landscape.plots.report import commands
+from landscape.plots.report import next_steps
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
-from landscape.plots.report.next_steps import unfinished
+from landscape.plots.report.next_steps import listed, unfinished
 from landscape.plots.report.protocols import Protocols
 from landscape.plots.report.table import Table
 from landscape.results.headline_numbers import Measured
@@ -187,7 +189,7 @@ def _about(section: ProbeSection, numbered: Protocols, file: Path) -> Html:
     partial = []
     for who, data in section.results:
         by_protocol.setdefault(numbered.number(data), []).append(who)
-        asked.setdefault(commands.measured(data, file))
+        asked.setdefault(next_steps.command_to_measure(data, file))
         if lacking := unfinished(data):
             partial.append(f"{MARK} {who}: {lacking:,} of {data['done'].size:,} units are missing")
     items = [
@@ -200,7 +202,7 @@ def _about(section: ProbeSection, numbered: Protocols, file: Path) -> Html:
     body += [element("h4", "Protocol"), element("ul", *items)] if items else []
     body += [element("h4", "Measured by"), *(copied(command) for command in given[:MOST_COMMANDS])] if given else []
     body += [element("p", f"and {len(given) - MOST_COMMANDS} more")] if len(given) > MOST_COMMANDS else []
-    body += [element("h4", "Drawn by"), copied(commands.drawn(file))]
+    body += [element("h4", "Drawn by"), copied(next_steps.command_to_draw(file))]
     about = element("div", *body, id=f"about-{section.probe}")
     return element("details", element("summary", "Protocol and commands"), about, class_="about")
 
@@ -228,3 +230,42 @@ def everything(rows: Sequence[Mapping[str, object]], skipped: Sequence[str]) -> 
     return element(
         "section", element("h2", "Everything in the file"), element("ul", *left) if left else "", body, id="everything"
     )
+
+
+COMMAND = "run: "  # begins a remedy that is a command
+MOST = 30
+
+
+class Check(Protocol):
+    """A finding of the doctor: how bad, about which results, what, and what to do."""
+
+    @property
+    def severity(self) -> str: ...
+    @property
+    def groups(self) -> tuple[str, ...]: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def remedy(self) -> str: ...
+
+
+def checks(found: Sequence[Check], file: Path) -> Html:
+    """The findings, the worst first, each with its remedy, and the command that examines the file again."""
+    command = shlex.join(["landscape", "doctor", str(file)])
+    counts = {word: sum(one.severity == word for one in found) for word in ("wrong", "suspicious", "note")}
+    named = [f"{count} {word}{'s' * (word == 'note' and count > 1)}" for word, count in counts.items() if count]
+    said = f"{listed(named)}." if named else "Nothing wrong or suspicious was found."
+    items = [_item(one) for one in found[:MOST]]
+    more = element("p", f"and {len(found) - MOST} more") if len(found) > MOST else ""
+    return element(
+        "section", element("h2", "Checks of these numbers"), element("p", said, class_="note"),
+        element("ul", *items, class_="plain") if items else "", more, copied(command), id="checks",
+    )  # fmt: skip
+
+
+def _item(one: Check) -> Html:
+    about = one.groups[0] + (f" and {len(one.groups) - 1} more" if len(one.groups) > 1 else "") if one.groups else ""
+    remedy = one.remedy.removeprefix(COMMAND)
+    what = copied(remedy) if remedy != one.remedy else escape(remedy)
+    mark = element("span", one.severity, class_="sure", data_sure=one.severity)
+    return element("li", mark, f" {one.text} ", element("small", about), element("div", what))

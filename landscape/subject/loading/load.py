@@ -22,7 +22,13 @@ from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
 from landscape.subject.loading.adaptation import adapted
-from landscape.subject.loading.checks import refuse_batch_size, refuse_misfit, refuse_vocabulary, vocabulary_size
+from landscape.subject.loading.checks import (
+    refuse_batch_size,
+    refuse_misfit,
+    refuse_vocabulary,
+    taken_as_probabilities,
+    vocabulary_size,
+)
 from landscape.subject.loading.code_identity import forward_passes
 from landscape.subject.loading.model_building import architecture_of, build, with_weights
 from landscape.subject.loading.next_tokens import with_next_tokens
@@ -34,7 +40,6 @@ from landscape.subject.loading.preprocessing import (
     of_provider,
     resolved,
 )
-from landscape.subject.loading.probabilities import taken_as_probabilities
 from landscape.subject.loading.smoothing import insert, options_of, smoothed
 from landscape.subject.losses import cross_entropy, loss_of
 from landscape.subject.mc_dropout import with_members

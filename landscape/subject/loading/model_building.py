@@ -11,8 +11,8 @@ from torch import nn
 
 from landscape import models
 from landscape.checkpoints.checkpoint import Checkpoint
+from landscape.checkpoints.key_matching import renamed_by_timm
 from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
-from landscape.checkpoints.timm_keys import renamed_by_timm
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
 from landscape.models import providers
