@@ -109,7 +109,7 @@ def test_statistics_of_single_heads_tokens_and_queries_are_missing() -> None:
 
 def test_prefix_tokens_are_removed_and_rows_renormalised() -> None:
     maps = _noise(2, 3, 6, 6).softmax(dim=-1)
-    kept = metrics.without_prefix(maps, 2)
+    kept = metrics.between(maps, slice(2, None), slice(2, None))
     np.testing.assert_allclose(kept.sum(dim=-1), 1.0)
     np.testing.assert_allclose(kept[0, 0, 1, 2] / kept[0, 0, 1, 3], maps[0, 0, 3, 4] / maps[0, 0, 3, 5])
 
@@ -255,7 +255,7 @@ def test_torch_encoder_layers_with_oblong_grids_and_prefix_tokens(prefix: int) -
         x = model.embed(images).flatten(2).transpose(1, 2) + model.positions
         x = model.encoder.layers[0].norm1(torch.cat([model.prefix.expand(len(x), -1, -1), x], dim=1))
         maps = model.encoder.layers[0].self_attn(x, x, x, average_attn_weights=False)[1]
-        maps = metrics.without_prefix(maps, prefix)
+        maps = metrics.between(maps, slice(prefix, None), slice(prefix, None))
     expected = metrics.mean_distance(maps, metrics.distances((4, 2), (4.0, 4.0), CPU)).mean(dim=0)
     np.testing.assert_allclose(found["distance"][0], expected, rtol=1e-9)
 
@@ -395,11 +395,9 @@ def test_heads_mixed_after_the_softmax_have_no_outputs_of_their_own(caplog: pyte
     found = run_probe(Attention(), subject)
     assert np.isnan(found["head_feature_cosine"]).all()
     assert np.isfinite(found["head_cosine"]).all()
-    assert Attention().plan(subject).facts == {"heads_without_outputs": "mixing"}
-    note = (
-        "note: the outputs of single heads cannot be read in mixing: no product of its attention maps with the values "
-    )
-    assert caplog.messages.count(f"{note}was found; head_feature_cosine is NaN there") == 1
+    reason = "mixing: no product of its attention maps with the values was found"
+    assert Attention().plan(subject).facts == {"head_feature_cosine_unmeasured": reason}
+    assert caplog.messages.count(f"note: head_feature_cosine is NaN in {reason}") == 1
 
 
 def test_an_output_of_zeros_and_a_single_head_have_no_cosine() -> None:

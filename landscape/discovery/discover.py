@@ -34,7 +34,7 @@ from landscape.discovery.residual_blocks import (
     viewed,
 )
 from landscape.discovery.sequential import is_whole_stream, segments
-from landscape.discovery.token_grid import TokenGrid, layout_of, smaller, starts_linear
+from landscape.discovery.token_grid import layout_of, order_of, places_of, smaller, starts_linear
 
 
 def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -> list[Layer]:
@@ -66,18 +66,10 @@ def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> li
     """The layers of a network, which is one call of a module."""
     layers: list[Layer] = []
     position: Node = network.reads[0] if network.module and network.reads else 0
-    image = flow.shapes[position]
-    tokens = TokenGrid((image[2], image[3]) if len(image) == 4 else (0, 0))
     for residual in blocks:
-        between = _layers_between(flow, network, position, residual.fork, first=not layers, following=residual)
-        tokens = tokens.after(flow, position, residual.fork)
-        unknown = tokens.reordered
-        layers += [layer.without_grid() if unknown and layer.layout != "channels first" else layer for layer in between]
-        layer = _residual_layer(flow, residual)
-        layers.append(layer.without_grid() if unknown else layer)
+        layers += _layers_between(flow, network, position, residual.fork, first=not layers, following=residual)
+        layers.append(_residual_layer(flow, residual))
         position = residual.sum
-        if not unknown and layer.spatial:
-            tokens = TokenGrid(layer.grid)
     output = next(iter(network.writes), len(flow.shapes) - 1)
     behind = [_block_without_skip(flow, flow.calls[block]) for block in blocks_behind(flow, position, output)]
     return [*layers, *behind, *_blurs(flow, network, position, output)]
@@ -101,7 +93,6 @@ def _residual_layer(flow: Flow, residual: Residual) -> Layer:
         reduces=smaller(layer.grid, before),
         branch=Branch(leaves(flow, residual), branch_end(residual, direct)),
         attention=attention_of(flow, residual.inside, layer.grid, layer.prefix),
-        rows_per_image=flow.shapes[node][0] // flow.shapes[0][0],
     )
 
 
@@ -109,7 +100,10 @@ def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear:
     """The layer of a recorded tensor, as yet without stage, depth and branch."""
     layout, grid, prefix = layout_of(flow, node, linear)
     shape, images = flow.shapes[node][1:], len(flow.shapes[0]) == 4
-    return Layer(name, kind, 0, 0.0, False, tap, shape, layout, grid, prefix, of_images=images)
+    order = order_of(places_of(flow, node), grid, prefix)
+    rows = flow.shapes[node][0] // flow.shapes[0][0]
+    found = Layer(name, kind, 0, 0.0, False, tap, shape, layout, grid, prefix)
+    return replace(found, rows_per_image=rows, order=order, of_images=images)
 
 
 def _sequential_layers(flow: Flow, operations: range) -> list[Layer]:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from landscape.data.batch_layout import Forward, call_model
 from landscape.data.structure import Nested, tensors_in
+from landscape.discovery.positions import Positions, follow, maps_of, of_image
 
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
@@ -52,6 +53,7 @@ class Operation:
     blurs: bool = False  # whether it averages each channel over neighbouring positions, with stride 1
     patches: Patches | None = None  # of an unfolded map
     equation: str = ""  # of an einsum
+    maps: Positions | None = None  # of an attention function: positions of its queries and keys, if they are known
 
 
 @dataclass
@@ -76,6 +78,7 @@ class Flow:
     calls: list[Call] = field(default_factory=list)  # module calls in order of their start
     ancestors: list[int] = field(default_factory=list)  # of every node, as a bit set that includes the node itself
     maker: list[int] = field(default_factory=list)  # position of the operation that produced each, -1 for the input
+    positions: list[Positions | None] = field(default_factory=list)  # of every node in the image, if they are known
 
     def between(self, fork: Node, end: Node) -> list[int]:
         """Operations on the paths from one node to a later one, in order."""
@@ -124,7 +127,7 @@ def record(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> F
         model.eval()
         with torch.no_grad(), recorder:
             for tensor in tensors_in(inputs):
-                recorder.add(tensor, ancestors=0, maker=-1)
+                recorder.add(tensor, ancestors=0, maker=-1, positions=of_image(tensor))
             forward(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
@@ -167,12 +170,15 @@ class _Recorder(TorchFunctionMode):
         if reads and tensors and name != "__get__":
             past = reduce(or_, (self.flow.ancestors[node] for node in reads))
             position = len(self.flow.operations)
-            writes = tuple(self.add(t, ancestors=past, maker=position) for t in tensors)
+            maps = maps_of(name, args, kwargs, self._find) if name in ATTENTION else None
+            places = follow(name, func, args, kwargs, tensors, self._find)
+            added = zip(tensors, places, strict=True)
+            writes = tuple(self.add(t, ancestors=past, maker=position, positions=place) for t, place in added)
             blurs = _blurs(name, args, kwargs) and min(tensors[0].shape[-2:]) > 1
             patches = _patches(*args, **kwargs) if func is F.unfold else None
             equation = args[0] if name == "einsum" and isinstance(args[0], str) else ""
             call = self._open[-1]
-            operation = Operation(name, reads, writes, call, weight, number, heads, blurs, patches, equation)
+            operation = Operation(name, reads, writes, call, weight, number, heads, blurs, patches, equation, maps)
             self.flow.operations.append(operation)
         return result
 
@@ -201,14 +207,19 @@ class _Recorder(TorchFunctionMode):
         call = self.flow.calls[self._open.pop()]
         call.writes, call.stop = tuple(self._recorded(output)), len(self.flow.operations)
 
-    def add(self, tensor: Tensor, *, ancestors: int, maker: int) -> Node:
+    def add(self, tensor: Tensor, *, ancestors: int, maker: int, positions: Positions | None) -> Node:
         node = len(self.flow.shapes)
         self._nodes[id(tensor)] = node
         self._kept.append(tensor)
         self.flow.shapes.append(tuple(tensor.shape))
         self.flow.ancestors.append(ancestors | 1 << node)
         self.flow.maker.append(maker)
+        self.flow.positions.append(positions)
         return node
+
+    def _find(self, tensor: Tensor) -> tuple[Node, Positions | None] | None:
+        node = self._nodes.get(id(tensor))
+        return None if node is None else (node, self.flow.positions[node])
 
     def _recorded(self, values: Any) -> Iterator[Node]:
         return (self._nodes[id(t)] for t in tensors_in(values) if id(t) in self._nodes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -15,6 +16,9 @@ KINDS: tuple[str, ...] = get_args(Kind)
 Layout = Literal["channels first", "channels last", "tokens", "none"]
 Side = Literal["input", "output"]
 Grid = tuple[int, int]  # (rows, columns) of positions
+
+Place = tuple[float, float]  # row and column in the image, in pixels
+NOWHERE: Place = (math.inf, math.inf)  # of a token that is no position
 
 CPU_CHUNK = 2**18  # numbers in a chunk on a CPU: intermediate results stay in its caches
 GPU_CHUNK = 2**26  # many more elsewhere, where launching small kernels costs more than memory
@@ -47,6 +51,16 @@ class HeadOutputs:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """Where the queries and keys of the windows of an attention lie: a window is all that attend to one another."""
+
+    queries: tuple[tuple[Place, ...], ...]  # of each kind of window, relative to one of its keys
+    keys: tuple[tuple[Place, ...], ...]
+    kinds: tuple[int, ...]  # kind of every window of an image
+    order: tuple[int, ...]  # of the maps of an image, so that they are (window, head)
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """The call of an attention function in a layer's branch."""
 
@@ -56,6 +70,13 @@ class AttentionCall:
     prefix: int  # tokens before them
     patches: Patches | None = None  # of unfolded keys: each query attends to the patch around it
     outputs: HeadOutputs | None = None  # None where no call returns them, as where the maps of several heads are mixed
+    windows: Windows | None = None  # None where positions are unknown, or those of `grid` and `prefix`
+    reason: str = ""  # why they are unknown
+
+    def covers(self, grid: Grid) -> bool:
+        """Whether each position of a grid attends to all of them."""
+        one = self.windows is None or (len(self.windows.kinds) == 1 and self.windows.queries == self.windows.keys)
+        return one and self.grid == grid
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,7 @@ class Layer:
     branch: Branch | None = None  # the residual branch, where there is one
     attention: AttentionCall | None = None  # the attention call of its branch, where there is one
     rows_per_image: int = 1  # rows of the tensor's first axis per image: above 1 where windows share that axis
+    order: tuple[int, ...] = ()  # of the tokens of an image, so that they are those of the grid; () as they are
     of_images: bool = (
         True  # whether the model's inputs are images (N, C, H, W), so that positions are those of an image
     )
@@ -93,14 +115,10 @@ class Layer:
     def channels(self) -> int:
         return self.shape[0] if self.layout == "channels first" else self.shape[-1]
 
-    def without_grid(self) -> Layer:
-        """The layer with its positions declared unknown."""
-        attention = replace(self.attention, grid=(0, 0), prefix=0) if self.attention else None
-        kind: Kind = "other" if self.kind == "subsample" else self.kind
-        return replace(self, kind=kind, grid=(0, 0), prefix=0, reduces=False, attention=attention)
-
     def features(self, tensor: Tensor) -> Tensor:
         """The tensor without prefix tokens, in any order of axes after the first, (N, ...)."""
+        if self.order:
+            return tensor.reshape(len(tensor) // self.rows_per_image, -1, self.channels)[:, self.order]
         if self.rows_per_image > 1:
             return tensor.reshape(-1, self.rows_per_image, *tensor.shape[1:])
         return tensor[:, self.prefix :] if self.layout == "tokens" else tensor
@@ -111,8 +129,8 @@ class Layer:
             return tensor
         if self.layout == "channels last":
             return tensor.permute(0, 3, 1, 2)
-        tokens = tensor[:, self.prefix :, :].transpose(1, 2)  # (N, C, T)
-        return tokens.reshape(len(tensor), -1, *self.grid)
+        tokens = self.features(tensor).transpose(1, 2)  # (N, C, T)
+        return tokens.reshape(len(tokens), -1, *self.grid)
 
 
 def chunks(maps: Tensor, size: int | None = None) -> tuple[Tensor, ...]:

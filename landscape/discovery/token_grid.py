@@ -6,19 +6,23 @@ row-major order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from landscape.discovery.graph import HEAVY, POOLING, Flow, Node, Operation
-from landscape.discovery.layer import Grid, Layout
+import torch
+
+from landscape.discovery.graph import POOLING, Flow, Node, Operation
+from landscape.discovery.layer import NOWHERE, Grid, Layout, Place
 
 PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of the grid
-WINDOW_AXES = 6  # axes of a map in windows: batch, channels, rows, side, columns, side
+FINEST = 2.0**16  # parts of a pixel that positions are rounded to
 
 
 def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
     """Layout, grid and number of prefix tokens of a tensor; `linear`: what reads it acts on its last axis."""
     shape = flow.shapes[node]
+    if flow.positions[node]:
+        return _followed(flow, node, linear)
     if len(shape) == 4:
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
     if len(shape) == 3:
@@ -39,6 +43,45 @@ def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
             if is_map and min(sides) > 1 and sides[0] * sides[1] == shape[1]:
                 return "tokens", (sides[0], sides[1]), 0
     return "none", (0, 0), 0
+
+
+def _followed(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
+    shape, (rows, columns, *_) = flow.shapes[node], flow.positions[node] or ()
+    moving = [{axis for axis, step in enumerate(p.stride()) if step and p.shape[axis] > 1} for p in (rows, columns)]
+    if len(shape) == 4 and moving[0] | moving[1] <= {2}:  # of one row or column: the same for both orders
+        return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
+    if len(shape) == 4 and moving[0] <= {2} and moving[1] <= {3}:
+        return "channels first", (shape[2], shape[3]), 0
+    if len(shape) == 4 and moving[0] <= {1} and moving[1] <= {2}:
+        return "channels last", (shape[1], shape[2]), 0
+    grid, prefix = grid_of(places_of(flow, node))
+    return "tokens" if any(grid) else "none", grid, prefix
+
+
+def places_of(flow: Flow, node: Node) -> tuple[Place, ...]:
+    """Where the tokens (N, ..., channel) of an image lie; () if that is not known."""
+    found, images = flow.positions[node], flow.shapes[0][0]
+    if not found or len(found) > 2 or found[0].shape[0] % images or any(p.stride(-1) for p in found):
+        return ()
+    places = torch.stack([p[..., 0].reshape(images, -1) for p in found], dim=-1).cpu()
+    places = ((places * FINEST).round() / FINEST).nan_to_num(math.inf)
+    return tuple((row, column) for row, column in places[0].tolist()) if (places == places[:1]).all() else ()
+
+
+def grid_of(places: Sequence[Place]) -> tuple[Grid, int]:
+    """Rows and columns of positions in any order, (0, 0) if they make no grid, and the number of tokens before them."""
+    inside = {place for place in places if place != NOWHERE}
+    grid = len({row for row, _ in inside}), len({column for _, column in inside})
+    if not inside or grid[0] * grid[1] != len(inside) or len(places) - places.count(NOWHERE) != len(inside):
+        return (0, 0), 0
+    return grid, next(i for i, place in enumerate(places) if place != NOWHERE)
+
+
+def order_of(places: Sequence[Place], grid: Grid, prefix: int) -> tuple[int, ...]:
+    """Order of tokens in which they are row by row, without those that are no positions; () if they are so."""
+    inside = [i for i, place in enumerate(places) if place != NOWHERE]
+    order = sorted(inside, key=lambda i: places[i])
+    return () if order == list(range(prefix, len(places))) or not any(grid) else tuple(order)
 
 
 def _grids(flow: Flow, node: Node, features: int) -> Iterator[Grid]:
@@ -66,66 +109,6 @@ def consumer_is_linear(flow: Flow, node: Node) -> bool:
     return bool(first and not first.name.startswith("conv"))
 
 
-def window_of(flow: Flow, node: Node, tokens: int) -> Grid:
-    """Sides of the windows that a map was partitioned into, by the reshape (..., rows, side, columns, side, ...)."""
-    for earlier in range(node, -1, -1):
-        shape = flow.shapes[earlier]
-        if flow.ancestors[node] >> earlier & 1 and len(shape) >= WINDOW_AXES:
-            for i in range(2, len(shape) - 2):
-                if shape[i] * shape[i + 2] == tokens:
-                    return shape[i], shape[i + 2]
-    return (0, 0)
-
-
 def smaller(grid: Grid, before: Grid) -> bool:
     """Whether one grid has fewer positions than the grid before it."""
     return 0 < grid[0] * grid[1] < before[0] * before[1]
-
-
-@dataclass(frozen=True)
-class TokenGrid:
-    """How the positions are ordered at a point of the residual stream."""
-
-    grid: Grid  # of the last map known to be in the order of the image
-    reordered: bool = False  # whether the positions have left that order since
-    windowed: bool = False  # whether window partitioning reordered them, which only joining the windows undoes
-
-    def after(self, flow: Flow, start: Node, end: Node) -> TokenGrid:
-        """The order behind the operations between two nodes."""
-        grid, reordered, windowed = self.grid, self.reordered, self.windowed
-        embedded, inside, joining = start != 0, False, False
-        for operation in (flow.operations[i] for i in flow.between(start, end)):
-            shape = flow.shapes[operation.writes[0]]
-            sides = _sides(shape, grid) if shape[0] == flow.shapes[0][0] else None
-            spatial = operation.name.startswith("conv") or operation.name in POOLING
-            if operation.patches is not None and not reordered:
-                grid = operation.patches.grid
-            if len(shape) == 4 and spatial and not reordered:
-                grid = (shape[2], shape[3])
-            elif len(shape) >= WINDOW_AXES and embedded:
-                if not inside:  # windows may be joined here, a whole map is partitioned
-                    joining = windowed
-                reordered = windowed = inside = True
-            elif sides is not None and ((joining and inside) or not windowed or (inside and sides != grid)):
-                # joined again or, where the sides are not those of the grid, cells merged into channels
-                grid, reordered, windowed = sides, False, False
-            inside = inside and len(shape) >= WINDOW_AXES
-            embedded = embedded or operation.name in HEAVY
-        shape = flow.shapes[end]
-        many = len(shape) > 2 and shape[0] != flow.shapes[0][0]  # windows share the first axis with images
-        return TokenGrid(grid, reordered or many or (len(shape) == 4 and _sides(shape, grid) is None), windowed)
-
-
-def _sides(shape: tuple[int, ...], grid: Grid) -> Grid | None:
-    """Sides of a map of four axes if they are those of a grid, or all of them divided by one number."""
-    if len(shape) != 4:
-        return None
-    for sides in ((shape[2], shape[3]), (shape[1], shape[2])):
-        factor = max(1, round(grid[0] / max(1, sides[0])))
-        if sides in (grid, _divided(grid, factor, 0), _divided(grid, factor, factor - 1)):
-            return sides
-    return None
-
-
-def _divided(grid: Grid, factor: int, more: int) -> Grid:
-    return (grid[0] + more) // factor, (grid[1] + more) // factor

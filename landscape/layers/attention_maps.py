@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from landscape.discovery.graph import ATTENTION, PRODUCTS, Key, Patches
-from landscape.discovery.layer import HeadOutputs
+from landscape.discovery.layer import HeadOutputs, Windows
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,25 @@ def over_the_grid(maps: AttentionMaps, patches: Patches) -> AttentionMaps:
         return whole / whole.sum(dim=-1, keepdim=True)
 
     return replace(maps, row_size=maps.row_size // inside.shape[1] * queries, chunk=chunk)
+
+
+def in_windows(tensor: Tensor, windows: Windows, images: int) -> Tensor:
+    """Maps of whole images, or outputs of their heads, (row, head, query, any) as (window, head, query, any)."""
+    several = tensor.reshape(images, len(windows.order), *tensor.shape[2:])
+    if windows.order != tuple(range(len(windows.order))):
+        several = several[:, windows.order]
+    return several.reshape(images * len(windows.kinds), -1, *tensor.shape[2:])
+
+
+def maps_in_windows(maps: AttentionMaps, windows: Windows, images: int) -> AttentionMaps:
+    """The maps of which a row is a window; chunks are those of whole images."""
+    before, after = maps.rows // images, len(windows.kinds)
+
+    def chunk(rows: slice) -> Tensor:
+        first, last = rows.start // after, min(rows.stop // after, images)
+        return in_windows(maps.chunk(slice(first * before, last * before)), windows, last - first)
+
+    return replace(maps, rows=images * after, row_size=maps.row_size * before // after, chunk=chunk)
 
 
 def attention_hooks(

@@ -1,9 +1,12 @@
 """Statistics of attention maps and tokens: distance, entropy, mutual information, cosines, singular values."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from landscape.discovery.layer import NOWHERE, AttentionCall
 
 FLOOR = torch.finfo(torch.float64).eps  # of singular values, relative to the largest
 
@@ -15,12 +18,48 @@ def distances(grid: tuple[int, int], spacing: tuple[float, float], device: torch
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def without_prefix(maps: Tensor, prefix: int) -> Tensor:
-    """Maps (..., query, key) without the prefix tokens, rows renormalised to one."""
-    if not prefix:
-        return maps
-    kept = maps[..., prefix:, prefix:]
-    return kept / kept.sum(dim=-1, keepdim=True)
+@dataclass(frozen=True)
+class Kind:
+    """The windows of one kind, and which of their queries and keys are positions."""
+
+    windows: slice | list[int]  # of the windows of an image
+    queries: slice | list[int]
+    keys: slice | list[int]
+    count: int  # of these queries; 1 where it is unknown, and the same for all windows
+    distance: Tensor | None  # from query to key, in pixels; None if unknown
+
+
+def kinds_of(attention: AttentionCall, spacing: tuple[float, float], device: torch.device) -> list[Kind]:
+    """The kinds of windows of an attention; `spacing`: pixels between neighbours, where positions were not followed."""
+    if attention.windows is None:
+        known = attention.grid != (0, 0)
+        distance = distances(attention.grid, spacing, device) if known else None
+        return [Kind(slice(None), slice(attention.prefix, None), slice(attention.prefix, None), 1, distance)]
+    kinds = []
+    for kind, sides in enumerate(zip(attention.windows.queries, attention.windows.keys, strict=True)):
+        of_kind = [window for window, own in enumerate(attention.windows.kinds) if own == kind]
+        inside = [[i for i, place in enumerate(places) if place != NOWHERE] for places in sides]
+        if inside[0] and inside[1]:
+            rows, columns = (
+                torch.tensor([places[i] for i in own], dtype=torch.float64, device=device)
+                for places, own in zip(sides, inside, strict=True)
+            )
+            distance = torch.cdist(rows, columns, compute_mode="donot_use_mm_for_euclid_dist")
+            several = slice(None) if len(of_kind) == len(attention.windows.kinds) else of_kind
+            queries, keys = (_run(own, len(places)) for own, places in zip(inside, sides, strict=True))
+            kinds.append(Kind(several, queries, keys, len(inside[0]), distance))
+    return kinds
+
+
+def _run(inside: list[int], count: int) -> slice | list[int]:
+    """Positions among so many as a slice, if they are those from one on."""
+    return slice(inside[0], None) if inside == list(range(inside[0], count)) else inside
+
+
+def between(maps: Tensor, queries: slice | list[int], keys: slice | list[int]) -> Tensor:
+    """Maps (..., query, key) between some queries and keys, rows renormalised to one if keys are left out."""
+    kept = maps[..., queries, :][..., keys]
+    return kept if kept.shape[-1] == maps.shape[-1] else kept / kept.sum(dim=-1, keepdim=True)
 
 
 def mean_distance(maps: Tensor, distance: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from landscape.data.structure import Nested
-from landscape.discovery.graph import Key, Patches
-from landscape.discovery.layer import HeadOutputs, Layer, Side, Tap, chunks
-from landscape.layers.attention_maps import AttentionMaps, attention_hooks, over_the_grid
+from landscape.discovery.graph import Key
+from landscape.discovery.layer import AttentionCall, HeadOutputs, Layer, Side, Tap, chunks
+from landscape.layers.attention_maps import AttentionMaps, attention_hooks, in_windows, maps_in_windows, over_the_grid
 from landscape.probe import Values
 from landscape.subject.subject import Subject
 
@@ -110,9 +110,11 @@ def run_with_hooks(
     for hook, position in hooked:
         attention = hook.layers[position].attention
         if hook.on_attention is not None and attention is not None:
-            receive_maps[attention.key] = partial(_give_maps, hook.on_attention, position, attention.patches)
+            give = partial(_give_maps, partial(hook.on_attention, position), attention, subject.samples(i))
+            receive_maps[attention.key] = give
         if hook.on_heads is not None and attention is not None and attention.outputs is not None:
-            receive_outputs[attention.outputs] = partial(hook.on_heads, position)
+            give = partial(_give_outputs, partial(hook.on_heads, position), attention, subject.samples(i))
+            receive_outputs[attention.outputs] = give
     with (
         subject.member(*member) if member else nullcontext(),
         subject.evaluating(),
@@ -148,9 +150,15 @@ def map_parts(maps: Tensor) -> Iterator[MapPart]:
 
 
 def _give_maps(
-    receive: Callable[[int, AttentionMaps], None], position: int, patches: Patches | None, maps: AttentionMaps
+    receive: Callable[[AttentionMaps], None], attention: AttentionCall, images: int, maps: AttentionMaps
 ) -> None:
-    receive(position, over_the_grid(maps, patches) if patches is not None else maps)
+    if attention.patches is not None:
+        maps = over_the_grid(maps, attention.patches)
+    receive(maps if attention.windows is None else maps_in_windows(maps, attention.windows, images))
+
+
+def _give_outputs(receive: Callable[[Tensor], None], attention: AttentionCall, images: int, outputs: Tensor) -> None:
+    receive(outputs if attention.windows is None else in_windows(outputs, attention.windows, images))
 
 
 def transferred(sums: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from landscape.discovery.layer import Layer
-from landscape.layers.attention_maps import attention_hooks
+from landscape.layers.attention_maps import attention_hooks, in_windows
 from landscape.subject.subject import Subject
 
 Rows = tuple[range, ...]
@@ -69,4 +69,5 @@ def _head_outputs(subject: Subject, layer: Layer) -> Tensor:
     receive = {layer.attention.outputs: lambda tensor: kept.append(tensor.clone())}
     with torch.no_grad(), attention_hooks({}, images, receive):
         subject.outputs(inputs)
-    return kept[0]
+    windows = layer.attention.windows
+    return kept[0] if windows is None else in_windows(kept[0], windows, images)

@@ -110,15 +110,16 @@ def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | N
         node, tap = call.writes[0], Tap(call.module, "output")
         kind = cast(Kind, pattern.kind or (discovered.kind if discovered else "other"))
         layer = layer_at(flow, node, tap, kind, call.module, linear=consumer_is_linear(flow, node))
-    if any(pattern.grid):
+    declared = any(pattern.grid) and (pattern.grid, pattern.prefix) != (layer.grid, layer.prefix)
+    if declared:
         count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
         if len(layer.shape) != 2 or layer.shape[0] != count:
             shape = " x ".join(map(str, layer.shape))
             raise ValueError(f"--layers {pattern} means {count} tokens, but {call.module} returns {shape}")
-        layer = replace(layer, layout="tokens", grid=pattern.grid, prefix=pattern.prefix)
+        layer = replace(layer, layout="tokens", grid=pattern.grid, prefix=pattern.prefix, order=())
     elif pattern.kind == STREAM:
         return layer
-    attention = attention_of(flow, range(call.start, call.stop), layer.grid, layer.prefix)
+    attention = attention_of(flow, range(call.start, call.stop), layer.grid, layer.prefix, followed=not declared)
     return replace(layer, attention=attention)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.discovery.layer import Layer
+from landscape.discovery.layer import NOWHERE, Layer
 from landscape.headline import Headline
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
@@ -57,7 +57,7 @@ class Attention(Probe):
     headlines: ClassVar[Sequence[Headline]] = tuple(
         Headline(f"{word} {depth}", quantity, {"head": "mean", "layer": end})
         for quantity, word in (("distance", "distance"), ("mutual_information", "NMI"))
-        for depth, end in (("shallowest", "first"), ("deepest", "last"))
+        for depth, end in (("shallowest", 0), ("deepest", -1))
     )
 
     layers: LayerPatterns = ()
@@ -113,7 +113,7 @@ class Attention(Probe):
                 "token_singular_value": Quantity("ln(sigma / largest) of an image's tokens", "nats", token),
                 "image_singular_value": Quantity("ln(sigma / largest) of a mini-batch's images", "nats", image),
             },
-            facts=_without_outputs(subject, self.layers),
+            facts=_unmeasured(subject, self.layers),
             about={
                 **over, "layer": Quantity("self-attention"), "head": Quantity("head"),
                 "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
@@ -146,10 +146,8 @@ class Attention(Probe):
                 head_sums[name][:, position, : values.shape[1]] = _sums(values)
 
         def on_heads(position: int, outputs: Tensor) -> None:
-            prefix = layers[position].attention.prefix  # type: ignore[union-attr]
-            parts = rows_of_tokens(outputs.detach()[:, :, prefix:], counted.of(layers[position]))
-            alike = torch.cat([metrics.head_feature_cosine(part) for part in parts])
-            layer_sums["head_feature_cosine"][:, position] = _sums(alike.reshape(subject.samples(i), -1).mean(dim=1))
+            alike = _likeness(layers[position], outputs.detach(), subject.samples(i), counted.of(layers[position]))
+            layer_sums["head_feature_cosine"][:, position] = _sums(alike)
 
         def on_features(position: int, tensor: Tensor) -> None:
             layer = layers[position]
@@ -232,18 +230,37 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
 
 
 @once_per_weights
-def _without_outputs(subject: Subject, patterns: tuple[str, ...]) -> dict[str, str]:
-    """The layers whose heads have no outputs of their own, as an attribute; says so once."""
-    attending = [(layer.name, layer.attention) for layer in attention_layers(subject, patterns)]
-    names = [name for name, attention in attending if attention and attention.heads > 1 and attention.outputs is None]
-    if not names:
-        return {}
-    _log.info(
-        "note: the outputs of single heads cannot be read in %s%s: no product of its attention maps with the values "
-        "was found; head_feature_cosine is NaN there",
-        names[0], f" and {len(names) - 1} more layers" if len(names) > 1 else "",
-    )  # fmt: skip
-    return {"heads_without_outputs": ", ".join(names)}
+def _unmeasured(subject: Subject, patterns: tuple[str, ...]) -> dict[str, str]:
+    """The layers in which a quantity is NaN, by quantity and reason, as attributes; says so once."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for layer in attention_layers(subject, patterns):
+        for name, reason in _missing(layer).items():
+            found.setdefault(name, {}).setdefault(reason, []).append(layer.name)
+    for name, reasons in found.items():
+        for reason, names in reasons.items():
+            more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
+            _log.info("note: %s is NaN in %s%s: %s", name, names[0], more, reason)
+    return {
+        f"{name}_unmeasured": "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+        for name, reasons in found.items()
+    }
+
+
+def _missing(layer: Layer) -> dict[str, str]:
+    """Quantities that a layer does not have, and why."""
+    assert layer.attention is not None
+    attention, missing = layer.attention, {}
+    if attention.grid == (0, 0) and attention.windows is None:
+        missing["distance"] = attention.reason
+    if attention.windows and all(len(places) - places.count(NOWHERE) < 2 for places in attention.windows.queries):
+        missing["mutual_information"] = "a window has one query"
+    if attention.heads < 2:
+        missing |= dict.fromkeys(("head_cosine", "head_feature_cosine"), "it has one head")
+    elif attention.outputs is None:
+        missing["head_feature_cosine"] = "no product of its attention maps with the values was found"
+    if not layer.spatial:
+        missing["token_cosine"] = "the positions of its tokens are unknown"
+    return missing
 
 
 def _statistics(
@@ -251,25 +268,56 @@ def _statistics(
 ) -> dict[str, Tensor]:
     """Distance, entropy and mutual information per image and head, and the heads' cosine per image."""
     assert layer.attention is not None
-    grid, prefix = layer.attention.grid, layer.attention.prefix
     windows = maps.rows // images
     step = max(1, maps.size // (maps.row_size * windows))  # images at a time, within the memory of the queries
     step = 1 if counted is not None else step
-    distance = None
-    if grid != (0, 0):
-        down, across = (pixels / n for pixels, n in zip(size, layer.grid, strict=True))
-        distance = metrics.distances(grid, (down, across), maps.device)
-    chunks: dict[str, list[Tensor]] = {name: [] for name in (*PER_HEAD, "head_cosine")}
+    down, across = (pixels / n if n else 1.0 for pixels, n in zip(size, layer.grid, strict=True))
+    kinds = metrics.kinds_of(layer.attention, (down, across), maps.device)
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*PER_HEAD, "head_cosine")}
     for first in range(0, images, step):
-        chunk = metrics.without_prefix(maps.chunk(slice(first * windows, (first + step) * windows)), prefix)
-        chunk = between_tokens(chunk, None if counted is None else counted[first])
-        chunks["entropy"].append(entropy := metrics.entropy(chunk))
-        chunks["mutual_information"].append(metrics.mutual_information(chunk, entropy))
-        mean = torch.full_like(entropy, torch.nan) if distance is None else metrics.mean_distance(chunk, distance)
-        chunks["distance"].append(mean)
-        chunks["head_cosine"].append(metrics.head_cosine(chunk))
-    joined = {name: torch.cat(values) for name, values in chunks.items()}
-    return {name: rows.reshape(images, -1, *rows.shape[1:]).mean(dim=1) for name, rows in joined.items()}
+        chunk = maps.chunk(slice(first * windows, (first + step) * windows))
+        several = chunk.reshape(-1, windows, *chunk.shape[1:])  # (image, window, head, query, key)
+        found = [_of_kind(several, kind, None if counted is None else counted[first]) for kind in kinds]
+        for name, values in parts.items():
+            values.append(_mean_of_windows([one[name] for one in found], kinds))
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _likeness(layer: Layer, outputs: Tensor, images: int, counted: Tensor | None) -> Tensor:
+    """Cosine similarity of the outputs (row, head, query, channel) of two heads, per image."""
+    assert layer.attention is not None
+    several, found = outputs.reshape(images, -1, *outputs.shape[1:]), []  # (image, window, ...)
+    kinds = metrics.kinds_of(layer.attention, (1.0, 1.0), outputs.device)
+    for kind in kinds:
+        parts = rows_of_tokens(several[:, kind.windows].flatten(0, 1)[:, :, kind.queries], counted)
+        found.append(torch.cat([metrics.head_feature_cosine(part) for part in parts]).reshape(images, -1))
+    return _mean_of_windows(found, kinds)
+
+
+def _of_kind(maps: Tensor, kind: metrics.Kind, counted: Tensor | None) -> dict[str, Tensor]:
+    """The statistics in the windows of one kind, (image, window, head), those of all heads together (image, window)."""
+    chosen = maps[:, kind.windows]
+    rows = between_tokens(metrics.between(chosen.flatten(0, 1), kind.queries, kind.keys), counted)
+    entropy = metrics.entropy(rows)
+    unknown = torch.full_like(entropy, torch.nan)
+    found = {
+        "distance": unknown if kind.distance is None else metrics.mean_distance(rows, kind.distance),
+        "entropy": entropy,
+        "mutual_information": metrics.mutual_information(rows, entropy),
+        "head_cosine": metrics.head_cosine(rows),
+    }
+    return {name: values.reshape(*chosen.shape[:2], *values.shape[1:]) for name, values in found.items()}
+
+
+def _mean_of_windows(values: Sequence[Tensor], kinds: Sequence[metrics.Kind]) -> Tensor:
+    """Mean over queries of values (image, window, ...) of each kind: windows with padding have fewer of them."""
+    if len(kinds) == 1:
+        return values[0].mean(dim=1)
+    weights = [
+        torch.full_like(value, kind.count).where(~value.isnan(), 0.0) for value, kind in zip(values, kinds, strict=True)
+    ]
+    total = torch.cat([value.nan_to_num() * weight for value, weight in zip(values, weights, strict=True)], dim=1)
+    return total.sum(dim=1) / torch.cat(weights, dim=1).sum(dim=1)
 
 
 def _sums(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.discovery.layer import Layer
+from landscape.discovery.layer import NOWHERE, Layer
 from landscape.headline import Headline
 from landscape.layers import attention_statistics as statistics
 from landscape.layers.attention_maps import AttentionMaps
@@ -114,8 +114,13 @@ class AttentionPictures(Probe):
         """Mean over heads of the rows of the wanted queries of one image, (query, H, W)."""
         assert layer.attention is not None
         height, width = layer.grid
-        kept = statistics.without_prefix(maps.chunk(slice(image, image + 1)), layer.attention.prefix)[0].mean(dim=0)
+        (kind,) = statistics.kinds_of(layer.attention, (1.0, 1.0), maps.device)
+        kept = statistics.between(maps.chunk(slice(image, image + 1)), kind.queries, kind.keys)[0].mean(dim=0)
         at = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in self._places.tolist()]
+        if layer.attention.windows is not None:
+            places = [place for place in layer.attention.windows.queries[0] if place != NOWHERE]
+            order = sorted(range(len(places)), key=places.__getitem__)
+            kept = kept[order][:, order]
         return torch.stack([kept[y * width + x].view(height, width) for y, x in at])
 
     @property
@@ -129,7 +134,7 @@ class AttentionPictures(Probe):
             NotApplicable: there is none.
         """
         found = attention_layers(subject, self.layers)
-        whole = [layer for layer in found if layer.spatial and layer.attention and layer.attention.grid == layer.grid]
+        whole = [layer for layer in found if layer.spatial and layer.attention and layer.attention.covers(layer.grid)]
         if not whole:
             raise NotApplicable(
                 f"none of the {len(found)} self-attentions covers the whole image, which attention-maps draws; "
