@@ -1,10 +1,12 @@
 """The report in a browser: no error, no request, and everything that turns, sorts, links and adapts does so."""
 
 import base64
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import h5py
 import numpy as np
@@ -237,7 +239,9 @@ def test_a_layer_is_marked_in_every_plot(opened: Browser) -> None:
         "return [...document.querySelectorAll('#layers .chart')].filter((f) => f.querySelector('.mark.on')).length"
     )
     assert marked >= 4
-    assert "Fourier" in opened.run("return document.getElementById('layer-said').textContent")
+    said = opened.run("return document.getElementById('layer-said').textContent")
+    assert "Fourier" in said
+    assert "±" in said
     shown = "return document.querySelectorAll('#layers .mark').length"
     before = opened.run(shown)
     opened.run("document.querySelector('#layers .legend button').click()")
@@ -311,7 +315,7 @@ def test_keys_reach_everything(opened: Browser) -> None:
     assert opened.run("return document.activeElement.className") == "skip"
     unreachable = opened.run(
         "return [...document.querySelectorAll('button, a[href], input, select, summary')]"
-        ".filter((n) => n.tabIndex < 0).length"
+        ".filter((n) => n.tabIndex < 0 && !n.closest('[role=toolbar]')?.querySelector('[tabindex=\"0\"]')).length"
     )
     assert unreachable == 0
     unnamed = opened.run(
@@ -319,3 +323,120 @@ def test_keys_reach_everything(opened: Browser) -> None:
         "!(n.getAttribute('aria-label') || n.alt)).length"
     )
     assert unnamed == 0
+
+
+def _filtered(window: Browser, text: str) -> None:
+    window.run(
+        "const i = document.querySelector('#networks input'); i.value = arguments[0];"
+        "i.dispatchEvent(new Event('input'))",
+        text,
+    )
+
+
+ROWS = (
+    "return [...document.querySelectorAll('#checkpoints tbody tr')].filter((r) => !r.hidden)"
+    ".map((r) => r.cells[0].textContent)"
+)
+SHOWN = (
+    "return [...document.querySelectorAll('#layers .legend button')]"
+    ".filter((b) => !b.hidden && b.getAttribute('aria-pressed') === 'true').length"
+)
+
+
+def test_networks_are_filtered_and_shown_alone_on_the_whole_page(opened: Browser) -> None:
+    every, name = opened.run(ROWS), synthetic.NETWORKS[0].label
+    drawn = "return document.querySelectorAll('#layers .mark').length"
+    marks = opened.run(drawn)
+    _filtered(opened, f"^{name}$")
+    assert opened.run(ROWS) == [name]
+    assert opened.run(SHOWN) == 1
+    assert 0 < opened.run(drawn) < marks
+    _filtered(opened, "(")  # no pattern: a part of a name
+    assert opened.run(ROWS) == [one for one in every if "(" in one]
+    _filtered(opened, "")
+    button = "document.querySelector('#layers .legend button')"
+    opened.run(f"{button}.dispatchEvent(new MouseEvent('click', {{detail: 2, bubbles: true}}))")
+    assert opened.run(SHOWN) == 1
+    assert len(opened.run(ROWS)) == 1
+    assert opened.run("return document.querySelectorAll('#trajectory .legend button[aria-pressed=true]').length") == 1
+    opened.run(f"{button}.dispatchEvent(new MouseEvent('click', {{shiftKey: true, bubbles: true}}))")
+    assert opened.run(ROWS) == every
+
+
+def test_the_address_brings_back_what_was_shown(window: Browser, path: Path) -> None:
+    window.open(path.resolve().as_uri())
+    window.until("return document.documentElement.dataset.ready === 'true'")
+    _filtered(window, synthetic.NETWORKS[0].label)
+    window.run(
+        "const change = (s, to) => { const i = document.querySelector(s); i.value = to;"
+        " i.dispatchEvent(new Event('input')); };"
+        "change(\"input[aria-label='Cap of the loss']\", 30); change('#trajectory input[type=range]', 0);"
+        "const box = document.querySelectorAll('#checkpoints .columns input')[1]; box.click();"
+        "views.surface.state.az = 0.6; document.querySelector('canvas.turn').focus()"
+    )
+    window.key("ArrowLeft")
+    window.until("return location.hash.includes('Cap') && location.hash.includes('az=')")
+    address = window.run("return location.href")
+    state = (
+        "return [views.surface.state.cap, views.surface.state.az, document.querySelector('#trajectory ul').textContent,"
+        " document.querySelector('#checkpoints thead').rows[0].cells[1].hidden,"
+        " document.querySelector('#networks input').value]"
+    )
+    shown, rows = window.run(state), window.run(ROWS)
+    window.open("about:blank")
+    window.open(address)
+    window.until("return document.documentElement.dataset.ready === 'true'")
+    assert window.run(state) == shown
+    assert shown[3] is True
+    assert window.run(ROWS) == rows
+    window.open(f"{path.resolve().as_uri()}#layers?hidden=[&Network=99&nobody=1")  # written by hand
+    window.until("return document.documentElement.dataset.ready === 'true'")
+
+
+def _saved(window: Browser, button: str) -> str:
+    """What a button would save, as text."""
+    window.run("window.download = (name, type, content) => { window.content = content; }; window.content = null")
+    window.run(f"{button}.click()")
+    window.until("return window.content")
+    return str(window.run("return typeof content === 'string' ? content : content.type + ' ' + content.size"))
+
+
+def test_tables_are_saved_with_their_shown_rows_and_columns(opened: Browser) -> None:
+    save = "document.querySelectorAll('#checkpoints .save button')"
+    every = list(csv.DictReader(_saved(opened, f"{save}[0]").splitlines()))
+    assert [row["checkpoint"] for row in every] == opened.run(ROWS)
+    ape = next(name for name in every[0] if name.startswith("APE") and not name.endswith(("low", "high")))
+    for row in every:
+        if row[ape]:
+            assert float(row[f"{ape} low"]) <= float(row[ape]) <= float(row[f"{ape} high"])
+    _filtered(opened, synthetic.NETWORKS[0].label)
+    opened.run("document.querySelectorAll('#checkpoints .columns input')[1].click()")
+    (row,) = csv.DictReader(_saved(opened, f"{save}[0]").splitlines())
+    assert "model" not in row
+    table = _saved(opened, f"{save}[1]")
+    assert table.count("\\\\") == 2  # a head and a row
+    assert table.index("\\toprule") < table.index("\\midrule") < table.index("\\bottomrule")
+    assert table.count(" & ") % 2 == 0
+
+
+def test_charts_are_saved_as_drawings_and_as_pictures(opened: Browser) -> None:
+    save = "document.querySelector('#layers .chart .save').querySelectorAll('button')"
+    drawing = ElementTree.fromstring(_saved(opened, f"{save}[0]"))
+    words = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert HOSTILE in words
+    assert "normalised depth" in words
+    kind, size = _saved(opened, f"{save}[1]").split()
+    assert kind == "image/png"
+    assert int(size) > 5000
+    opened.log("browser")
+
+
+def test_the_surface_zooms_by_wheel_and_by_buttons(opened: Browser) -> None:
+    x, y = centre(opened, "canvas.turn")
+    zoom = "return views.surface.state.zoom"
+    before = opened.run(zoom)
+    opened.run("document.querySelector('canvas.turn').focus()")
+    opened.tool("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-200)
+    opened.until(f"{zoom} > {before} + 0.1")
+    opened.run("document.querySelector('[aria-label=Farther]').click()")
+    assert opened.run(zoom) < before * 1.65 - 0.1

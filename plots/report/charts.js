@@ -12,7 +12,9 @@ const mark = (kind) => MARKS[kind] || MARKS.other;
  */
 function chart(host, title, spec, hover = () => {}) {
   const svg = draw("svg", { role: "img", tabindex: -1 });
-  const figure = make("figure", { class: "chart" }, make("figcaption", {}, title), svg);
+  const drawing = () => standalone(svg, title, spec().series);
+  const save = saving({ SVG: () => download(`${title}.svg`, "image/svg+xml", drawing()), PNG: () => savePicture(title, drawing()) });
+  const figure = make("figure", { class: "chart" }, make("figcaption", {}, title, save), svg);
   host.append(figure);
   let placed = [];
   const redraw = () => {
@@ -102,25 +104,6 @@ function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
   svg.append(group);
 }
 
-/** Names of the series with their colours; pressing one hides or shows it everywhere in a part. */
-function legend(host, panels, hidden, change) {
-  const list = make("div", { class: "legend" });
-  const seen = new Set();
-  for (const panel of panels) {
-    if (seen.has(panel.name)) continue;
-    seen.add(panel.name);
-    const swatch = make("i");
-    const button = make("button", { type: "button", "aria-pressed": "true", onclick: () => {
-      hidden.has(panel.name) ? hidden.delete(panel.name) : hidden.add(panel.name);
-      button.setAttribute("aria-pressed", String(!hidden.has(panel.name)));
-      change();
-    } }, swatch, panel.name);
-    always(() => { swatch.style.background = ink(panel.color); });
-    list.append(button);
-  }
-  host.append(list);
-}
-
 // --- spectra ---
 
 /** Silverman's robust bandwidth. */
@@ -153,15 +136,15 @@ function spectraPart(host) {
   const panels = DATA.spectra.map((p) => ({ ...p, v: Array.from(decode(p.values)) }));
   const nodes = DATA.densities.map((p) => ({ ...p, v: Array.from(decode(p.values)), w: decode(p.weights) }));
   let factor = 1, logarithmic = true;
-  const hidden = new Set(), charts = [], update = () => charts.forEach((c) => c.redraw());
+  const charts = [], update = () => charts.forEach((c) => c.redraw());
   const bar = make("div", { class: "controls" });
   bar.append(slider("Bandwidth", -2, 2, 0.1, 0, (v) => { factor = 2 ** v; update(); return `× ${text(factor)}`; }).node);
   bar.append(checkbox("logarithmic density", true, (on) => { logarithmic = on; update(); }));
   host.append(bar);
-  legend(host, [...panels, ...nodes], hidden, update);
+  legend(host, [...panels, ...nodes], update);
   const place = make("div", { class: "grid2" });
   host.append(place);
-  const shown = (all) => all.filter((p) => !hidden.has(p.name));
+  const shown = (all) => all.filter(visible);
   if (panels.length) {
     const all = panels.flatMap((p) => p.v), negative = all.filter((v) => v < 0);
     const low = negative.length ? 1.15 * quantile(negative, 0.01) : 0, high = 1.15 * Math.max(quantile(all, 0.99), 0) || -low || 1;
@@ -202,7 +185,7 @@ function spectraPart(host) {
 function trajectoryPart(host) {
   const runs = DATA.trajectory.map((p) => ({ ...p, ...Object.fromEntries(
     ["epoch", "pc1", "pc2", "radius", "angle", "loss", "loss_half", "plane_loss", "off_plane", "accuracy"].map((k) => [k, decode(p[k])])) }));
-  const hidden = new Set(), charts = [], said = make("ul", { class: "plain" });
+  const charts = [], said = make("ul", { class: "plain" });
   const last = extent(runs.flatMap((r) => Array.from(r.epoch)))[1];
   let epoch = last;
   const nearest = (run) => run.epoch.reduce((best, e, i) => (Math.abs(e - epoch) < Math.abs(run.epoch[best] - epoch) ? i : best), 0);
@@ -211,7 +194,7 @@ function trajectoryPart(host) {
       const run = runs.find((r) => p.series.startsWith(r.name));
       p.shape?.classList.toggle("on", !!run && p.index === nearest(run));
     }
-    said.replaceChildren(...runs.filter((r) => !hidden.has(r.name)).map((r) => {
+    said.replaceChildren(...runs.filter(visible).map((r) => {
       const i = nearest(r), say = (k, word) => (r[k] && ok(r[k][i]) ? `, ${word} ${text(r[k][i])}` : "");
       return make("li", {}, make("b", {}, r.name), `: epoch ${text(r.epoch[i])}${say("loss", "loss")}${say("accuracy", "accuracy")}` +
         `${say("plane_loss", "loss on the plane")}${say("off_plane", "distance from the plane")}${say("radius", "distance to the end")}.${lacking(r)}`);
@@ -221,10 +204,10 @@ function trajectoryPart(host) {
   const bar = make("div", { class: "controls" });
   bar.append(slider("Epoch", 0, last, last / 200 || 1, last, (v) => { epoch = v; mark(); return text(v); }).node);
   host.append(bar);
-  legend(host, runs, hidden, update);
+  legend(host, runs, update);
   const place = make("div", { class: "grid2" });
   host.append(place, said);
-  const shown = () => runs.filter((r) => !hidden.has(r.name));
+  const shown = () => runs.filter(visible);
   charts.push(chart(place, "Principal plane of each run, ending at the origin", () => ({
     series: shown().map((r) => ({ name: r.name, color: r.color, points: Array.from(r.pc1, (x, i) => ({ x, y: r.pc2[i], note: `epoch ${text(r.epoch[i])}` })) })),
     x: { label: "first principal coordinate" }, y: { label: "second principal coordinate" },
@@ -242,17 +225,17 @@ function trajectoryPart(host) {
 // --- layers ---
 
 function layersPart(host) {
-  const hidden = new Set(), charts = [], matrices = [];
+  const charts = [], matrices = [];
   const panels = DATA.layers.flatMap((plot) => plot.series).concat(DATA.similarity);
   const plots = DATA.layers.filter((plot) => plot.series.length).map((plot) => ({ ...plot, series: plot.series.map((s) => ({
-    ...s, d: decode(s.depth), v: decode(s.values), e: decode(s.errors), h: decode(s.heads) })) }));
+    ...s, d: decode(s.depth), v: decode(s.values), e: decode(s.halves), h: decode(s.heads) })) }));
   const said = make("div", { id: "layer-said", "aria-live": "polite" });
   const key = (panel, layer) => `${panel.who}\n${layer}`;
   const keys = [...new Set(panels.flatMap((p) => p.layers.map((layer) => key(p, layer))))];
-  let chosen = null, pinned = null;
+  let marked = null, pinned = null;
   const select = choice("Layer", ["none", ...keys.map((k) => k.replace("\n", ": "))], (i) => { pinned = keys[i - 1] || null; show(pinned); });
   const show = (to) => {
-    chosen = to;
+    marked = to;
     for (const c of charts) for (const p of c.placed()) p.shape?.classList.toggle("on", p.key === to);
     for (const m of matrices) m(to);
     const lines = !to ? [] : plots.flatMap((plot) => plot.series.flatMap((s) => s.layers.flatMap((layer, i) => (key(s, layer) === to && ok(s.v[i])
@@ -262,15 +245,15 @@ function layersPart(host) {
   const hover = (found, click) => {
     if (click && found) { pinned = pinned === found.key ? null : found.key; select.select.value = keys.indexOf(pinned) + 1; }
     const to = found?.key || pinned;
-    if (to !== chosen) show(to);
+    if (to !== marked) show(to);
   };
-  const update = () => { charts.forEach((c) => c.redraw()); show(chosen); };
+  const update = () => { charts.forEach((c) => c.redraw()); show(marked); };
   host.append(make("div", { class: "controls" }, select.node));
-  legend(host, panels, hidden, update);
+  legend(host, panels, update);
   const place = make("div", { class: "grid2" });
   host.append(place, said); // below: nothing that is pointed at moves when the words change
   for (const plot of plots) {
-    const shown = () => plot.series.filter((s) => !hidden.has(s.name));
+    const shown = () => plot.series.filter(visible);
     charts.push(chart(place, plot.title, () => ({
       series: shown().flatMap((s) => {
         const heads = s.h ? s.h.length / s.v.length : 0, point = (i) => ({ x: s.d[i], kind: s.kinds[i], key: key(s, s.layers[i]) });
@@ -287,14 +270,16 @@ function layersPart(host) {
   }
   for (const panel of DATA.similarity) matrices.push(matrix(place, panel, key, hover));
   host.append(make("p", { class: "note" }, "● self-attention, ■ MLP, ◆ convolution, ▲ other; bars and ±: 95 % over samples."));
-  always(() => show(chosen));
+  always(() => show(marked));
 }
 
 /** Similarity of all pairs of layers as a picture; returns the function that marks a layer in it. */
 function matrix(host, panel, key, hover) {
   const values = decode(panel.cka), errors = decode(panel.half), rows = panel.layers.length, columns = panel.others.length;
   const canvas = make("canvas", { role: "img", "aria-label": `Similarity of the layers of ${panel.name}` });
-  const figure = make("figure", { class: "chart" }, make("figcaption", {}, `Similarity (CKA): ${panel.name}.${lacking(panel)}`), canvas);
+  const title = `Similarity (CKA): ${panel.name}`;
+  const figure = make("figure", { class: "chart" }, make("figcaption", {}, `${title}.${lacking(panel)}`, saving({ PNG: () => saveCanvas(title, canvas) })), canvas);
+  choosers.push(() => { figure.hidden = !visible(panel); });
   host.append(figure);
   resized.observe(figure);
   const small = make("canvas", { width: columns, height: rows }), pixels = new ImageData(columns, rows);

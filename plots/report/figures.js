@@ -95,18 +95,22 @@ function slider(label, low, high, step, value, change) {
     shown.textContent = change(+input.value) ?? "";
     input.setAttribute("aria-valuetext", shown.textContent || input.value);
   };
-  input.addEventListener("input", update);
+  const set = (to) => { input.value = to; update(); };
+  input.addEventListener("input", () => { update(); noted(); });
+  remember(label, () => input.value, set);
   const node = make("label", {}, label, input, shown);
-  return { node, input, update, set: (to) => { input.value = to; update(); } };
+  return { node, input, update, set };
 }
 
 function checkbox(label, checked, change) {
-  const input = make("input", { type: "checkbox", checked, onchange: () => change(input.checked) });
+  const input = make("input", { type: "checkbox", checked, onchange: () => { change(input.checked); noted(); } });
+  remember(label, () => input.checked, (to) => { input.checked = to === "true"; change(input.checked); });
   return make("label", {}, input, label);
 }
 
 function choice(label, names, change) {
-  const select = make("select", { "aria-label": label, onchange: () => change(+select.value) });
+  const select = make("select", { "aria-label": label, onchange: () => { change(+select.value); noted(); } });
+  remember(label, () => select.value, (to) => { if (names[to]) change(+(select.value = to)); });
   names.forEach((name, i) => select.append(make("option", { value: i }, name)));
   return { node: make("label", {}, label, select), select };
 }

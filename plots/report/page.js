@@ -7,15 +7,20 @@ unpack().then((able) => {
   if (able) {
     for (const node of document.querySelectorAll(".live")) node.hidden = false;
     for (const picture of document.querySelectorAll("details.picture[data-live]")) picture.open = false;
+    networkFilter(document.getElementById("networks"));
     for (const [name, part] of Object.entries(PARTS)) {
       const host = document.getElementById(`${name}-view`);
       if (host) views[name] = part(host);
     }
   }
+  document.getElementById("networks").hidden = view.names.length < 2;
+  settled();
+  recalled();
   document.documentElement.dataset.ready = "true";
 });
 
 for (const table of document.querySelectorAll("table.sortable")) {
+  table.parentNode.before(tableControls(table, table.parentNode.getAttribute("aria-label").replace("Table of ", "")));
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
   heads.forEach((head, column) => {
     const title = head.querySelector(".title") || head.firstChild;
@@ -24,7 +29,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       for (const other of heads) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
       const value = (row) => (row.cells[column].dataset.value != null ? +row.cells[column].dataset.value : row.cells[column].textContent);
-      const order = (a, b) => (a === "") - (b === "") || (up ? 1 : -1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+      const order = (a, b) => (a === "") - (b === "") || (up ? 1 : -1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true }));
       body.append(...[...body.rows].sort((a, b) => order(value(a), value(b))));
     } }, title.textContent);
     title.replaceWith(button);

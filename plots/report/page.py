@@ -24,7 +24,7 @@ from landscape.plots.report.table import checkpoints, comparison
 from landscape.results import reader
 from landscape.results.protocols import of_several
 
-SCRIPTS = ("figures.js", "surface.js", "charts.js", "page.js")
+SCRIPTS = ("figures.js", "view.js", "surface.js", "charts.js", "page.js")
 Stored = Sequence[tuple[str, xr.Dataset]]
 
 
@@ -152,7 +152,7 @@ def _document(title: str, header: Html, contents: Html, body: Sequence[Html], da
     ]
     skip = element("a", "Skip to the results", href="#main", class_="skip")
     noscript = "<noscript><p>Without JavaScript every figure is a picture, below.</p></noscript>"
-    main = element("main", join(body), id="main")
+    main = element("main", element("div", id="networks", class_="live", hidden=True), join(body), id="main")
     dialog = element("dialog", id="dialog", aria_label="What this means")
     page = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>', *head, "</head>\n<body>", skip, header, noscript, contents, main,

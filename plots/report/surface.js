@@ -123,7 +123,7 @@ function surfacePart(host) {
   const start = quantile(all.map((s) => quantile(s.loss, 0.9)), 0.5);
   const state = { at: 0, az: 0.6, tilt: 0.55, zoom: 1, log: low > 0 && start > 30 * low, cap: start, angle: 0, shift: 0, step: 0, spot: null };
   const solid = make("canvas", { tabindex: 0, role: "img", class: "turn" }), flat = make("canvas", { role: "img" });
-  const info = make("p", { class: "note", "aria-live": "polite" }), base = make("canvas"), hidden = new Set();
+  const info = make("p", { class: "note", "aria-live": "polite" }), base = make("canvas");
   const gl = webgl(), raster = rasteriser();
   let s, mesh, projected, profile, queued = false, stale = true, frames = 0;
 
@@ -297,14 +297,17 @@ function surfacePart(host) {
   const angle = slider("Slice: angle", 0, 180, 1, 0, (v) => { state.angle = (v * Math.PI) / 180; resliced(); return `${v}°`; });
   const shift = slider("Slice: offset", -1, 1, 0.02, 0, (v) => { state.shift = v; resliced(); return text(v); });
   const scrub = slider("Snapshot", 0, 1, 1, 0, (v) => { state.step = v; if (profile) schedule(); return s.path ? s.path.name[v] : ""; });
-  const turn = (change) => { Object.assign(state, change); state.tilt = between(state.tilt, 0.05, 1.57); state.zoom = between(state.zoom, 0.4, 3); schedule(false); };
+  const turn = (change) => { Object.assign(state, change); state.tilt = between(state.tilt, 0.05, 1.57); state.zoom = between(state.zoom, 0.4, 3); schedule(false); noted(); };
+  for (const key of ["az", "tilt", "zoom"]) remember(key, () => +state[key].toFixed(3), (to) => { if (ok(+to)) turn({ [key]: +to }); });
   const reset = make("button", { type: "button", onclick: () => turn({ az: 0.6, tilt: 0.55, zoom: 1 }) }, "Reset the view");
   const logarithmic = checkbox("logarithmic height", state.log, (on) => { state.log = on; rebuild(); });
-  const figure = (canvas, caption) => make("figure", {}, canvas, make("figcaption", {}, caption));
-  host.append(make("div", { class: "controls" }, names.node, cap.node, logarithmic, angle.node, shift.node, scrub.node, reset),
-    make("div", { class: "grid2" }, figure(solid, "Drag or arrow keys turn, + and − zoom."), figure(flat, "Contours; drag to lay the slice.")), info);
+  const closer = (by) => make("button", { type: "button", "aria-label": by > 0 ? "Closer" : "Farther", onclick: () => turn({ zoom: state.zoom + by }) }, by > 0 ? "+" : "−");
+  const figure = (canvas, caption) => make("figure", {}, canvas,
+    make("figcaption", {}, caption, saving({ PNG: () => saveCanvas(`surface of ${s.name}`, canvas) })));
+  host.append(make("div", { class: "controls" }, names.node, cap.node, logarithmic, angle.node, shift.node, scrub.node, make("span", {}, closer(0.2), closer(-0.2), reset)),
+    make("div", { class: "grid2" }, figure(solid, "Drag or arrow keys turn; +, −, two fingers or Ctrl and the wheel zoom."), figure(flat, "Contours; drag to lay the slice.")), info);
   for (const canvas of [solid, flat]) resized.observe(canvas);
-  legend(host, all, hidden, () => profile.redraw());
+  legend(host, all, () => profile.redraw());
 
   let drag = null, from = null;
   const press = (canvas, start, stop) => {
@@ -315,6 +318,11 @@ function surfacePart(host) {
   press(solid, (event) => { drag = [event.offsetX, event.offsetY, state.az, state.tilt]; }, () => { drag = null; });
   solid.addEventListener("pointermove", (event) => {
     const { offsetX: ex, offsetY: ey } = event;
+    if (fingers.size === 2) {
+      const before = apart();
+      fingers.set(event.pointerId, event);
+      return turn({ zoom: state.zoom * (apart() / before || 1) });
+    }
     if (drag) return turn({ az: drag[2] + (ex - drag[0]) * 0.01, tilt: drag[3] + (ey - drag[1]) * 0.01 });
     const p = places(eye());
     let best = -1, least = Infinity;
@@ -324,6 +332,16 @@ function surfacePart(host) {
     });
     spot(best, event);
   });
+  solid.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && document.activeElement !== solid) return; // else the page scrolls
+    event.preventDefault();
+    turn({ zoom: state.zoom * Math.exp(-event.deltaY / 400) });
+  }, { passive: false });
+  const fingers = new Map();
+  const apart = () => { const [a, b] = [...fingers.values()]; return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
+  const lifted = (event) => fingers.delete(event.pointerId);
+  solid.addEventListener("pointerdown", (event) => { fingers.set(event.pointerId, event); if (fingers.size === 2) drag = null; });
+  for (const end of ["pointerup", "pointercancel"]) solid.addEventListener(end, lifted);
   solid.addEventListener("keydown", (event) => {
     const { az, tilt, zoom } = state;
     const change = { ArrowLeft: { az: az - 0.1 }, ArrowRight: { az: az + 0.1 }, ArrowUp: { tilt: tilt - 0.1 }, ArrowDown: { tilt: tilt + 0.1 }, "+": { zoom: zoom + 0.1 }, "-": { zoom: zoom - 0.1 } }[event.key];
@@ -345,7 +363,7 @@ function surfacePart(host) {
   profile = { redraw() {} };
   show(0);
   profile = chart(host, "Loss along the slice; band: 95 %", () => ({
-    series: all.filter((t) => !hidden.has(t.name)).map((t) => ({ name: t.name, color: t.color, marks: t.loss.length < 2, area: true, points: slice(t).map(([px, py, x]) => {
+    series: all.filter(visible).map((t) => ({ name: t.name, color: t.color, marks: t.loss.length < 2, area: true, points: slice(t).map(([px, py, x]) => {
       const y = bilinear(t, t.loss, px, py), error = t.half ? bilinear(t, t.half, px, py) : 0;
       return { x, y: y > state.cap ? NaN : y, error: error || 0, note: `at ${text(x)}: ${text(y)}${plusMinus(error)}` };
     }) })),
