@@ -344,11 +344,26 @@ def test_an_encoder_without_a_head_is_refused_by_its_missing_weights(transformer
         providers.build(ModelRequest(f"hf:{folder}", weights=True))
 
 
+@pytest.mark.slow
+def test_a_folder_is_of_the_class_that_it_names_also_of_several(transformers: Any, tmp_path: Path) -> None:
+    deit = transformers.DeiTConfig(**TINY, image_size=32, patch_size=8)
+    bert = transformers.BertConfig(**TINY, vocab_size=8)
+    for name, config in (
+        ("DeiTForImageClassificationWithTeacher", deit), ("DeiTForImageClassification", deit),
+        ("BertForMaskedLM", bert), ("BertLMHeadModel", bert),
+    ):  # fmt: skip
+        folder = _saved(getattr(transformers, name)(config), tmp_path / name)
+        assert type(providers.build(ModelRequest(f"hf:{folder}", weights=True))).__name__ == name
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "model_type": "deit", "architectures": None}))
+    assert type(providers.build(ModelRequest(f"hf:{folder}"))).__name__ == "DeiTForImageClassification"
+
+
 def test_a_folder_of_something_else_is_refused(transformers: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json"):
         providers.build(ModelRequest(f"hf:{tmp_path}"))
     transformers.CLIPTextConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="neither an image classifier nor a causal language model"):
+    with pytest.raises(ValueError, match="neither an image classifier nor a language model"):
         providers.build(ModelRequest(f"hf:{tmp_path}"))
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(ValueError, match="is not readable JSON"):

@@ -29,7 +29,7 @@ def build(
     """The model that `config.json` describes.
 
     Its class is the one that the configuration names; if that is a bare encoder, or none, the image classifier or
-    causal language model of the same type. The arguments, and the image size, replace entries of the configuration;
+    language model of the same type. The arguments, and the image size, replace entries of the configuration;
     the classes are for a folder without weights whose configuration does not say. Weights are in single precision.
 
     Raises:
@@ -124,17 +124,23 @@ def _config(transformers: Any, folder: Path, given: Mapping[str, Any]) -> Any:
 
 
 def _kind(transformers: Any, config: Any, folder: Path) -> Any:
-    """The class that the configuration names, else an image classifier or causal language model."""
+    """The class that the configuration names, else an image classifier or language model of its type."""
     named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ()]
+    tasks = ("ImageClassification", "CausalLM", "MaskedLM")
+    autos = [getattr(transformers, f"AutoModelFor{task}") for task in tasks]
+    known: list[Any] = []
+    for kinds in (auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping):
+        known += kinds if isinstance(kinds, tuple) else [kinds]  # several, as with and without a teacher
     for kind in named:
-        if kind is not None and kind.__name__.endswith(("Classification", "CausalLM", "LMHeadModel")):
+        if kind in known or (
+            kind is not None and kind.__name__.endswith(("Classification", "CausalLM", "LMHeadModel"))
+        ):
             return kind
-    for auto in (transformers.AutoModelForImageClassification, transformers.AutoModelForCausalLM):
-        if type(config) in auto._model_mapping:
-            return auto._model_mapping[type(config)]
+    if known:
+        return known[0]
     raise ValueError(
         f"{folder} describes a {type(config).__name__}, for which transformers has neither an image classifier nor a "
-        "causal language model; wrap it in a function: --model file.py:callable"
+        "language model; wrap it in a function: --model file.py:callable"
     )
 
 
