@@ -84,7 +84,7 @@ class Functional(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images)
-        x = x + self.branch(x)
+        x = x + self.branch(x).relu()
         return self.head(x.mean((2, 3)))
 
 

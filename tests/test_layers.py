@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from analytic import run_probe
 from foreign import Encoder, Functional, Plain, Reshaped, Squeeze, residual_stream, torchvision_models, vit_stream
 from torch import Tensor, nn
+from torch.nn import functional
 
 from landscape import models
 from landscape.discovery.discover import discover
@@ -16,6 +18,7 @@ from landscape.discovery.layer import Layer, Tap
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.selection import layer_labels, select_layers, spatial_layers
 from landscape.models.vit import ViT
+from landscape.probes.lesion import Lesion
 from landscape.subject.subject import Subject
 
 Row = tuple[str, str, int, bool, tuple[int, int]]  # name, kind, stage, reduces, grid
@@ -191,9 +194,19 @@ def test_layers_can_be_named_without_a_residual_stream() -> None:
     ]
 
 
-def test_a_sum_that_no_module_reads_or_returns_is_an_error_with_advice() -> None:
-    with pytest.raises(ValueError, match=r"no module reads or returns .*; name layers with --layers"):
-        discover(Functional().eval(), _images())
+def test_a_sum_that_no_module_reads_or_returns_is_heard_at_the_addition_and_its_branch_can_be_removed() -> None:
+    model, images = Functional().eval(), _images()
+    layers = discover(model, images)
+    assert _rows(layers) == [("stem", "stem", 0, False, (16, 16)), ("branch", "conv", 1, False, (16, 16))]
+    with torch.inference_mode():
+        stem = model.stem(images)
+        torch.testing.assert_close(_features(model, layers, images), [stem, stem + model.branch(stem).relu()])
+        intact, without = (
+            functional.cross_entropy(model.head(x.mean((2, 3))), torch.arange(3))
+            for x in (stem + model.branch(stem).relu(), stem)
+        )
+    found = run_probe(Lesion(layers=("branch",)), Subject(model, [(images, torch.arange(3))]))
+    assert found["loss_increase"][0] == pytest.approx((without - intact).item(), abs=1e-6)
 
 
 def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known() -> None:

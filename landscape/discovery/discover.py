@@ -25,6 +25,7 @@ from landscape.discovery.residual_blocks import (
     branch_name,
     count_heavy,
     direct_calls,
+    function_tap,
     kind_of,
     leaves,
     lies_between,
@@ -44,7 +45,7 @@ def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -
     side by side have a depth axis each.
 
     Raises:
-        ValueError: no layer was found, or no module reads or returns its tensor; names --layers.
+        ValueError: no layer was found; names --layers.
     """
     flow = record(model, few(example), forward)
     blocks, scores = residuals(flow), residuals(flow, least=2)
@@ -54,7 +55,7 @@ def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -
     for network in networks or flow.calls[:1]:
         own = _inside(network, blocks) or _inside(network, scores)
         operations = range(network.start, network.stop) if networks else range(len(flow.operations))
-        found += staged(_network_layers(flow, own, network) if own else _sequential_layers(flow, operations))
+        found += _network_layers(flow, own, network) if own else staged(_sequential_layers(flow, operations))
     return found
 
 
@@ -65,14 +66,31 @@ def _inside(network: Call, blocks: Sequence[Residual]) -> list[Residual]:
 def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> list[Layer]:
     """The layers of a network, which is one call of a module."""
     layers: list[Layer] = []
-    position: Node = network.reads[0] if network.module and network.reads else 0
+    before: list[int] = []  # of every layer the one that it follows, -1 for the input
+    start: Node = network.reads[0] if network.module and network.reads else 0
+    sums = {start: -1}  # their layers
+
+    def follow(at: int, new: Sequence[Layer]) -> int:
+        """Put layers behind another one, those that are not there yet; the position of the last."""
+        for layer in new:
+            same = ((i, (before[i], other.name, other.kind), other.tap) for i, other in enumerate(layers))
+            key = at, layer.name, layer.kind
+            known = next((i for i, other, tap in same if tap == layer.tap or other == key), None)
+            if known is None:
+                before.append(at)
+                layers.append(layer)
+            at = len(layers) - 1 if known is None else known
+        return at
+
     for residual in blocks:
-        layers += _layers_between(flow, network, position, residual.fork, first=not layers, following=residual)
-        layers.append(_residual_layer(flow, residual))
-        position = residual.sum
+        position = max((node for node in sums if flow.ancestors[residual.fork] >> node & 1), default=start)
+        between = _layers_between(flow, network, position, residual.fork, first=position == start, following=residual)
+        sums[residual.sum] = follow(sums[position], [*between, _residual_layer(flow, residual)])
+    last = blocks[-1].sum
     output = next(iter(network.writes), len(flow.shapes) - 1)
-    behind = [_block_without_skip(flow, flow.calls[block]) for block in blocks_behind(flow, position, output)]
-    return [*layers, *behind, *_blurs(flow, network, position, output)]
+    behind = [_block_without_skip(flow, flow.calls[block]) for block in blocks_behind(flow, last, output)]
+    follow(sums[last], [*behind, *_blurs(flow, network, last, output)])
+    return staged(layers, before)
 
 
 def _residual_layer(flow: Flow, residual: Residual) -> Layer:
@@ -197,11 +215,7 @@ def _stem_end(flow: Flow, residual: Residual, end: Node) -> Node:
 
 def _branchless(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer:
     """A layer without a residual branch."""
-    tap = _tap_at(flow, node)
-    if tap is None:
-        raise ValueError(
-            f"no module reads or returns the tensor after {name or 'the stem'}; name layers with --layers REGEX[:KIND]"
-        )
+    tap = _tap_at(flow, node) or function_tap(flow, node)
     layer = layer_at(flow, node, tap, kind, name or tap.module, linear=linear)
     return replace(layer, reduces=kind == "subsample")
 
@@ -214,13 +228,14 @@ def _tap_at(flow: Flow, node: Node) -> Tap | None:
     return next(chain(returning, reading), None)
 
 
-def staged(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers with their stage and depth."""
-    stage, staged = 0, []
-    for i, layer in enumerate(layers):
-        if layer.kind != "stem" and stage == 0 and layer.kind != "subsample":
-            stage = 1
-        elif layer.reduces and stage > 0:
-            stage += 1
-        staged.append(replace(layer, stage=stage, depth=i / max(len(layers) - 1, 1)))
-    return staged
+def staged(layers: Sequence[Layer], before: Sequence[int] = ()) -> list[Layer]:
+    """The layers with their stage and depth; `before`: the position of the layer that each follows, else the last."""
+    stages: list[int] = []
+    for layer, at in zip(layers, before or range(-1, len(layers) - 1), strict=True):
+        stage = stages[at] if at >= 0 else 0
+        if stage == 0:
+            stages.append(int(layer.kind not in ("stem", "subsample")))
+        else:
+            stages.append(stage + layer.reduces)
+    depths = (i / max(len(layers) - 1, 1) for i in range(len(layers)))
+    return [replace(x, stage=stage, depth=depth) for x, stage, depth in zip(layers, stages, depths, strict=True)]

@@ -48,7 +48,7 @@ class Operation:
     writes: tuple[Node, ...]  # nodes produced
     call: int  # position in `Flow.calls` of the innermost enclosing module call
     weight: tuple[int, ...] = ()  # shape of the weight of a convolution or linear layer, else ()
-    number: int = 0  # of earlier calls of this function in the pass; counted for ATTENTION and PRODUCTS only
+    number: int = 0  # of earlier calls of this function in the pass
     heads: int = 0  # of an attention function, else 0
     blurs: bool = False  # whether it averages each channel over neighbouring positions, with stride 1
     patches: Patches | None = None  # of an unfolded map
@@ -157,15 +157,12 @@ class _Recorder(TorchFunctionMode):
         reads = tuple(dict.fromkeys(self._recorded((args, kwargs))))
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
+        number = self._functions[name] = self._functions.get(name, -1) + 1
         if name in CONVERSIONS and any(result is value for value in args):
             return result
         weight = _weight(name, args, kwargs)
         name = "linear" if _is_linear(name, args) else name
-        number, heads = 0, 0
-        if name in ATTENTION | PRODUCTS:
-            number = self._functions[name] = self._functions.get(name, -1) + 1
-        if name in ATTENTION:
-            heads = _heads(name, args, kwargs, self.flow.shapes[0][0])
+        heads = _heads(name, args, kwargs, self.flow.shapes[0][0]) if name in ATTENTION else 0
         tensors = list(tensors_in(result))
         if reads and tensors and name != "__get__":
             past = reduce(or_, (self.flow.ancestors[node] for node in reads))

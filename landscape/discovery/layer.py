@@ -14,7 +14,7 @@ from landscape.discovery.graph import Key, Patches
 Kind = Literal["stem", "conv", "msa", "mlp", "subsample", "smoothing", "head", "other"]
 KINDS: tuple[str, ...] = get_args(Kind)
 Layout = Literal["channels first", "channels last", "tokens", "none"]
-Side = Literal["input", "output"]
+Side = Literal["input", "output", "function"]
 Grid = tuple[int, int]  # (rows, columns) of positions
 
 Place = tuple[float, float]  # row and column in the image, in pixels
@@ -26,9 +26,9 @@ GPU_CHUNK = 2**26  # many more elsewhere, where launching small kernels costs mo
 
 @dataclass(frozen=True)
 class Tap:
-    """Where to hook: the first tensor given to, or returned by, one call of a module."""
+    """Where to hook: the first tensor given to, or returned by, one call of a module; else what a function returns."""
 
-    module: str
+    module: str  # its dotted name; of the side `function` the name of a torch function
     side: Side
     call: int = 0
 

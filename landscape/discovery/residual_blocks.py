@@ -30,7 +30,7 @@ def residuals(flow: Flow, least: int = 3) -> list[Residual]:
 
     The sums have at least `least` axes, 3 for maps or tokens: where there are such blocks, sums with fewer are scores.
     """
-    candidates = []
+    found: list[_Sum] = []
     for position, operation in enumerate(flow.operations):
         if operation.name not in ADDITIONS or len(operation.reads) != 2:
             continue
@@ -41,14 +41,48 @@ def residuals(flow: Flow, least: int = 3) -> list[Residual]:
         fork = (flow.ancestors[left] & flow.ancestors[right]).bit_length() - 1
         if fork < 0:  # of two inputs, as the embeddings of tokens and of given positions
             continue
-        branches = [(flow.between(fork, end), end) for end in (left, right)]
-        heavy = [sum(flow.operations[i].name in HEAVY for i in branch) for branch, _ in branches]
-        if max(heavy) == 0:
-            continue
-        inside, end = branches[0] if heavy[0] > heavy[1] else branches[1]
-        candidates.append(Residual(position, fork, end, operation.writes[0], tuple(inside)))
-    nested = {r.position for outer in candidates for r in candidates if r.position in outer.inside}
-    return [r for r in candidates if r.position not in nested]
+        branches = flow.between(fork, left), flow.between(fork, right)
+        if any(flow.operations[i].name in HEAVY for i in chain(*branches)):
+            held = [[s for s in found if s.position in branch] for branch in branches]
+            around = not all(any(not s.joins for s in several) for several in held)
+            around &= not all(branches) or all(flow.ancestors[s.fork] >> fork & 1 for s in chain(*held))
+            found.append(_Sum(position, fork, operation.writes[0], branches, joins=not around))
+    outermost = _outermost(flow, found)
+    return [block for s in outermost if (block := _block(flow, s, outermost)) is not None]
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum of two branches that start at a node."""
+
+    position: int  # of the addition among the operations
+    fork: Node
+    sum: Node
+    branches: tuple[list[int], list[int]]  # operations between the fork and either summand
+    # Whether it is no block around those on its branches: both have some, as of two sizes, or one starts before.
+    joins: bool
+
+
+def _outermost(flow: Flow, sums: Sequence[_Sum]) -> list[_Sum]:
+    """The sums that are no part of a branch of another one, on which a part starts and ends."""
+    found: list[_Sum] = []
+    for inner in reversed(sums):
+        around = [o for o in found if not o.joins and any(inner.position in branch for branch in o.branches)]
+        if not any(inner.joins or flow.ancestors[inner.fork] >> outer.fork & 1 for outer in around):
+            found.append(inner)
+    return found[::-1]
+
+
+def _block(flow: Flow, own: _Sum, sums: Sequence[_Sum]) -> Residual | None:
+    """The block that ends in a sum: the branch with the heavy operations, after the blocks that it runs through."""
+    branches = []
+    for branch in own.branches:
+        past = reduce(or_, (flow.ancestors[other.sum] for other in sums if other.position in branch), 0)
+        branches.append([i for i in branch if not past >> flow.operations[i].writes[0] & 1])
+    heavy = [sum(flow.operations[i].name in HEAVY for i in branch) for branch in branches]
+    side = 0 if heavy[0] > heavy[1] else 1
+    end = flow.operations[own.position].reads[side]
+    return Residual(own.position, own.fork, end, own.sum, tuple(branches[side])) if heavy[side] else None
 
 
 def side_by_side(flow: Flow, positions: Sequence[int]) -> list[Call]:
@@ -188,7 +222,7 @@ def branch_name(flow: Flow, direct: Sequence[Call], kind: Kind) -> str | None:
 
 
 def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
-    """Where to hook the sum: at the block's output if it is that, else at the next module that reads it.
+    """Where to hook the sum: at the block's output if it is that, else at the next module that reads it, or the sum.
 
     Returns:
         the tap; the tensor found there, the sum itself or a view of it; whether it is the block's output.
@@ -203,10 +237,13 @@ def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
         returning = (Tap(call.module, "output", call.number) for call in flow.calls if call.writes[:1] == (node,))
         if (tap := next(chain(reading, returning), None)) is not None:
             return tap, node, False
-    raise ValueError(
-        f"no module reads or returns the sum after {block.module or 'the model'}; name layers with "
-        "--layers REGEX[:KIND]"
-    )
+    return function_tap(flow, residual.sum), residual.sum, False
+
+
+def function_tap(flow: Flow, node: Node) -> Tap:
+    """Where to hook a tensor that no module reads or returns first: at the function that makes it."""
+    operation = flow.operations[flow.maker[node]]
+    return Tap(operation.name, "function", operation.number)
 
 
 def viewed(flow: Flow, node: Node) -> list[Node]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from landscape.data.structure import Nested
 from landscape.discovery.graph import Key
@@ -118,8 +119,8 @@ def run_with_hooks(
     with (
         subject.member(*member) if member else nullcontext(),
         subject.evaluating(),
-        feature_hooks(subject.model, layers, receive),
         attention_hooks(receive_maps, subject.samples(i), receive_outputs),
+        feature_hooks(subject.model, layers, receive),
     ):
         subject.outputs(inputs)
     return [hook.values() for hook in hooks]
@@ -171,7 +172,7 @@ def transferred(sums: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 @contextmanager
 def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Hand each layer's tensor to `receive(position, tensor)` while the model runs; nothing is kept.
+    """Hand each layer's tensor to `receive(position, tensor)` while the model runs once; nothing is kept.
 
     The hooks are removed afterwards, also after an exception.
     """
@@ -184,10 +185,32 @@ def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[
         tensor = value[0] if isinstance(value, tuple | list) else value
         for position in positions.get(tap, ()):
             assert isinstance(tensor, Tensor)
-            receive(position, tensor)
+            with torch._C.DisableTorchFunction():  # functions are counted, and these are none of the model
+                receive(position, tensor)
 
-    with hooked_calls(model, {(tap.module, tap.side): None for tap in positions}, give):
+    modules = dict.fromkeys((tap.module, tap.side) for tap in positions if tap.side != "function")
+    functions = {tap for tap in positions if tap.side == "function"}
+    with hooked_calls(model, modules, give), _Functions(functions, give) if functions else nullcontext():
         yield
+
+
+class _Functions(TorchFunctionMode):
+    """Hands over what some calls of torch functions return; the calls are counted as in a recorded pass."""
+
+    def __init__(self, taps: Container[Tap], give: Callable[[Tap, tuple[Any, ...], Any], None]) -> None:
+        super().__init__()
+        self._taps, self._give = taps, give
+        self._counts: dict[str, int] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", str(func))
+        number = self._counts[name] = self._counts.get(name, -1) + 1
+        if (tap := Tap(name, "function", number)) in self._taps:
+            self._give(tap, args, result)
+        return result
 
 
 @contextmanager
