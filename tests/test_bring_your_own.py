@@ -524,6 +524,14 @@ def described(form: str, **options: Any) -> str:
 as_it_is = cache(described)
 
 
+@pytest.mark.parametrize("form", ["tensors", "folder", "masks", "npz"])
+def test_protocols_name_the_data_and_not_the_folder_that_they_lie_in(form: str, every_form: Path) -> None:
+    """Captions print them, and a reviewer must not learn who measured."""
+    model, data = DATA_OF_EVERY_FORM[form]
+    subject = landscape.load(model=f"{every_form}/mine.py:{model}", data=f"{every_form}/{data}")
+    assert protocol(subject).startswith(f"{data} ")
+
+
 @pytest.mark.parametrize("option", EVERY_OPTION)
 @pytest.mark.parametrize("form", DATA_OF_EVERY_FORM)
 def test_every_loading_option_is_obeyed_or_refused(

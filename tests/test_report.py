@@ -41,7 +41,7 @@ HOSTILE = (
     "größe-模型-🙂",
     '"><img src=x onerror=alert(1)>',
 )
-LARGEST_SCRIPT, LARGEST_DATA = 52_000, 300_000  # bytes
+LARGEST_SCRIPT, LARGEST_DATA = 64_000, 312_000  # bytes
 
 
 class Page(HTMLParser):
@@ -200,6 +200,7 @@ def test_numbers_of_different_protocols_are_in_different_columns(few: Path, tmp_
         group.attrs["protocol"] = "another split, 5 samples"
         lesion = next(group for name, group in file["lesion"].items() if name.startswith(RESNET))
         lesion.attrs["parameters"] = json.dumps({"bn": "recalibrate:4"})
+        next(iter(file["hessian"].values())).attrs["data_sha256"] = "another folder of the same name"
 
     path = changed(few, tmp_path / "r.h5", change)
     found = table.comparison(reader.groups(path))
@@ -212,6 +213,7 @@ def test_numbers_of_different_protocols_are_in_different_columns(few: Path, tmp_
         part for column in (first, second) for part in column.distinct.split(", ")
     }
     assert any("bn recalibrate:4" in column.distinct for column in by_title["largest drop"])
+    assert any("digest of the samples another" in column.distinct for column in by_title["APE"])
     words = Page(written(path, tmp_path)).words
     assert "another split, 5 samples" in words
 

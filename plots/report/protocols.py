@@ -20,9 +20,10 @@ def text_of(data: xr.Dataset) -> str:
 
 
 def settings_of(data: xr.Dataset) -> dict[str, str]:
-    """What else changes the meaning of a result's numbers, in words: the facts of its protocol, and its seed."""
+    """What else changes the meaning of a result's numbers, in words: the facts of its protocol, samples and seed."""
     try:
-        facts = dict(protocol_of(data).facts)
+        protocol = protocol_of(data)
+        facts = {**protocol.facts, "digest of the samples": protocol.samples_sha256[:8]}
         seed = parameters_of(data).get("seed")
     except ValueError:
         return {}

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
@@ -190,10 +191,11 @@ def _unlabelled_in_words(spec: Spec) -> str:
 
 
 def _data_in_words(subject: Subject, spec: Spec) -> str:
-    """Name and split of the data; those made in Python have no split."""
+    """Name and split of the data, without the folder that it lies in; those made in Python have no split."""
     if subject.data.name == "in memory":
         return "data in memory"
-    return f"{subject.data.name} {'(one part)' if subject.data.one_part else spec.split}"
+    name = re.sub(r"(^|:)[~.]{0,2}/(.*/)?(?=[^/])", r"\1", subject.data.name)
+    return f"{name} {'(one part)' if subject.data.one_part else spec.split}"
 
 
 def _architecture(subject: Subject) -> str | None:
