@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,8 @@ def test_wide_tables_are_divided_for_the_terminal() -> None:
     assert len(tables) == 2
     assert "temperature" in tables[1]
     assert max(len(line) for line in lines if line.startswith(("network", "long"))) <= 400
+    printed = comparison_text.as_latex(compare(long)).split("tabular")
+    assert r"{lr" in printed[1]  # numbers stand on the right, below each other
 
 
 def test_measures_of_flatness_that_disagree_are_said_to() -> None:
@@ -368,6 +371,10 @@ def test_every_format_escapes_a_hostile_label() -> None:
     lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
     cells = [line.replace(r"\&", "").count("&") for line in lines]
     assert cells == [1, 1, 1, 4, 4]
+    labels = re.findall(r"\\label\{(.+)\}", latex)
+    assert len(set(labels)) == len(labels) == latex.count(r"\begin{table}") == 2
+    assert latex.count("p below 0.05") <= 1
+    assert max(len(line) for line in latex.splitlines() if "caption" in line) < 150
     page = comparison_text.as_html(found)
     assert "<b>" not in page
     assert "&lt;b&gt;" in page

@@ -11,7 +11,8 @@ from landscape.options import printable
 from landscape.plots.comparison.comparison import Comparison, flatness
 from landscape.plots.comparison.rows import MINUS, Row, closing, records, sections, words_of
 
-WIDEST = 150  # characters of a line in the terminal, unless its names are longer
+# Characters of a line in the terminal, and in a paper on two columns, unless its names are longer.
+WIDEST, WIDEST_PRINTED = 150, 105
 ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MINUS: "$-$", "±": r"$\pm$",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
@@ -46,19 +47,29 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def as_latex(comparison: Comparison) -> str:
-    r"""Tables with the rules of booktabs (`\usepackage{booktabs}`), which XeLaTeX, LuaLaTeX and pdfLaTeX set."""
+    r"""Tables with the rules of booktabs (`\usepackage{booktabs}`), which XeLaTeX, LuaLaTeX and pdfLaTeX set.
+
+    Each has a short caption and a label, and fits the width of a page; what the intervals are is said once per probe,
+    below its last table.
+    """
     lines = []
     for section in sections(comparison):
-        for words, rows in section.tables:
-            if not rows:
-                continue
-            caption = f"{section.title}: {words}. {section.caption}"
+        tables = [(words, part) for words, rows in section.tables for part in _narrow(rows, WIDEST_PRINTED) if part]
+        for i, (words, rows) in enumerate(tables, start=1):
+            below = (
+                rf"\par\smallskip{{\footnotesize {_latex(section.caption)}\par}}"
+                if i == len(tables) and section.caption
+                else ""
+            )
+            label = "-".join(
+                ["tab:landscape", *re.findall(r"\w+", section.title), *([str(i)] if len(tables) > 1 else [])]
+            )
             lines += [
-                r"\begin{table}", r"\centering", r"\small", rf"\caption{{{_latex(caption)}}}",
-                rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule",
+                r"\begin{table}", r"\centering", r"\small", rf"\caption{{{_latex(f'{section.title}: {words}')}}}",
+                rf"\label{{{label}}}", rf"\begin{{tabular}}{{{''.join(_alignment(rows))}}}", r"\toprule",
                 " & ".join(map(_latex, rows[0])) + r" \\", r"\midrule",
                 *(" & ".join(map(_latex, row.values())) + r" \\" for row in rows),
-                r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
+                r"\bottomrule", r"\end{tabular}", *filter(None, [below]), r"\end{table}", "",
             ]  # fmt: skip
     return printable_lines([*lines, *(f"% {' '.join(line.split())}" for line in closing(comparison))])
 
@@ -115,8 +126,8 @@ def printable_lines(lines: Iterable[str]) -> str:
     return "\n".join(printable(line) for line in lines).rstrip() + "\n"
 
 
-def _narrow(rows: Sequence[Row]) -> list[list[Row]]:
-    """A table as several with the same first column, so that a line of numbers fits a terminal."""
+def _narrow(rows: Sequence[Row], widest: int = WIDEST) -> list[list[Row]]:
+    """A table as several with the same first column, so that a line of numbers fits."""
     if not rows:
         return []
     first, *names = rows[0]
@@ -125,7 +136,7 @@ def _narrow(rows: Sequence[Row]) -> list[list[Row]]:
     for name in names:
         if (
             parts[-1]
-            and widths[first] + sum(widths[one] for one in [*parts[-1], name]) > WIDEST
+            and widths[first] + sum(widths[one] for one in [*parts[-1], name]) > widest
             and "verdict" not in names
         ):
             parts.append([])
@@ -146,6 +157,11 @@ def _line(cells: Iterable[str]) -> str:
 def _markdown(text: str) -> str:
     """Escaped: brackets of intervals stay, those of links do not."""
     return re.sub(r"([\\`*_{}<>|~#$&]|(?<=\])[(\[:])", r"\\\1", " ".join(text.split()))
+
+
+def _alignment(rows: Sequence[Row]) -> Iterable[str]:
+    """Columns of numbers to the right, so that their decimal points stand below each other, all others to the left."""
+    return ("r" if all(re.match(rf"[{MINUS}+-]?\d|$", row[name]) for row in rows) else "l" for name in rows[0])
 
 
 def _latex(text: str) -> str:
