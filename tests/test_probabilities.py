@@ -60,3 +60,20 @@ def test_a_single_output_outside_of_0_to_1_tells_logits() -> None:
     nn.init.zeros_(model[0].weight)
     nn.init.zeros_(model[0].bias)
     landscape.load(model, data=(INPUTS, LABELS[:, :1]), loss="bce")
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "loss", "cure"),
+    [
+        (net(4), CLASSES, "nll", "leave --loss out"),
+        (net(4, nn.LogSoftmax(dim=1)), CLASSES, "nll", "leave --loss out"),
+        (net(4, nn.Sigmoid()), CLASSES, "nll", "in rows of sum 1"),
+        (net(3), LABELS, "bce-probabilities", "give --loss bce"),
+    ],
+    ids=["logits", "log-probabilities", "sigmoids", "logits of labels"],
+)
+def test_what_is_no_probability_is_refused_where_the_loss_takes_them(
+    model: nn.Module, targets: Tensor, loss: str, cure: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"--loss {loss} takes probabilities.*{cure}"):
+        landscape.load(model, data=(INPUTS, targets), loss=loss)

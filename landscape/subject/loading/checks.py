@@ -53,11 +53,13 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     """Reject outputs of all samples that lie in 0 to 1, with rows of sum 1 for cross-entropy: they are no logits.
 
     Samples are looked at until one of them is none; `outputs` are those of a few, so that this ends at once for
-    logits. `--outputs logits` skips it.
+    logits. `--outputs logits` skips it. A loss of probabilities rejects the opposite, see `_refuse_logits`.
 
     Raises:
-        ValueError: all outputs are probabilities.
+        ValueError: all outputs are probabilities, or some are none where the loss takes them.
     """
+    if isinstance(subject.forward, LogitsOf):
+        _refuse_logits(subject, subject.forward)
     names: dict[Losses, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
     known = names.get(subject.losses)
     if (
@@ -80,6 +82,27 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     )
 
 
+def _refuse_logits(subject: Subject, forward: LogitsOf) -> None:
+    """Reject outputs of a few samples that are no probabilities: the logarithm would take those below 0 for 0."""
+    shares = logits_in(forward.base(subject.model, subject.example()[0])).double()
+    least, most = shares.min().item(), shares.max().item()
+    sums = shares.sum(dim=_classes(shares)) if forward.of == "softmax" and shares.dim() > 1 else torch.ones(1)
+    if least < 0 or most > 1 or bool(((sums - 1).abs() > ROUNDING).any()):
+        rows = ", in rows of sum 1" if forward.of == "softmax" else ""
+        instead = (
+            "leave --loss out for logits, and for the output of log_softmax" if rows else "give --loss bce for logits"
+        )
+        raise ValueError(
+            f"the model returns {least:.4g} to {most:.4g}, and --loss {subject.traits.name} takes probabilities, "
+            f"from 0 to 1{rows}; {instead}"
+        )
+
+
+def _classes(shares: Tensor) -> int:
+    """The dimension of the classes: the second of rows and of maps, the last of sequences."""
+    return 1 if shares.dim() in (2, 4) else shares.dim() - 1
+
+
 def _are_probabilities(subject: Subject, outputs: Any) -> bool:
     shares = logits_or_none(outputs)
     if shares is None or not shares.is_floating_point() or not bool(((shares >= 0) & (shares <= 1)).all()):
@@ -88,7 +111,7 @@ def _are_probabilities(subject: Subject, outputs: Any) -> bool:
         return bool((shares > 0).any()) and bool((shares < 1).any())
     if shares.dim() < 2:
         return False
-    classes = 1 if shares.dim() in (2, 4) else shares.dim() - 1
+    classes = _classes(shares)
     return shares.shape[classes] > 1 and bool(((shares.double().sum(dim=classes) - 1).abs() < ROUNDING).all())
 
 
