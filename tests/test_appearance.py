@@ -20,9 +20,9 @@ def vit(**parameters: object) -> xr.Dataset:
     return xr.Dataset(attrs={"label": "vit", "model": "vit_ti", "parameters": json.dumps(parameters)})
 
 
-def test_families_have_their_colours_and_markers(study: Path) -> None:
-    data = [result_of(study, "variance", network.label) for network in synthetic.NETWORKS]
-    vit, resnet, alternet = appearance.looks(data)
+def test_families_have_their_colours_and_markers() -> None:
+    about = [{"label": network.label, "model": network.model} for network in synthetic.NETWORKS]
+    vit, resnet, alternet = appearance.looks([xr.Dataset(attrs=attributes) for attributes in about])
     assert (vit.color, vit.marker) == ("tab:red", "o")
     assert (resnet.color, resnet.marker) == ("tab:blue", "D")
     assert alternet.color not in (vit.color, resnet.color)

@@ -526,8 +526,8 @@ def test_a_page_stays_when_the_new_one_cannot_be_written(
 
 
 def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_path: Path) -> None:
-    probes = ("surface", "corruption", "variance")
-    networks = [synthetic.transformer(label, depth=3) for label in ("vit", "other")]
+    probes = ("corruption", "variance")
+    networks = [synthetic.transformer(label, depth=2) for label in ("vit", "other")]
     half = synthetic.write(tmp_path / "half.h5", networks, probes=probes, share=0.4)
     code = (
         "import sys; from landscape.cli.main import exit_code\n"

@@ -15,6 +15,7 @@ import h5py
 import pytest
 import synthetic
 
+from landscape.results import group as groups
 from landscape.results import headline_numbers as measured
 from landscape.results import reader
 
@@ -33,16 +34,14 @@ def forms(path: Path) -> dict[str, Form]:
     """How a file stores every quantity of the first network, by probe."""
     with h5py.File(path) as file:
         return {
-            group.parent.name.strip("/"): {
-                name: (
-                    tuple(axis[0].name.rpartition("/")[2] if len(axis) else "" for axis in array.dims),
-                    str(array.dtype),
-                    str(array.attrs.get("units", "")),
-                )
-                for name, array in group.items()
+            name.partition("/")[0]: {
+                array: (groups.dims(item, array, places), str(item.dtype), str(group[array].attrs.get("units", "")))
+                for array, item in arrays.items()
             }
-            for name, _ in reader.find(path, label=synthetic.NETWORKS[0].label)
-            for group in [file[name]]
+            for name, group in groups.results_in(file)
+            if group.attrs["label"] == synthetic.NETWORKS[0].label
+            for arrays in [groups.datasets(group)]
+            for places in [groups.places(arrays)]
         }
 
 

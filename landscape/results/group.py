@@ -169,9 +169,9 @@ def arrays(group: h5py.Group) -> Arrays:
 def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
     """`<probe>/<label>-<digest>` groups, by hard links alone."""
     for probe in hard_links(file):
-        if isinstance(file[probe], h5py.Group):
-            for name in hard_links(file[probe]):
-                group = file[probe][name]
+        if isinstance(results := file[probe], h5py.Group):
+            for name in hard_links(results):
+                group = results[name]
                 if isinstance(group, h5py.Group) and "probe" in group.attrs:
                     yield f"{probe}/{name}", group
 
@@ -297,11 +297,9 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
 def _other_checkpoint(file: h5py.File, key: RunKey) -> str:
     """The group of another checkpoint with the same label, which tables could not tell apart; "" if none."""
     own = key.attributes.get("checkpoint_sha256")
-    for probe in hard_links(file) if own else ():
-        for name in hard_links(file[probe]):
-            about = file[probe][name].attrs
-            if about.get("label") == key.label and about.get("checkpoint_sha256", "") not in ("", own):
-                return f"{probe}/{name}"
+    for name, group in results_in(file) if own else ():
+        if group.attrs.get("label") == key.label and group.attrs.get("checkpoint_sha256", "") not in ("", own):
+            return name
     return ""
 
 

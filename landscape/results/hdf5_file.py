@@ -69,7 +69,8 @@ class Group(NamedTuple):
 
 def hard_links(group: h5py.Group) -> list[str]:
     """Names in a group that are hard links, not soft or external ones."""
-    return [name for name in group if isinstance(group.get(name, getlink=True), h5py.HardLink)]
+    links = group.id.links
+    return [group._d(name) for name in group.id if links.get_info(name).type == h5py.h5l.TYPE_HARD]
 
 
 def array_of(dataset: h5py.Dataset) -> np.ndarray:
