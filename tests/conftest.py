@@ -27,6 +27,13 @@ os.environ["LANDSCAPE_CACHE"] = ""  # the user's own recorded graphs stay as the
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, where more threads are set
 
 
+# They import timm, torchvision or transformers, which takes a process ten seconds: one process gets them all.
+OF_LIBRARIES = {
+    f"test_{name}.py" for name in (
+        "adapters", "attention_products", "bring_your_own", "families", "hostile", "language", "monitor_in_libraries",
+        "padding", "providers", "sensitivity", "smoothing", "symmetry", "timm_keys", "weight_uses", "zoo",
+    )
+}  # fmt: skip
 DRAWN = ("test_plots.py", "test_plots_from_python.py", "test_probe.py")  # what needs no generated corruption
 
 
@@ -42,7 +49,8 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what measures generated corruptions where the package that makes them is not installed."""
+    """Libraries' networks first; skip generated corruptions where the package that makes them is not installed."""
+    items.sort(key=lambda item: item.path.name not in OF_LIBRARIES)
     if importlib.util.find_spec("imagecorruptions") is not None:
         return
     for item in items:
