@@ -6,7 +6,6 @@ import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,29 +22,27 @@ LARGE = ("large", "huge", "giant", "gigantic", "enormous", "xlarge", "so400m", "
 Made = tuple[str, nn.Module, Callable[..., Any]]  # member; network; data of so many samples, maybe of smaller images
 
 
-@dataclass(frozen=True)
-class Tiny:
-    """Entries of a configuration that make a network small: pattern of names -> value."""
-
-    entries: Mapping[str, int]
-    kept: tuple[str, ...] = ()
-
-    def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in config.items():
-            if isinstance(value, Mapping) and name.endswith("_config"):
-                found[name] = self.of(value) | {k: value[k] for k in ("model_type",) if k in value}
-            pattern = next((p for p in self.entries if re.fullmatch(p, name)), None)
-            if pattern is None or name in self.kept:
-                continue
-            if isinstance(value, int) and not isinstance(value, bool) and value > self.entries[pattern]:
-                found[name] = self.entries[pattern]
-            elif isinstance(value, list | tuple) and value and all(type(v) is int for v in value):
-                found[name] = [min(v, self.entries[pattern]) for v in value]
-        return found
+def tiny(entries: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a configuration, and of those in it, at most as large as those of matching names."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and name.endswith("_config"):
+            found[name] = tiny(entries, value) | {key: value[key] for key in ("model_type",) if key in value}
+        pattern = next((p for p in entries if re.fullmatch(p, name)), "")
+        most = entries.get(pattern, 0)
+        if value is None and re.fullmatch(ALWAYS, name):
+            found[name] = most or 3
+        elif type(value) in (int, float) and value > most > 0:
+            found[name] = most
+        elif isinstance(value, list | tuple) and value and pattern and all(type(v) is int for v in value):
+            found[name] = [min(v, int(most)) for v in value]
+    return found
 
 
-LAYERS = {"num_hidden_layers|n_layers?|num_layers|(encoder|decoder|num_encoder|num_decoder)_layers|depths?": 2}
+ALWAYS = "vocab_size|n_routed_experts|n_shared_experts|pad_token_id"  # entries that some configurations leave out
+LAYERS: dict[str, float] = {
+    "num_hidden_layers|n_layers?|num_layers|(encoder|decoder|num_encoder|num_decoder)_layers|depths?": 2
+}
 TOKEN_IDS = {"vocab_size|.*_vocab_size": 128, "max_position_embeddings|n_positions|n_ctx|max_seq_len": 64,
              ".*_token_id|.*_token_index": 3}  # fmt: skip
 ROUTED = {"num_experts|n_routed_experts|num_local_experts|moe_num_experts": 4, "num_experts_per_tok|moe_k|top_k": 2,
@@ -55,13 +52,15 @@ WIDTHS = {
     "num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|num_attention_heads": 4,
     "num_key_value_heads|num_kv_heads|n_head_kv": 2, "head_dim|d_kv|attention_head_size|qk_nope_head_dim|v_head_dim": 8,
     "(.*_)?intermediate_size|.*ffn_dim|d_ff|n_inner|d_inner|dim_ff|ffn_hidden_size": 64,
-    "hidden_sizes|embed_dims?|neck_hidden_sizes|layer_channels|stem_channels": 32,
-    "q_lora_rank|kv_lora_rank|qk_rope_head_dim": 8, "image_size": 64,
+    "hidden_sizes|neck_hidden_sizes|layer_channels|stem_channels|d_latents|num_latents": 32, "embed_dims?": 24,
+    "q_lora_rank|kv_lora_rank|qk_rope_head_dim": 8, "rotary_dim": 4, "image_size": 64,
+    "mamba_n_heads|mamba_num_heads": 4, "mamba_d_head|mamba_head_dim": 16, "(mamba_d|ssm)_state(_size)?|state_size": 8,
+    "width_coefficient": 0.5, "depth_coefficient": 0.3,
 }  # fmt: skip
-SMALLER = (  # tried one after the other
-    Tiny({**LAYERS, **TOKEN_IDS, **ROUTED, **WIDTHS}),
-    Tiny({**LAYERS, **TOKEN_IDS, **ROUTED, "image_size": 64}),
-    Tiny({**LAYERS, **TOKEN_IDS}), Tiny({**LAYERS, "image_size": 64}), Tiny(LAYERS), Tiny({}),
+SMALL_NUMBERS = {**LAYERS, **TOKEN_IDS, **ROUTED, **WIDTHS}
+SMALLER: tuple[dict[str, float], ...] = (  # tried one after the other
+    SMALL_NUMBERS, {**SMALL_NUMBERS, "num_key_value_heads|num_kv_heads|n_head_kv": 4},
+    {**LAYERS, **TOKEN_IDS, **ROUTED, "image_size": 64}, {**LAYERS, **TOKEN_IDS}, {**LAYERS, "image_size": 64}, LAYERS,
 )  # fmt: skip
 
 
@@ -152,12 +151,14 @@ def _transformers(name: str) -> Made:
     auto = transformers.models.auto
     architecture = getattr(auto.modeling_auto, f"MODEL_FOR_{HEADS[head]}_MAPPING_NAMES")[model_type]
     architecture = architecture if isinstance(architecture, str) else architecture[0]
-    config_class = auto.configuration_auto.CONFIG_MAPPING[model_type]
+    config_class = (
+        getattr(transformers, architecture).config_class or auto.configuration_auto.CONFIG_MAPPING[model_type]
+    )
     whole = config_class().to_dict()
     failures = []
     for smaller in SMALLER:
         try:
-            config = config_class(**smaller.of(whole))
+            config = config_class(**tiny(smaller, whole))
             config.use_cache = False
             if head == "image":
                 config.num_labels = CLASSES
