@@ -23,7 +23,7 @@ from landscape.probes.hessian import Hessian
 from landscape.products import hvp_backends as module
 from landscape.products import hvp_forecast, hvp_reference
 from landscape.products.hessian_product import HessianProduct, Product, non_differentiable_layer
-from landscape.products.hvp_backends import CODES, curvature
+from landscape.products.hvp_backends import CODES, Hvp, curvature
 from landscape.products.hvp_forecast import Costs, PlannedProducts
 from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.products.operator import Curvature, Operator
@@ -339,6 +339,26 @@ def test_weight_decay_is_in_every_kind_of_product() -> None:
             for subject in (plain, decayed)
         )
         torch.testing.assert_close(with_it, without + 0.25 * vector, rtol=1e-12, atol=1e-14)
+
+
+class Clamped(nn.Module):
+    """The hard sigmoid by a clamp."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 3).clamp(0, 6) / 6
+
+
+@pytest.mark.parametrize("kind", ["double-backward", "traced"])
+def test_the_hard_sigmoid_has_the_second_derivatives_of_a_clamp(kind: Hvp) -> None:
+    products = []
+    for gate in (nn.Hardsigmoid(), Clamped()):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), gate, nn.Linear(8, 3)).double().eval()
+        subject = Subject(model, batches_of((4,), (6, 6), 3))
+        vector = random_unit(subject.size, 0, device=torch.device("cpu"), dtype=torch.float64)
+        products.append(curvature(subject, subject.parameters, kind).product(1)(vector))
+    torch.testing.assert_close(*products, rtol=1e-12, atol=1e-14)
+    assert products[0].abs().max() > 0
 
 
 def test_a_layer_without_a_second_derivative_is_named_after_layers_that_work_in_place() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.data.structure import Nested, tensors_in
@@ -160,12 +161,20 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def differentiable_attention() -> Iterator[None]:
-    """Compute attention by plain matrix products: fused kernels have no second derivative.
+    """Compute attention by plain matrix products, and the hard sigmoid by a clamp: fused, they are differentiable once.
 
     One thread at a time: the switches belong to the process, and leaving the context would reset them for the others.
     """
     with _attention_switches, sdpa_kernel(SDPBackend.MATH):
-        yield
+        fused, functional.hardsigmoid = functional.hardsigmoid, _hardsigmoid
+        try:
+            yield
+        finally:
+            functional.hardsigmoid = fused
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return functional.hardtanh(input + 3.0, 0.0, 6.0) / 6.0
 
 
 def with_layer_name(error: ValueError, subject: Subject, inputs: Nested) -> ValueError:
