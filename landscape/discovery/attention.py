@@ -112,14 +112,18 @@ def _outputs(flow: Flow, position: int) -> HeadOutputs | None:
     operation = flow.operations[position]
     if operation.name in ("scaled_dot_product_attention", "multi_head_attention_forward"):
         return HeadOutputs((operation.name, operation.number))
-    maps = operation.writes[0]
+    maps, turned = operation.writes[0], False
     for later in flow.operations[position + 1 :]:
+        result, axes = flow.shapes[later.writes[0]], range(len(flow.shapes[later.writes[0]]))
+        if turned and later.name in PRODUCTS and later.reads[1:] == (maps,):  # values' times maps'
+            return HeadOutputs((later.name, later.number), (*axes[:-2], axes[-1], axes[-2]))
         if later.reads[:1] != (maps,):
             continue
-        result = flow.shapes[later.writes[0]]
         if later.name in TRANSPARENT and result == flow.shapes[maps]:
             maps = later.writes[0]
-        elif later.name in PRODUCTS and len(later.reads) == 2:
+        elif later.name == "transpose" and result == (*flow.shapes[maps][:-2], *flow.shapes[maps][:-3:-1]):
+            maps, turned = later.writes[0], not turned
+        elif not turned and later.name in PRODUCTS and len(later.reads) == 2:
             axes = _axes_of_product(later, flow.shapes[maps], flow.shapes[later.reads[1]], result)
             return HeadOutputs((later.name, later.number), axes) if axes is not None else None
     return None

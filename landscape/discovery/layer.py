@@ -118,6 +118,7 @@ class Layer:
     def features(self, tensor: Tensor) -> Tensor:
         """The tensor without prefix tokens, in any order of axes after the first, (N, ...)."""
         if self.order:
+            tensor = tensor.movedim(1, -1) if self.layout == "channels first" else tensor
             return tensor.reshape(len(tensor) // self.rows_per_image, -1, self.channels)[:, self.order]
         if self.rows_per_image > 1:
             return tensor.reshape(-1, self.rows_per_image, *tensor.shape[1:])
@@ -125,7 +126,7 @@ class Layer:
 
     def maps(self, tensor: Tensor) -> Tensor:
         """The tensor as feature maps, (N, C, H, W)."""
-        if self.layout == "channels first":
+        if self.layout == "channels first" and not self.order:
             return tensor
         if self.layout == "channels last":
             return tensor.permute(0, 3, 1, 2)

@@ -254,7 +254,10 @@ def _product(
     halves = [half for p, own in maps or factors if (half := _half(p, own, after, shape))]
     if not halves:
         return () if len(factors) == 2 else None
-    both = len(halves) == 2 and set(one) & set(after) - set(other) and set(other) & set(after) - set(one)
+    own = [axis for axis, letter in enumerate(after) if (letter in one) != (letter in other)]
+    both = len(halves) == 2 and any(
+        p.stride(axis) and p.shape[axis] > 1 for half in halves for p in half for axis in own
+    )
     return (*halves[0], *halves[1]) if both else halves[0]
 
 

@@ -48,20 +48,26 @@ def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
 def _followed(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
     shape, (rows, columns, *_) = flow.shapes[node], flow.positions[node] or ()
     moving = [{axis for axis, step in enumerate(p.stride()) if step and p.shape[axis] > 1} for p in (rows, columns)]
-    if len(shape) == 4 and moving[0] | moving[1] <= {2}:  # of one row or column: the same for both orders
+    if len(shape) == 4 and moving[0] | moving[1] <= {2} and not (moving[0] and moving[1]):  # one row: in both orders
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
     if len(shape) == 4 and moving[0] <= {2} and moving[1] <= {3}:
         return "channels first", (shape[2], shape[3]), 0
     if len(shape) == 4 and moving[0] <= {1} and moving[1] <= {2}:
         return "channels last", (shape[1], shape[2]), 0
     grid, prefix = grid_of(places_of(flow, node))
-    return "tokens" if any(grid) else "none", grid, prefix
+    if not any(grid):
+        return "none", grid, 0
+    return "channels first" if len(shape) - 1 in moving[0] | moving[1] else "tokens", grid, prefix
 
 
 def places_of(flow: Flow, node: Node) -> tuple[Place, ...]:
     """Where the tokens (N, ..., channel) of an image lie; () if that is not known."""
     found, images = flow.positions[node], flow.shapes[0][0]
-    if not found or len(found) > 2 or found[0].shape[0] % images or any(p.stride(-1) for p in found):
+    if not found or len(found) > 2 or found[0].shape[0] % images:
+        return ()
+    if found[0].ndim > 3 and all(p.stride(1) == 0 for p in found) and any(p.stride(-1) for p in found):
+        found = tuple(p.movedim(1, -1) for p in found)
+    if any(p.stride(-1) for p in found):
         return ()
     places = torch.stack([p[..., 0].reshape(images, -1) for p in found], dim=-1).cpu()
     places = ((places * FINEST).round() / FINEST).nan_to_num(math.inf)

@@ -113,8 +113,9 @@ def _maps(
 ) -> AttentionMaps:
     if name == "scaled_dot_product_attention":
         given = inspect.signature(maps_from_qk).bind(*args, **kwargs).arguments
-        if given["query"].ndim == 3:
-            given |= {name: given[name].reshape(images, -1, *given[name].shape[1:]) for name in ("query", "key")}
+        if given["query"].ndim == 3:  # a mask of two axes is shared
+            of_heads = [name for name in ("query", "key", "attn_mask") if getattr(given.get(name), "ndim", 0) == 3]
+            given |= {name: given[name].reshape(images, -1, *given[name].shape[1:]) for name in of_heads}
         return maps_from_qk(**given)
     if name == "multi_head_attention_forward":
         return _maps_of_module(func, args, kwargs)
