@@ -1,4 +1,4 @@
-"""Windowed residual streams: their grid is unknown and reported so, and probes that need no grid run."""
+"""Windowed residual streams: their tokens are put in the order of the image, wherever blocks have moved them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from zoo import _timm
 
 from landscape.discovery.discover import discover
+from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.pooled_features import pooled
-from landscape.layers.selection import remarks
 from landscape.probes.fourier import Fourier
 from landscape.probes.similarity import Similarity
 from landscape.subject.subject import Subject
@@ -51,8 +51,19 @@ class Windows(nn.Module):
         return self.head(x.mean((1, 2)))
 
 
+def _maps(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    layers, found = discover(model, images), {}
+
+    def receive(position: int, tensor: Tensor) -> None:
+        found[layers[position].name] = layers[position].maps(tensor).clone()
+
+    with torch.no_grad(), feature_hooks(model, layers, receive):
+        model(images)
+    return found
+
+
 @pytest.mark.parametrize("batched", [False, True])
-def test_only_windowed_layers_have_no_grid(batched: bool) -> None:
+def test_maps_of_windows_are_those_of_the_image(batched: bool) -> None:
     torch.manual_seed(0)
     model = Windows(batched=batched).double().eval()
     images = torch.randn(6, 3, 16, 16).double()
@@ -60,45 +71,44 @@ def test_only_windowed_layers_have_no_grid(batched: bool) -> None:
     assert [(layer.name, layer.grid, layer.rows_per_image) for layer in layers] == [
         ("stem", (8, 8), 1),
         ("blocks.0.mlp", (8, 8), 1),
-        ("blocks.1.mlp", (0, 0), 4 if batched else 1),
+        ("blocks.1.mlp", (8, 8), 4 if batched else 1),
         ("blocks.2.mlp", (8, 8), 1),
     ]
-    assert ["of blocks.1.mlp" in remark for remark in remarks(layers)] == [True]
+    found = _maps(model, images)
+    joined = model.blocks[1](found["blocks.0.mlp"].permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(found["blocks.1.mlp"], joined)
     subject = Subject(model, [(images, torch.arange(6) % 5)])
-    assert run_probe(Fourier(), subject)["name"].tolist() == ["stem", "blocks.0.mlp", "blocks.2.mlp"]
+    assert run_probe(Fourier(), subject)["name"].tolist() == list(found)
     np.testing.assert_allclose(np.diag(run_probe(Similarity(), subject)["cka"]), 1.0)
-
-
-def test_windows_on_the_batch_axis_are_features_of_their_image() -> None:
-    torch.manual_seed(0)
-    model, images = Windows(batched=True).eval(), torch.randn(3, 3, 16, 16)
-    layer = discover(model, images)[2]
-    tensor = torch.randn(3 * 4, 16, 6)
-    assert torch.equal(layer.features(tensor), tensor.reshape(3, 4, 16, 6))
-    torch.testing.assert_close(pooled(layer, tensor, "mean"), tensor.reshape(3, 64, 6).mean(1))
+    tensor = torch.randn(*((2 * 4,) if batched else (2, 4)), 16, 6)
+    torch.testing.assert_close(pooled(layers[2], tensor, "mean"), tensor.reshape(2, 64, 6).mean(1))
 
 
 def _maxvit() -> nn.Module:
     return torchvision_models().MaxVit((64, 64), 8, 4, [8, 16], [1, 1], 4, 0.0, num_classes=5)  # type: ignore[no-any-return]
 
 
-FOREIGN: dict[str, tuple[Callable[[], nn.Module], int, set[str]]] = {
-    "torchvision maxvit": (_maxvit, 64, {"stem.0.0", *(f"blocks.{i}.layers.0.layers.MBconv.layers" for i in (0, 1))}),
-    "timm hiera": (
-        partial(_timm, "hiera_tiny_224", img_size=(64, 64), stages=(1, 1, 1, 1), embed_dim=8, num_heads=1), 64, set()
-    ),
-    "timm mobilevit": (
-        partial(_timm, "mobilevit_xxs"), 64,
-        {"stem.conv", "stages.0.0", "stages.1.0", "stages.1.1", "stages.1.2", "stages.2.0", "stages.3.0", "stages.4.0"},
-    ),
-}  # fmt: skip
+NEST = {"img_size": 64, "embed_dims": (12, 12, 12), "num_heads": (2, 2, 2), "depths": (1, 1, 1)}
+HIERA = {"img_size": (64, 64), "stages": (1, 1, 1, 1), "embed_dim": 8, "num_heads": 1}
+FOREIGN: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network; its first stages that end in a sum
+    "torchvision maxvit": (_maxvit, 0),
+    "timm hiera": (partial(_timm, "hiera_tiny_224", **HIERA), 4),
+    "timm nest": (partial(_timm, "nest:Nest", **NEST), 2),
+    "timm mobilevit": (partial(_timm, "mobilevit_xxs"), 2),
+    "timm mobilevitv2": (partial(_timm, "mobilevitv2_050"), 2),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
-def test_windowed_networks_have_grids_where_the_windows_are_joined(name: str) -> None:
+def test_windowed_networks_have_the_maps_that_their_library_gives(name: str) -> None:
     torch.manual_seed(0)
-    build, size, spatial = FOREIGN[name]
-    layers = discover(build().eval(), torch.randn(2, 3, size, size))
-    assert {layer.name for layer in layers if layer.spatial} == spatial
-    assert any(layer.grid_unknown for layer in layers)
+    build, count = FOREIGN[name]
+    model, images = build().eval(), torch.randn(2, 3, 64, 64)
+    assert not any(layer.grid_unknown for layer in discover(model, images))
+    if count:
+        found = _maps(model, images).values()
+        with torch.no_grad():
+            stages = model.forward_intermediates(images, intermediates_only=True)
+        for stage in stages[:count]:
+            assert any(maps.shape == stage.shape and torch.allclose(maps, stage, atol=1e-5) for maps in found)
