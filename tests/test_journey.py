@@ -28,10 +28,8 @@ from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-HALF_A_SECOND = {
-    "align", "calibration", "convexity", "density", "ensemble", "flatness", "noise-scale", "sensitivity", "step",
-    "tokens", "trace",
-}  # fmt: skip
+QUICK = {"attention-maps", "fourier", "lesion", "line", "noise", "probe-linear", "shape-bias", "similarity", "surface",
+         "variance"}  # fmt: skip
 ALONE = 8  # units of a probe that are measured once more, each by itself
 
 
@@ -57,7 +55,7 @@ class Journey:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in HALF_A_SECOND)) for name in PROBES]
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in PROBES]
 )
 def journey(request: pytest.FixtureRequest, snapshots: Path, tmp_path_factory: pytest.TempPathFactory) -> Journey:
     probe = small(request.param, **FASTER.get(request.param, {}))

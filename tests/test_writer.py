@@ -112,7 +112,7 @@ def test_a_stored_result_that_lacks_an_array_is_refused_in_one_line(path: Path, 
 # --- resuming ---
 
 
-@pytest.mark.parametrize("after", range(13))
+@pytest.mark.parametrize("after", [0, 1, 7, 12])
 def test_a_run_key_stopped_after_any_unit_resumes_with_the_next(path: Path, after: int) -> None:
     key = small()
     stopped(path, key, after)
