@@ -236,7 +236,9 @@ def test_what_is_no_classifier_is_refused() -> None:
         Calibration().plan(replace(subject_of(logits, targets), losses=mse, traits=LossTraits(name="mse")))
     with pytest.raises(ValueError, match=r"got targets \(20, 5\) torch.int64"):
         Calibration().plan(subject_of(logits, torch.zeros(20, 5, dtype=torch.long)))
-    with pytest.raises(ValueError, match="logits that are not finite"):
+    with pytest.raises(
+        ValueError, match=r"logits that are not finite.*the inputs of the data are not finite; check --data"
+    ):
         run_probe(Calibration(), subject_of(logits * torch.nan, targets))
     with pytest.raises(OptionError, match="--draws must be 2 to 100,000, got 1"):
         Calibration(draws=1)

@@ -124,6 +124,7 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     ),
     "no centre": (surfaces.no_centre, surface(points=10), surface(points=11), "--resolution 11,11"),
     "not finite": (surfaces.not_finite, surface(loss=RAGGED), surface(), "--range 0.5"),
+    "nowhere finite": (surfaces.not_finite, surface(loss=math.nan * RAGGED), surface(), "evaluate net.pt"),
     "clipped": (
         surfaces.clipped,
         surface(parameters={"cap": 0.3}, arrays={"n": (("x", "y"), np.where(BOWL > 0.3, 100.0, 1000.0))}),

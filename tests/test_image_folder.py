@@ -132,6 +132,15 @@ def test_what_lies_beside_pictures_is_none(tmp_path: Path) -> None:
     assert len(load(str(tmp_path))) == len(pictures(str(tmp_path / "a"))) == len(listed(tmp_path / "cues")) == 1
 
 
+def test_a_class_without_pictures_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_image(tmp_path / "cat/1.png")
+    assert load(str(tmp_path)).classes == 1
+    assert "no images in" not in caplog.text
+    (tmp_path / "__MACOSX/cat").mkdir(parents=True)
+    assert load(str(tmp_path)).classes == 2
+    assert "no images in ['__MACOSX'], which count as classes" in caplog.text
+
+
 @pytest.mark.parametrize(("names", "noted"), [(range(12), True), (range(3), False), (["00", "01", "10"], False)])
 def test_numbers_as_classes_are_noted_where_their_order_is_not_that_of_the_names(
     names: Iterable[object], noted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -159,3 +159,10 @@ def number_options() -> Iterator[tuple[str, Callable[[float], object]]]:
 def test_no_option_takes_a_number_that_is_not_finite(option: str, value: float) -> None:
     with pytest.raises(OptionError, match=str(value)):
         dict(number_options())[option](value)
+
+
+def test_arguments_of_a_model_may_be_words_in_python_too() -> None:
+    """As those of an optimiser."""
+    assert Spec(model_arg=["width=32", "pool=max"]).model_arg == {"width": 32, "pool": "max"}  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"--model-arg"):
+        Spec(model_arg=["width"])  # type: ignore[arg-type]

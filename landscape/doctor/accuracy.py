@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrc, ndtri, stdtrit
 
-from landscape.doctor.finding import Finding, Result, Severity, found, more_samples
+from landscape.doctor.finding import Finding, Result, Severity, found, look_at_inputs, more_samples
 from landscape.doctor.grid import Grid, at_weights
 from landscape.statistics.intervals import NORMAL, quantile
 from landscape.statistics.rounding import plus_minus
@@ -114,7 +114,7 @@ def loss_not_finite(result: Result) -> Iterator[Finding]:
     if lost.any() and (lost.all() or name not in STATED):
         yield found(
             "not-finite", "wrong", result, f"{name.replace('_', ' ')}: {int(lost.sum())} of {lost.size} are not finite",
-            "check the inputs, and the weights: landscape evaluate " + (result.spec.get("checkpoint") or "CHECKPOINT"),
+            look_at_inputs(result),
         )  # fmt: skip
 
 

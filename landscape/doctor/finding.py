@@ -120,6 +120,11 @@ Rule: TypeAlias = Callable[[Result], Iterator[Finding]]  # of one result
 RuleOfSeveral: TypeAlias = Callable[[Sequence[Result]], Iterator[Finding]]  # of all results of one probe, or of all
 
 
+def look_at_inputs(result: Result) -> str:
+    """The remedy for numbers that are nowhere finite."""
+    return "check the inputs, and the weights: landscape evaluate " + (result.spec.get("checkpoint") or "CHECKPOINT")
+
+
 def measure_again(result: Result, otherwise: str, **changes: Any) -> str:
     """`run: COMMAND` with the changed options, or words for a result that no command measures."""
     command = result.command(**changes)

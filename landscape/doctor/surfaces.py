@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.doctor.finding import Finding, Result, Severity, found, measure_again, more_samples
+from landscape.doctor.finding import Finding, Result, Severity, found, look_at_inputs, measure_again, more_samples
 from landscape.doctor.grid import Grid
 from landscape.statistics.intervals import NORMAL
 from landscape.statistics.rounding import plus_minus
@@ -168,7 +168,9 @@ def not_finite(result: Result) -> Iterator[Finding]:
         yield found(
             "not-finite", "suspicious", result,
             f"the loss is not finite at {holes} of {int(done.sum())} points",
-            measure_again(result, "use a smaller range", range=f"{reach / 2:.3g}"),
+            measure_again(result, "use a smaller range", range=f"{reach / 2:.3g}")
+            if holes < done.sum()
+            else look_at_inputs(result),
         )  # fmt: skip
 
 

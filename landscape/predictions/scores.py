@@ -6,6 +6,7 @@ from torch import Tensor
 from landscape.options import OptionError
 from landscape.probe import Quantity
 from landscape.statistics.calibration import SampleScores, mean_scores
+from landscape.subject.loading.sanity_check import why_not_finite
 from landscape.subject.losses import bce, cross_entropy
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
@@ -73,7 +74,7 @@ def logits_and_targets(subject: Subject, i: int) -> tuple[Tensor, Tensor]:
     if not logits.amax(dim=-1).isfinite().all():
         raise ValueError(
             f"{subject.label} returns logits that are not finite for a sample of mini-batch {i}, so that its "
-            "probabilities are undefined; use a checkpoint that has not diverged"
+            f"probabilities are undefined; {why_not_finite(subject)}"
         )
     return logits, targets
 

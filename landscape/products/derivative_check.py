@@ -129,8 +129,9 @@ def _in_words(slopes: Sequence[float], curvatures: Sequence[float]) -> str:
         if not abs(own - other) <= TOLERANCE * max(abs(own), abs(other), typical):
             said = what.format(f"{own:.4g}", f"{other:.4g}")
             return (
-                f"{said}: detached terms, stop-gradients, straight-through rounding or an autograd function with a "
-                "backward pass of its own; curvature is that of what is differentiated, not of the loss"
+                f"{said}: detached terms, stop-gradients, straight-through rounding, checkpointing with "
+                "use_reentrant=True or an autograd function with a backward pass of its own; curvature is that of "
+                "what is differentiated, not of the loss"
             )
     return ""
 

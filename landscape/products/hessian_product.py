@@ -18,7 +18,8 @@ from landscape.subject.subject import Subject
 # Part of an operation's name, or of torch's message about it -> what to do instead.
 WITHOUT_SECOND_DERIVATIVE = {
     "embedding_bag": "use nn.Embedding and the sum, mean or maximum of its rows",
-    "cdist": "write the distance out, as in (a[:, None] - b).abs().sum(-1)",
+    "cdist": "write the distance out, as in (a[:, None] - b).abs().sum(-1) for p=1, or give "
+    'compute_mode="use_mm_for_euclid_dist" for p=2',
     "ctc_loss": "the CTC loss of PyTorch has a gradient alone",
     "attention": "use its plain version (fused attention: fused_attn=False in timm, "
     'attn_implementation="eager" in transformers)',

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from landscape.options import OptionError, at_least, one_of, parse_count, plain_number
+from landscape.options import OptionError, at_least, one_of, parse_arguments, parse_count, plain_number
 from landscape.plugins import place_of
 from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
 
@@ -89,6 +89,8 @@ class Spec:
                 "landscape.load(module, data=...)"
             )
         object.__setattr__(self, "model", place_of("models", self.model))
+        if not isinstance(self.model_arg, Mapping):  # words, as on the command line
+            object.__setattr__(self, "model_arg", parse_arguments("model_arg", self.model_arg))
         for name in ("batch_size", "seed", "weight_decay", "mc_dropout"):
             plain = plain_number(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
             object.__setattr__(self, name, plain)

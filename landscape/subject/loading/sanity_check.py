@@ -70,12 +70,13 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
     losses = torch.cat(loss)
     if not losses.isfinite().any():
         raise ValueError(
-            f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; {_not_finite(subject)}"
+            f"the model's loss is {losses[0].item()} on all of the first {len(losses)} samples; "
+            f"{why_not_finite(subject)}"
         )
     hit = torch.cat(correct)
     check = SanityCheck(losses.mean().item(), hit.mean().item(), len(losses), classes, math.nan)
     if lost := int((~losses.isfinite()).sum()):
-        return replace(check, lost=lost, cause=_not_finite(subject))
+        return replace(check, lost=lost, cause=why_not_finite(subject))
     if len(predicted) < len(loss):
         return check
     p_value = guessing_p_value(int(hit.sum().item()), len(losses), classes)
@@ -160,8 +161,8 @@ def are_classes(outputs: Tensor, targets: Nested) -> bool:
     return targets.shape == outputs.shape and are_probabilities(targets)
 
 
-def _not_finite(subject: Subject) -> str:
-    """What is not finite: inputs, or weights by name."""
+def why_not_finite(subject: Subject) -> str:
+    """What is not finite, and what to do: inputs, targets, or weights by name."""
     first = 0
     for i in range(len(subject.batches)):
         for what, part in zip(("inputs", "targets"), subject.batch(i), strict=True):
