@@ -114,9 +114,10 @@ def _outputs(flow: Flow, position: int) -> HeadOutputs | None:
         return HeadOutputs((operation.name, operation.number))
     maps, turned = operation.writes[0], False
     for later in flow.operations[position + 1 :]:
-        result, axes = flow.shapes[later.writes[0]], range(len(flow.shapes[later.writes[0]]))
+        result = flow.shapes[later.writes[0]]
         if turned and later.name in PRODUCTS and later.reads[1:] == (maps,):  # values' times maps'
-            return HeadOutputs((later.name, later.number), (*axes[:-2], axes[-1], axes[-2]))
+            *others, channels, queries = range(len(result))
+            return HeadOutputs((later.name, later.number), (*others, queries, channels))
         if later.reads[:1] != (maps,):
             continue
         if later.name in TRANSPARENT and result == flow.shapes[maps]:
