@@ -95,6 +95,26 @@ def test_every_size_and_order_is_the_mean_of_probabilities() -> None:
     assert found["bin_count"].sum(axis=1).tolist() == [50] * 4
 
 
+@pytest.mark.slow
+def test_intervals_of_shares_end_at_one() -> None:
+    """Also after they are moved from those of the first order to the mean over orders."""
+    generator = torch.Generator().manual_seed(5)
+    inputs, classes = torch.randn(60, 3, generator=generator), torch.randint(3, (60,), generator=generator)
+    inputs += 4 * nn.functional.one_hot(classes, 3)
+    ends = []
+    for _ in range(3):
+        members = [nn.Linear(3, 3, bias=False) for _ in range(3)]
+        for member in members:
+            nn.init.normal_(member.weight, generator=generator)
+            member.weight.data += 2 * torch.eye(3)
+        subject = landscape.load(members[0], data=(inputs, classes))
+        found = landscape.measure("ensemble", subject, members=members[1:], out=None, quiet=True, draws=100)
+        ends += [
+            found[f"{name}_high"].max().item() for name in ("accuracy", "top5", "accuracy_90", "ece", "frequency_90")
+        ]
+    assert max(ends) == 1
+
+
 def test_uncertainty_and_diversity_by_definition() -> None:
     members = networks(3)
     subject = subject_of(members)

@@ -166,7 +166,8 @@ class Ensemble(Probe):
             found[f"{name}_se"] = np.array([one[name].error for one in intervals])
             low = np.array([one[name].low for one in intervals]) + shift
             found[f"{name}_low"] = low if name == "ece_signed" else np.maximum(low, 0.0)
-            found[f"{name}_high"] = np.array([one[name].high for one in intervals]) + shift
+            high = np.array([one[name].high for one in intervals]) + shift
+            found[f"{name}_high"] = high if name in ("nll", "brier") else np.minimum(high, 1.0)
         own = statistics.metrics(data["member_sums"][done].sum(axis=0))
         found |= {f"member_{name}": own[name] for name in METRIC_NAMES}
         diagram = statistics.bins(data["order_sums"][done].sum(axis=0)[0])
