@@ -209,6 +209,35 @@ def test_a_sum_that_no_module_reads_or_returns_is_heard_at_the_addition_and_its_
     assert found["loss_increase"][0] == pytest.approx((without - intact).item(), abs=1e-6)
 
 
+class Experts(nn.Module):
+    """A feed-forward network of which a softmax chooses a part for every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.up, self.down = nn.Linear(8, 3), nn.Linear(8, 3 * 4), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        shares = self.router(tokens).softmax(dim=-1)
+        hidden = functional.gelu(self.up(tokens))
+        return self.down((hidden.unflatten(1, (3, 4)) * shares[..., None]).sum(dim=1)).view_as(x)
+
+
+def test_a_softmax_that_chooses_experts_is_no_attention() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.experts = nn.Embedding(7, 8), nn.LayerNorm(8), Experts()
+            self.final, self.head = nn.LayerNorm(8), nn.Linear(8, 7)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embed(tokens)
+            return self.head(self.final(x + self.experts(self.norm(x))))  # type: ignore[no-any-return]
+
+    layers = discover(Network().eval(), torch.randint(7, (2, 5)))
+    assert [(layer.name, layer.kind) for layer in layers[1:]] == [("experts", "mlp")]
+
+
 def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known() -> None:
     model, images = _demo("alternet_demo"), _images()
     found = select_layers(model, images, [r"^layer3\.1\.attention$", r"^layer2\.1$:msa", r"^layer1\.0$", "^conv1$"])

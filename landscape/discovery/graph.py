@@ -268,5 +268,5 @@ def _heads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], images: int
         return int(kwargs.get("num_heads", args[4] if len(args) > 4 else 1))
     shape = next(tensors_in((args, kwargs))).shape
     if len(shape) < 3:
-        return 1
+        return int("softmax" not in name)  # which over a matrix chooses the experts of a token
     return shape[-3] if len(shape) > 3 else max(1, shape[0] // images)  # (batch * head, query, key)

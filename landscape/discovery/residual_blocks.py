@@ -107,7 +107,7 @@ def side_by_side(flow: Flow, positions: Sequence[int]) -> list[Call]:
 
 def kind_of(inside: Sequence[Operation]) -> Kind:
     """The kind of a branch, from its operations."""
-    if any(operation.name in ATTENTION for operation in inside):
+    if any(operation.heads for operation in inside):
         return "msa"
     if any(operation.name.startswith("conv") and max(operation.weight[2:], default=1) > 1 for operation in inside):
         return "conv"
