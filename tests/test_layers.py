@@ -18,6 +18,7 @@ from landscape.discovery.layer import Layer, Tap
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.selection import layer_labels, select_layers, spatial_layers
 from landscape.models.vit import ViT
+from landscape.probe import NotApplicable
 from landscape.probes.lesion import Lesion
 from landscape.subject.subject import Subject
 
@@ -267,7 +268,7 @@ def test_patterns_that_match_nothing_are_errors(pattern: str, message: str) -> N
 def test_a_network_without_maps_is_an_error_where_maps_are_needed() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).eval()
     subject = Subject(model, [(torch.randn(2, 3, 2, 2), torch.tensor([0, 1]))])
-    with pytest.raises(ValueError, match="needs a vision network"):
+    with pytest.raises(NotApplicable, match="needs a vision network"):
         spatial_layers(subject, ("1",))
 
 

@@ -1,7 +1,15 @@
-"""Discovered layers of other libraries' networks, and every layer probe run on them."""
+"""Discovered layers of other libraries' networks, every layer probe run on them, and `benchmarks/zoo.py` in short."""
 
+import importlib.util
+import json
 import math
+import subprocess
+import sys
 import textwrap
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,3 +223,61 @@ def test_the_layer_probes_measure_them(name: str, subjects: dict[str, Subject]) 
         for quantity in ("distance", "mutual_information"):
             assert (found["attention"][quantity][real] > 0).all()
         assert (found["attention"]["mutual_information"][real] < 1).all()
+
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "zoo.py"
+
+
+@pytest.fixture
+def benchmark_of_zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`benchmarks/zoo.py`, with ten networks."""
+    spec = importlib.util.spec_from_file_location("benchmark_of_zoo", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    networks = ModuleType("zoo_networks")
+    networks.names = lambda: [f"timm/{letter}" for letter in "abcdefghij"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "zoo_networks", networks)
+    return module
+
+
+def test_shards_and_samples_divide_the_networks(benchmark_of_zoo: ModuleType) -> None:
+    choose, everything = benchmark_of_zoo.choose, sys.modules["zoo_networks"].names()
+    assert choose("1/1", "", 1.0, 0) == everything
+    assert sorted(choose("1/3", "", 1.0, 0) + choose("2/3", "", 1.0, 0) + choose("3/3", "", 1.0, 0)) == everything
+    assert choose("1/1", "[bd]$", 1.0, 0) == ["timm/b", "timm/d"]
+    some = choose("1/1", "", 0.4, 7)
+    assert len(some) == 4
+    assert some == choose("1/1", "", 0.4, 7) != choose("1/1", "", 0.4, 8)
+
+
+def test_what_a_measurement_gives_is_told_from_where_its_error_arises(benchmark_of_zoo: ModuleType) -> None:
+    from landscape.options import at_least
+
+    def outcome(measure: Any) -> str:
+        return str(benchmark_of_zoo.outcome(measure)["outcome"])
+
+    assert outcome(lambda: {"value": 1.0}) == "number"
+    assert outcome(lambda: {"value": math.nan}) == "partial"
+    assert outcome(lambda: {"nan": ["blocks.0"]}) == "partial"
+    assert outcome(lambda: at_least("top", 0, 1)) == "refused"
+    assert outcome(lambda: torch.zeros(2) + torch.zeros(3)) == "failed"
+    assert outcome(lambda: int("a")) == "failed"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("shard", ["1/2", "2/2"])
+def test_a_tenth_of_the_libraries_networks_has_numbers_or_refusals(shard: str, tmp_path: Path) -> None:
+    for library in ("timm", "transformers", "torchvision"):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    rows = tmp_path / "rows.jsonl"
+    command = [sys.executable, str(BENCHMARK), "--rows", str(rows), "--shard", shard, "--sample", "0.1", "--seed", "5"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    built = [row for row in map(json.loads, rows.read_text().splitlines()) if "discovery" in row]
+    assert len(built) > 15
+    for column in ("variance", "similarity", "lesion", "hessian"):
+        kinds = Counter(row[column]["outcome"] for row in built)
+        assert kinds["number"] >= 0.9 * (len(built) - kinds["none"]), (column, kinds)

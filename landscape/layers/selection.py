@@ -20,7 +20,7 @@ from landscape.discovery.layer import KINDS, Kind, Layer, Tap
 from landscape.discovery.token_grid import consumer_is_linear, smaller
 from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
 from landscape.options import matching
-from landscape.probe import Quantity
+from landscape.probe import NotApplicable, Quantity
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -145,13 +145,16 @@ def spatial_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     """The layers that have a map of positions.
 
     Raises:
-        ValueError: there is none.
+        NotApplicable: there is none, and the network is of no images.
+        ValueError: there is none, because no grid is known.
     """
     layers = layers_of(subject, patterns)
     spatial = [layer for layer in layers if layer.spatial]
     if not spatial:
-        hint = f"; {_unknown_grids(layers)}" if any(layer.grid_unknown for layer in layers) else ""
-        raise ValueError(f"no layer of this model has a map of positions; this probe needs a vision network{hint}")
+        unknown = any(layer.grid_unknown for layer in layers)
+        hint = f"; {_unknown_grids(layers)}" if unknown else ""
+        error = ValueError if unknown else NotApplicable
+        raise error(f"no layer of this model has a map of positions; this probe needs a vision network{hint}")
     return spatial
 
 

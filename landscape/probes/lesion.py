@@ -16,7 +16,7 @@ from landscape.layers.resume_verification import verified
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, matching, regular_expression
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, sample_statistics
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.sample_statistics import intact_per_sample
@@ -113,7 +113,7 @@ class Lesion(Probe):
     def _groups(self, subject: Subject) -> list[Group]:
         units = _removals(subject)
         if not units:
-            raise ValueError(
+            raise NotApplicable(
                 "no unit of this network can be removed: it has no residual branch, and no convolution or linear layer "
                 "with as many input as output channels"
             )
