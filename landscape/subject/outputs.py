@@ -42,5 +42,8 @@ def logits_in(returned: object) -> Tensor:
     ordered = returned if isinstance(returned, tuple | list) else ()
     logits = next((value for value in (named, *ordered) if isinstance(value, Tensor)), None)
     if logits is None:
-        raise ValueError("the model returns no tensor and nothing named logits; wrap it so that it returns logits")
+        raise ValueError(
+            "the model returns no tensor and nothing named logits; wrap it so that it returns logits, or give a loss "
+            "of what it returns with --loss file.py:function"
+        )
     return logits
