@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["LANDSCAPE_CACHE"] = ""  # the user's own recorded graphs stay as they are
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, where more threads are set
 
-os.fsync = lambda handle: None  # no test outlives a power cut, and thousands of results would wait for the disk
+os.fsync = lambda fd: None  # no test outlives a power cut, and thousands of results would wait for the disk
 
 
 # They import timm, torchvision or transformers, which takes a process ten seconds: one process gets them all.

@@ -61,6 +61,19 @@ def assert_same_results(found: Path, wanted: Path) -> None:
         assert {n: v.attrs for n, v in a.variables.items()} == {n: v.attrs for n, v in b.variables.items()}
 
 
+def checked_error_counts(path: Path, group: str) -> dict[str, float]:
+    """How many independent values each standard error of a result is of, which errors alone say."""
+    found = {}
+    with h5py.File(path) as file:
+        for name, stored in file[group].items():
+            error = name == "se" or name.endswith("_se")
+            assert (groups.OVER in stored.attrs, groups.N in stored.attrs) == (error, error), name
+            if error:
+                found[name] = float(stored.attrs[groups.N])
+                assert found[name] >= 1 or not np.isfinite(stored[()]).any(), name
+    return found
+
+
 def reduce_of(probe: str, parameters: Mapping[str, Any]) -> Reduce | None:
     """The sum over finished units, for `counting` alone."""
     return (lambda data: {"total": np.nansum(data["value"])}) if probe == "counting" else None

@@ -30,6 +30,23 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUICK = {"attention-maps", "fourier", "lesion", "line", "noise", "probe-linear", "shape-bias", "similarity", "surface",
          "variance"}  # fmt: skip
+COUNTS = {  # of 12 samples in 3 mini-batches: the independent values behind an error
+    "step": {"mean_update_norm_se": 3, "mean_batch_sharpness_se": 3, "pooled_batch_sharpness_se": 3},
+    "density": {"mean_se": 2},
+    "noise-scale": {"simple_se": 3, "gradient_noise_se": 3},
+    "flatness": {"se": 2},  # the pairs of opposite signs of 4 draws, or 2 random vectors
+    "sensitivity": {"loss_increase_se": 12, "mean_trace_se": 6, "additivity_error_se": 12},
+    "similarity": {"cka_se": 3},
+    "geometry": {"effective_rank_se": 12, "nc4_se": 12},
+    "calibration": {"ece_se": 12, "temperature_se": 6},
+    "corruption": {"accuracy_se": 12, "mean_accuracy_se": 12},
+    **{name: {f"{error}_se": 12} for name, error in (
+        ("lesion", "loss_increase"), ("noise", "loss_increase"), ("attack", "accuracy"), ("variance", "variance"),
+        ("perturbation", "consistency"), ("input-surface", "line_rise"), ("fourier", "high_frequency"),
+        ("attention", "distance"), ("uncertainty", "rms"), ("trajectory", "loss"), ("barriers", "barrier"),
+        ("ensemble", "nll"), ("probe-linear", "accuracy"),
+    )},
+}  # fmt: skip
 ALONE = 8  # units of a probe that are measured once more, each by itself
 
 
@@ -74,6 +91,11 @@ def test_stored_equals_measured(journey: Journey) -> None:
             np.testing.assert_array_equal(stored[quantity][unit.index], value, err_msg=f"{quantity} {unit.index}")
     for label, (_, values) in plan.labels.items():
         np.testing.assert_array_equal(stored[label], values)
+
+
+def test_every_error_says_how_many_independent_values_it_is_of(journey: Journey) -> None:
+    found = counting.checked_error_counts(journey.path, journey.outcome.group)
+    assert found.items() >= COUNTS.get(journey.probe.name, {}).items(), found
 
 
 @pytest.mark.slow
