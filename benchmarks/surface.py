@@ -33,8 +33,7 @@ from landscape import models
 from landscape.probes.surface import Surface
 from landscape.subject.subject import Subject
 from landscape.weight_space import adaptive_sampling
-from landscape.weight_space.coordinates import ticks
-from landscape.weight_space.directions import POSITIONS
+from landscape.weight_space.directions import POSITIONS, ticks
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import plane_of
 

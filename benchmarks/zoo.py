@@ -176,7 +176,7 @@ def measured(network: Any, data: Callable[..., Any]) -> Row:
         from landscape.probes import probe_class
 
         probe = probe_class("lesion")()
-        with landscape.subject.measuring.measuring(subject):
+        with landscape.subject.loading.load.measuring(subject):
             plan = probe.plan(subject)
             probe.measure(subject, plan.unit((0, plan.shape[1] - 1)))
         return {"units": plan.shape[1], "left_out": plan.facts.get("left_out", "")}

@@ -30,7 +30,7 @@ def chosen_checkpoints(
     *,
     quiet: bool,
 ) -> Chosen:
-    """The checkpoints that the paths of a command stand for, as `folders.what_to_measure` says, and their labels.
+    """The checkpoints that the paths of a command stand for, as `snapshots.what_to_measure` says, and their labels.
 
     `several` is that of the probe: several files are one run, or two of one architecture the ends of a line, unless an
     option asks for random lines, or the members of one result, or the second is aligned with the first.
@@ -40,17 +40,17 @@ def chosen_checkpoints(
         OptionError: the number of labels is not that of the checkpoints.
         FileNotFoundError, ValueError: a path holds no checkpoint, or a folder no run.
     """
-    from landscape.checkpoints import folders
+    from landscape.checkpoints import snapshots
     from landscape.checkpoints.file_names import labels_of
 
     named = [path for path in given if path is not None]
     for path in named:  # all of them, before the first is measured for an hour
         if not path.exists():
-            raise folders.absent(path)
+            raise snapshots.absent(path)
     if several == "run":
         paths, more = _runs(named, parameters, reading)
     else:
-        paths, more = [file for path in named for file in folders.what_to_measure(path, **reading)], {}
+        paths, more = [file for path in named for file in snapshots.what_to_measure(path, **reading)], {}
     if several == "ends" and len(paths) > 1:
         between, about = _line_between(paths, parameters, reading)
         say(f"{command}: {about}", quiet=quiet)

@@ -8,7 +8,7 @@ import typer
 from landscape.cli.command_options import Debug, Quiet, Verbose
 from landscape.options import OptionError, parse_arguments
 from landscape.reporting.progress import is_main_process, say
-from landscape.subject.smoothing_options import BLOCK_HELP, smoothing_of
+from landscape.subject.spec import BLOCK_HELP, smoothing_of
 from landscape.training.monitor_options import monitor_of
 
 Option = typer.Option

@@ -22,8 +22,7 @@ from landscape.results.run_key import Outcome
 from landscape.running.run import Report, run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject.loading.identity import protocol
-from landscape.subject.loading.load import load
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import load, measuring
 from landscape.subject.networks_in_memory import named
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject

@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 
 from landscape.headline import Headline
 
 Values: TypeAlias = Mapping[str, Any]  # quantity name -> number or array without the unit axes
+AXES = {"batch": "mini-batch"}  # long names of axes; that of others is their name
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Plan:
     axes: Mapping[str, np.ndarray] = field(default_factory=dict)  # coordinate values of further axes
     labels: Mapping[str, tuple[Quantity, np.ndarray]] = field(default_factory=dict)  # known before any measurement
     summaries: Mapping[str, Quantity] = field(default_factory=dict)  # what `reduce` computes from stored numbers
-    about: Mapping[str, Quantity] = field(default_factory=dict)  # long names and units of the axes
+    about: Mapping[str, Quantity] = field(default_factory=dict)  # long names and units of axes, unless those of AXES
     facts: Mapping[str, str | int | float] = field(default_factory=dict)  # stored as attributes of the group
     # The one unit axis gets its coordinates while it is measured, see `results.series`; `over` holds those so far.
     grows: bool = False
@@ -126,7 +127,8 @@ class NotApplicable(ValueError):
 class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
 
-    A probe inherits the class variables below, sets those that differ and defines `name`, `plan` and `measure`.
+    A probe inherits the class variables below, sets those that differ and defines `name`, `plan` and `measure`,
+    or instead of the last one `sweep`.
     """
 
     name: ClassVar[str]  # of the command and of the groups in the results file
@@ -153,7 +155,10 @@ class Probe(Protocol):
 
     def plan(self, subject: Any) -> Plan: ...
 
-    def measure(self, subject: Any, unit: Unit) -> Values: ...
+    def measure(self, subject: Any, unit: Unit) -> Values:
+        """One unit; of a probe that `Sweeps`, a sweep of one."""
+        (values,) = cast(Sweeps, self).sweep(subject, [unit])
+        return values
 
 
 @runtime_checkable
@@ -257,7 +262,7 @@ def checked(kind: type[Any]) -> type[Any]:
         if got != wanted:
             raise TypeError(f"{kind.__name__}.{name} takes ({', '.join(got)}), expected ({', '.join(wanted)})")
     for part in (Probe, *CAPABILITIES):
-        lacking = [name for name in _methods(part) if name not in own]
+        lacking = [name for name in _methods(part) if name not in own and not (name == "measure" and "sweep" in own)]
         if lacking and (part is Probe or len(lacking) < len(_methods(part))):
             raise TypeError(f"{kind.__name__} lacks {', '.join(lacking)} of {part.__name__}")
     return kind

@@ -70,8 +70,8 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
     families: dict[str, str] = {}  # label: family
     measured: set[str] = set()  # labels of single networks
     for data in results if among is None else among:
-        families.setdefault(_label(data), family(data))
-        measured |= {_label(data)} if not of_several(data) else set()
+        families.setdefault(label_of(data), family(data))
+        measured |= {label_of(data)} if not of_several(data) else set()
     known = [(label, kind) for label, kind in families.items() if kind in FAMILIES]
     last = {kind: label for label, kind in sorted(known, key=lambda item: item[0] in measured)}
     taken = [FAMILIES[kind][1:] for kind in last]
@@ -81,7 +81,7 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
     found: list[Look] = []
     seen: list[str] = []
     for data, name in zip(results, names(results), strict=True):
-        label = _label(data)
+        label = label_of(data)
         kind = families[label]
         color, marker = FAMILIES[kind][1:] if label not in others else free[others.index(label) % len(free)]
         line = DASHES[(order.index(label) + seen.count(label)) % len(DASHES)]
@@ -92,14 +92,14 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
 
 def family(data: xr.Dataset) -> str:
     """The family of a model by its name, else by the result's label; for an unknown family, the name itself."""
-    model, label = str(data.attrs.get("model", "")), _label(data)
+    model, label = str(data.attrs.get("model", "")), label_of(data)
     matching = (name for text in (model, label) for name in FAMILIES if re.search(FAMILIES[name][0], text.lower()))
     return next(matching, model or label)
 
 
 def names(results: Sequence[xr.Dataset]) -> list[str]:
     """The labels; results with the same label also get the parameters in which they differ."""
-    labels = [_label(data) for data in results]
+    labels = [label_of(data) for data in results]
     found = []
     for data, label in zip(results, labels, strict=True):
         alike = [other for other, name in zip(results, labels, strict=True) if name == label]
@@ -113,7 +113,8 @@ def escaped(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _label(data: xr.Dataset) -> str:
+def label_of(data: xr.Dataset) -> str:
+    """The label of a result, as it is stored."""
     return str(data.attrs.get("label", ""))
 
 

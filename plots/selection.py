@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import xarray as xr
 
 from landscape.options import invalid, require
-from landscape.plots.appearance import looks
+from landscape.plots.appearance import label_of, looks
 from landscape.plots.figure import Look
 
 Stored = Sequence[tuple[str, xr.Dataset]]
@@ -28,7 +28,7 @@ class Selection:
         Raises:
             OptionError: no checkpoint has a label that is asked for.
         """
-        known = list(dict.fromkeys(_label(data) for _, data in stored))
+        known = list(dict.fromkeys(label_of(data) for _, data in stored))
         for option, patterns in (("only", self.only), ("label", self.labels), ("color", self._unwritten())):
             for pattern in patterns:
                 if known and not any(_matches(label, pattern) for label in known):
@@ -37,22 +37,22 @@ class Selection:
         if self.only:
             chosen = [label for pattern in self.only for label in known if _matches(label, pattern)]
             order = {label: place for place, label in reversed(list(enumerate(chosen)))}
-            found = [item for item in found if _label(item[1]) in order]
-            found.sort(key=lambda item: order[_label(item[1])])
+            found = [item for item in found if label_of(item[1]) in order]
+            found.sort(key=lambda item: order[label_of(item[1])])
         return [(name, self._renamed(data)) for name, data in found]
 
     def looks(self, results: Sequence[xr.Dataset], among: Sequence[xr.Dataset]) -> list[Look]:
         """The looks of results, in the colours that are asked for."""
         written = {self.labels.get(label, label): color for label, color in self.colors.items()}
         found = looks(results, among=among)
-        chosen = [next((c for label, c in written.items() if _matches(_label(data), label)), "") for data in results]
+        chosen = [next((c for label, c in written.items() if _matches(label_of(data), label)), "") for data in results]
         return [replace(look, color=color) if color else look for look, color in zip(found, chosen, strict=True)]
 
     def _unwritten(self) -> list[str]:
         return [label for label in self.colors if label not in self.labels.values()]
 
     def _renamed(self, data: xr.Dataset) -> xr.Dataset:
-        label = _label(data)
+        label = label_of(data)
         if label not in self.labels:
             return data
         renamed = data.assign_attrs(label=self.labels[label])
@@ -87,10 +87,6 @@ def colours(given: Sequence[str]) -> dict[str, str]:
     for color in found.values():
         require(is_color_like(color), "color", color, "LABEL=COLOR with a colour such as tab:red or #1F77B4")
     return found
-
-
-def _label(data: xr.Dataset) -> str:
-    return str(data.attrs.get("label", ""))
 
 
 def _matches(label: str, pattern: str) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.doctor.rules import examine
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import measuring
 
 generator = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(32, 6, generator=generator)

@@ -39,7 +39,7 @@ from landscape.plots.figures.flatness import unpaired as why_unpaired
 from landscape.probe import NotApplicable
 from landscape.probes.flatness import Flatness
 from landscape.statistics.flatness import MEASURES, parts
-from landscape.subject.normalised_logits import with_normalised_logits
+from landscape.subject.linear_head import with_normalised_logits
 from landscape.subject.subject import Subject
 
 SMOOTH = symmetric([3.0, 1.5, 0.5, 0.2, 0.1])

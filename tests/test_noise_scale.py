@@ -15,8 +15,7 @@ from landscape.data.dataset import Batches, Images
 from landscape.options import OptionError
 from landscape.probes.noise_scale import NoiseScale
 from landscape.products.mini_batch_means import mean_gradient, sample_groups
-from landscape.statistics.noise_scale import gradient_curvature, squared_gradient, summaries
-from landscape.statistics.ratio import ratio
+from landscape.statistics.ratio import gradient_curvature, noise_scales, ratio, squared_gradient
 from landscape.subject.losses import LossTraits
 from landscape.subject.subject import Subject
 
@@ -213,7 +212,7 @@ def test_a_group_that_is_not_finite_is_left_out() -> None:
         if name != "facts"
     }
     data["inner"][3], data["inner"][:, 3] = np.nan, np.nan
-    found = summaries(data)
+    found = noise_scales(data)
     assert math.isfinite(found["simple"])
     assert found["gradient_noise"] == pytest.approx(np.delete(data["noise"], 3).mean())
     turned = np.full((4, 4), np.nan)

@@ -21,10 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from landscape.probes.hessian import Hessian
 from landscape.products import hvp_backends as module
-from landscape.products import hvp_forecast, hvp_reference
+from landscape.products import hvp_reference
 from landscape.products.hessian_product import HessianProduct, Product, non_differentiable_layer
 from landscape.products.hvp_backends import CODES, Hvp, curvature
-from landscape.products.hvp_forecast import Costs, PlannedProducts
+from landscape.products.hvp_reference import Costs, PlannedProducts
 from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.products.operator import Curvature, Operator
 from landscape.products.vectors import random_unit
@@ -81,7 +81,7 @@ def test_a_backend_that_proves_slower_than_predicted_is_left_and_the_reason_logg
 
 def test_graphs_rebuilt_for_every_product_count_as_many_preparations(monkeypatch: pytest.MonkeyPatch) -> None:
     at_costs(monkeypatch, kept=(1.0, 0.01), traced=(0.1, 0.01))
-    monkeypatch.setattr(hvp_forecast, "SHARES", {"traced": (1.0, 0.95)})
+    monkeypatch.setattr(hvp_reference, "SHARES", {"traced": (1.0, 0.95)})
     subject = tanh_net()
 
     def chosen(planned: PlannedProducts) -> str:
@@ -107,7 +107,7 @@ def test_a_backend_that_fails_in_any_way_is_no_candidate(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("val")
 
-    monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
+    monkeypatch.setattr(hvp_reference, "TRACE", (0.0, 0.0))
     monkeypatch.setattr(module, "trace", broken)
     subject = tanh_net()
     with caplog.at_level(logging.DEBUG, logger="landscape"):
@@ -128,7 +128,7 @@ def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = Subject(Branching().double().eval(), batches_of((4,), (6,) * 3, 3))
-    monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
+    monkeypatch.setattr(hvp_reference, "TRACE", (0.0, 0.0))
     with caplog.at_level(logging.DEBUG, logger="landscape"):
         chosen = curvature(subject, subject.parameters, "auto", planned=PlannedProducts(100))
     assert chosen.hvp == "double-backward"
@@ -161,8 +161,8 @@ def test_batched_products_are_those_of_each_mini_batch(
 @pytest.mark.slow
 def test_a_resumed_result_keeps_its_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shares = {"traced": (0.0, 0.0)}
-    monkeypatch.setattr(hvp_forecast, "SHARES", shares)
-    monkeypatch.setattr(hvp_forecast, "TRACE", (0.0, 0.0))
+    monkeypatch.setattr(hvp_reference, "SHARES", shares)
+    monkeypatch.setattr(hvp_reference, "TRACE", (0.0, 0.0))
     monkeypatch.setattr(module, "seconds_of", lambda candidate: (0.0, 0.0))
 
     def spectra(path: Path, stop: int) -> np.ndarray:

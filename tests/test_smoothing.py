@@ -26,7 +26,7 @@ from landscape.results import reader
 from landscape.studies import kinds
 from landscape.subject.loading.identity import identity, protocol
 from landscape.subject.loading.smoothing import insert, inserted
-from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
+from landscape.subject.spec import SmoothingOptions, smoothing_of
 
 pytestmark = pytest.mark.slow
 

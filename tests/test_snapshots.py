@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from landscape.checkpoints import folders, snapshots
+from landscape.checkpoints import snapshots
 from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256, write_checkpoint
 from landscape.checkpoints.file_names import labels_of
 from landscape.weight_space import weight_differences
@@ -143,10 +143,10 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
 def test_a_folder_stands_for_its_final_or_its_last(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="landscape")
     run_of(tmp_path, init=0, epoch_002=2)
-    assert folders.checkpoint_of(tmp_path) == tmp_path / "epoch_002.pt"
+    assert snapshots.checkpoint_of(tmp_path) == tmp_path / "epoch_002.pt"
     ours(tmp_path / "final.pt", epoch=1)
-    assert folders.checkpoint_of(tmp_path) == tmp_path / "final.pt"
-    assert folders.what_to_measure(tmp_path) == [tmp_path / "final.pt"]
+    assert snapshots.checkpoint_of(tmp_path) == tmp_path / "final.pt"
+    assert snapshots.what_to_measure(tmp_path) == [tmp_path / "final.pt"]
     assert caplog.messages[-1] == f"{tmp_path}: final.pt, of 3 checkpoints, is measured; name others: {tmp_path}/*.pt"
 
 
@@ -172,10 +172,10 @@ def test_independent_checkpoints_in_a_folder_are_no_run_but_each_measured(
         snapshots.of_run(tmp_path)
     order = f"or name them in order: landscape trajectory {tmp_path}/*{''.join(Path(files[0]).suffixes)}"
     assert all(words in str(error.value) for words in (reason, order))
-    assert [path.name for path in folders.what_to_measure(tmp_path)] == files
+    assert [path.name for path in snapshots.what_to_measure(tmp_path)] == files
     assert f"{len(files)} checkpoints, each measured by itself: {files[0]}, {files[1]}" in caplog.text
     with pytest.raises(ValueError, match=f"holds {len(files)} checkpoints that are not one run's; name one of them: "):
-        folders.checkpoint_of(tmp_path)
+        snapshots.checkpoint_of(tmp_path)
 
 
 def test_checkpoints_of_one_stored_epoch_or_of_two_architectures_are_no_run(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_checkpoints_of_one_stored_epoch_or_of_two_architectures_are_no_run(tmp_
     with pytest.raises(snapshots.NotOneRun, match=r"1.pt and 2.pt have the same epoch"):
         snapshots.of_run(tmp_path)
     torch.save({"state_dict": state(3, width=5), "epoch": 100}, tmp_path / "2.pt")
-    assert len(folders.what_to_measure(tmp_path)) == 2
+    assert len(snapshots.what_to_measure(tmp_path)) == 2
 
 
 RUNS = [

@@ -38,8 +38,7 @@ from landscape.subject.loading.identity import asked, identity
 from landscape.subject.losses import cross_entropy
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
-from landscape.weight_space.coordinates import through_checkpoints, ticks
-from landscape.weight_space.directions import Normalize
+from landscape.weight_space.directions import Normalize, through_checkpoints, ticks
 from landscape.weight_space.plane_evaluator import L2Definition
 from landscape.weight_space.planes import plane_of
 from landscape.weight_space.weights_in_place import WeightsInPlace, barycentric

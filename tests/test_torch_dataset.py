@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from landscape.data import memory, torch_dataset
-from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Images
 from landscape.data.sample_reading import Request, read_item
 from landscape.data.sampling import Samples, balanced, shuffled
+from landscape.data.structure import BatchLayout
 from landscape.data.torch_dataset import data_of
 from landscape.subject.loading.identity import protocol
 from landscape.subject.loading.load import load

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import measuring
 
 generator = torch.Generator().manual_seed(0)
 CLASSES = torch.randint(3, (48,), generator=generator)

@@ -21,7 +21,7 @@ from gpu_stages.timing import peak_gib, seconds, share_outside_kernels, shown
 from gpu_stages.variants import cuda_graphs, side_by_side
 from landscape.probes.hessian import Hessian
 from landscape.products import hvp_backends
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import measuring
 from landscape.subject.subject import Subject
 
 TITLE = "Top-5 Hessian eigenvalues, mini-batches of 16"

@@ -22,7 +22,7 @@ from gpu_stages.steps import OutOfTime, Row, Rows, Settings, Step
 from gpu_stages.timing import peak_gib, seconds, shown
 from landscape.probes.hessian import Hessian
 from landscape.products.hvp_backends import CODES
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import measuring
 from landscape.subject.subject import Subject
 
 TITLE = "Language models: the largest whose top-5 fits"

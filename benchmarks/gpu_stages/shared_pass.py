@@ -15,7 +15,7 @@ import landscape
 from gpu_stages.networks import build, images, subject
 from gpu_stages.steps import Row, Rows, Settings, Step
 from gpu_stages.timing import peak_gib, share_outside_kernels, shown
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import measuring
 from landscape.subject.subject import Subject
 
 TITLE = "`landscape features` against the bare forward pass"

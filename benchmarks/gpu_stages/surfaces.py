@@ -19,7 +19,7 @@ from gpu_stages.steps import Row, Rows, Settings, Step, alone_in_memory
 from gpu_stages.timing import peak_gib, seconds, share_outside_kernels, shown
 from gpu_stages.variants import cuda_graphs
 from landscape.probes.surface import Surface
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import measuring
 from landscape.subject.subject import Subject
 
 TITLE = "Loss surfaces"

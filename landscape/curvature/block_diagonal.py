@@ -150,8 +150,7 @@ def block_plan(partition: Partition, vectors: int, steps: int) -> Plan:
             "shape_heterogeneity_se": Quantity(f"{error} (jackknife)", over="vector"),
         },
         about={
-            "vector": Quantity("start vector"), "block": Quantity("block"), "other": Quantity("other block"),
-            "node": Quantity("node"),
+            "vector": Quantity("start vector"), "other": Quantity("other block"),
         },
         facts={"heterogeneity_definition": DEFINITION},
     )  # fmt: skip

@@ -9,8 +9,7 @@ from torch import Tensor
 from landscape.data.structure import Nested
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.operator import WHOLE, part_of
-from landscape.subject.linear_head import linear_head
-from landscape.subject.normalised_logits import NormalisedLogits, normalised
+from landscape.subject.linear_head import NormalisedLogits, linear_head, normalised
 from landscape.subject.subject import Subject
 
 

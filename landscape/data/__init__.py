@@ -22,11 +22,11 @@ from landscape.data import (
     torch_dataset,
 )
 from landscape.data.augment import Augmentation
-from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images, resized
 from landscape.data.preprocessing import Resize, resize_images
 from landscape.data.sample_reading import Request
 from landscape.data.sampling import Samples, Split, subset
+from landscape.data.structure import BatchLayout
 from landscape.options import at_least, one_of, parse_count, reading
 from landscape.plugins import place_of
 

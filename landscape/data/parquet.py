@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from landscape.data import decoding
-from landscape.data.batch_layout import INPUTS, TARGETS, first_of
 from landscape.data.dataset import Images
 from landscape.data.numpy_files import PACKED
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, Split, subset
+from landscape.data.structure import INPUTS, TARGETS, first_of
 from landscape.results.declared_size import SLACK, refuse_oversized, refuse_special
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels

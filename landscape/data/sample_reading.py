@@ -16,11 +16,10 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
 from landscape.data import decoding
-from landscape.data.batch_layout import TARGETS, BatchLayout, first_of
 from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.preprocessing import Resize, default_normalisation
 from landscape.data.sampling import Samples
-from landscape.data.structure import Nested, tensors_in
+from landscape.data.structure import TARGETS, BatchLayout, Nested, first_of, tensors_in
 from landscape.probe import derived_seed
 
 SEED = 0  # of random transforms

@@ -1,10 +1,15 @@
-"""Tensors in nested structures, such as batches and outputs: tuples, lists, dicts, dataclasses, plain objects."""
+"""Tensors in nested structures (tuples, lists, dicts, dataclasses, objects), and which go to the model or the loss."""
+
+from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
+import inspect
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_convert
@@ -102,3 +107,149 @@ def _is_plain_object(value: Any) -> bool:
     if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
         return False
     return is_dataclass(value) or any(isinstance(inner, Tensor) for inner in vars(value).values())
+
+
+# Keys of samples that are dicts, as transformers, datasets and torchvision name them; the first that exists counts.
+INPUTS = ("pixel_values", "image", "img", "images", "input", "inputs", "x", "data")
+TARGETS = ("labels", "label", "fine_label", "target", "targets", "y", "class")
+WHOLE = ("batch", "data", "graph")  # names of a forward parameter that takes the whole batch
+Forward = Callable[[Callable[..., Any], Nested], Any]  # (model, inputs) -> outputs
+
+
+class PositionalInputs(tuple[Nested, ...]):
+    """Inputs that a model is called with as positional arguments."""
+
+
+class KeywordInputs(dict[str, Nested]):
+    """Inputs that a model is called with as keyword arguments."""
+
+
+def call_model(model: Callable[..., Any], inputs: Nested) -> Any:
+    """What a model returns for the inputs of a mini-batch: one argument, or several, positional or by name."""
+    if isinstance(inputs, PositionalInputs):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, KeywordInputs) else model(inputs)
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How a model is called and what the loss takes, which decides how a batch, or a sample, is read."""
+
+    required: tuple[str, ...] = ("inputs",)  # parameters of the model's forward pass without a default, in order
+    optional: tuple[str, ...] = ()  # those that may be left out and are None then
+    keywords: bool = False  # forward takes any keyword
+    called_by_loss: bool = False  # the loss calls the model, with whatever parts of the batch it likes
+
+    @classmethod
+    def of(cls, forward: Callable[..., Any]) -> BatchLayout:
+        """From the signature of a model's forward pass; one without a signature takes one input."""
+        try:
+            parameters = inspect.signature(forward).parameters.values()
+        except (TypeError, ValueError):
+            return cls()
+        given = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        required = tuple(p.name for p in given if p.default is p.empty)
+        optional = tuple(p.name for p in parameters if p.default is None)
+        any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return cls(required, optional, any_keyword) if required or optional else cls(keywords=any_keyword)
+
+    def read(self, what: str, batch: Nested) -> tuple[Nested, Nested]:
+        """Inputs and targets of a batch, or of a sample.
+
+        Inputs are what the model is called with: a tensor, `PositionalInputs`, `KeywordInputs`, or another object as a
+        whole. Without a recognisable target, the targets are the batch itself. Of a tuple whose entries are more than
+        a one-input model and its loss need, such as (picture, class, index), the rest is ignored.
+
+        Raises:
+            ValueError: there are several ways to read it.
+        """
+        try:
+            return self._parts(what, batch)
+        except ValueError:
+            if not self.called_by_loss:
+                raise
+            return batch, batch
+
+    def _parts(self, what: str, batch: Nested) -> tuple[Nested, Nested]:
+        if isinstance(batch, Mapping):
+            return self._from_mapping(what, batch)
+        if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
+            return self._from_tuple(what, tuple(batch))
+        if isinstance(batch, Tensor | np.ndarray) or not hasattr(batch, "__dict__"):
+            return batch, batch
+        target = first_of(TARGETS, vars(batch))
+        return batch, batch if target is None else getattr(batch, target)
+
+    def _from_tuple(self, what: str, batch: tuple[Nested, ...]) -> tuple[Nested, Nested]:
+        if len(batch) < 2:
+            return (batch[0], batch[0]) if batch else (batch, batch)
+        required, most = len(self.required), len(self.required) + len(self.optional)
+        if len(self.required) == 1 and self.required[0] in WHOLE and len(batch) > 2:
+            return batch, batch[-1]
+        if len(batch) == 2 or most <= 1 or (required <= 1 and _is_labelled_picture(batch)):
+            return self._inputs(batch[0]), batch[1]
+        if required >= 2 and (len(batch) - 1 <= required or most == required):
+            count = min(required, len(batch) - 1)
+            return PositionalInputs(batch[:count]), batch[count]
+        names = ", ".join((*self.required, *self.optional)[:4])
+        raise ValueError(
+            f"{what} has {len(batch)} entries and the model takes several inputs ({names}, ...), so it is not clear "
+            f"which are inputs; give a dict with their names, or ((input, ...), target)"
+        )
+
+    def _inputs(self, value: Nested) -> Nested:
+        """The first part of a pair, which may hold several inputs."""
+        required, most = len(self.required), len(self.required) + len(self.optional)
+        if isinstance(value, tuple | list) and not hasattr(value, "_fields") and required <= len(value) <= most > 1:
+            return PositionalInputs(value)
+        known = {*self.required, *self.optional}
+        if isinstance(value, Mapping) and value and set(self.required) <= set(value):
+            return KeywordInputs(value) if self.keywords or set(value) <= known else value
+        return value
+
+    def _from_mapping(self, what: str, batch: Mapping[Any, Nested]) -> tuple[Nested, Nested]:
+        target = first_of(TARGETS, batch)
+        rest = [name for name in batch if name != target]
+        alone = batch[rest[0]] if len(rest) == 1 else batch
+        targets = alone if target is None else batch[target]
+        known = (*self.required, *self.optional)
+        accepted = [name for name in rest if name in known]
+        if accepted and set(self.required) <= set(accepted):
+            named = KeywordInputs({name: batch[name] for name in accepted})
+            return batch[accepted[0]] if accepted == [known[0]] else named, targets
+        value = first_of(INPUTS, rest)
+        if len(self.required) == 1 and self.required[0] in WHOLE:
+            return batch, targets
+        if value is not None:
+            return batch[value], targets
+        if self.keywords and not self.required:
+            return KeywordInputs({name: batch[name] for name in rest}), targets
+        if len(self.required) == 1:
+            return alone, targets
+        raise ValueError(
+            f"{what} has the fields {', '.join(map(str, batch))} and the model takes {', '.join(known)}; "
+            "name the fields like the model's inputs, or give a loss of (model, batch), which calls the model itself"
+        )
+
+
+def _is_labelled_picture(batch: tuple[Nested, ...]) -> bool:
+    """Whether a tuple is a picture, or a batch of them, with one integer per picture in every other entry.
+
+    An input that a model may do without, such as an attention mask, has more than one number per picture.
+    """
+    picture, *others = batch
+    sides = len(getattr(picture, "shape", ()))  # (C, H, W), or (B, C, H, W)
+    if sides == 4:
+        return all(_is_integer(other, (len(picture),)) for other in others)
+    return (sides == 3 or hasattr(picture, "getbands")) and all(_is_integer(other, ()) for other in others)
+
+
+def _is_integer(value: Nested, shape: tuple[int, ...]) -> bool:
+    if isinstance(value, Tensor):
+        return value.shape == shape and not value.is_floating_point() and value.dtype != torch.bool
+    return np.shape(value) == shape and np.asarray(value).dtype.kind in "iu"
+
+
+def first_of(known: Iterable[str], there: Container[str]) -> str | None:
+    """The first of the known names that is there, None if there is none."""
+    return next((name for name in known if name in there), None)

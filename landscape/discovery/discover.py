@@ -12,8 +12,7 @@ from itertools import chain
 
 from torch import nn
 
-from landscape.data.batch_layout import Forward, call_model
-from landscape.data.structure import Nested
+from landscape.data.structure import Forward, Nested, call_model
 from landscape.discovery.attention import attention_of
 from landscape.discovery.graph import ADDITIONS, HEAVY, POOLING, Call, Flow, Node, few, record
 from landscape.discovery.layer import Branch, Kind, Layer, Tap

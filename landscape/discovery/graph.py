@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from landscape.data.batch_layout import Forward, call_model
-from landscape.data.structure import Nested, tensors_in
+from landscape.data.structure import Forward, Nested, call_model, tensors_in
 from landscape.discovery.positions import Positions, follow, maps_of, of_image
 
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}

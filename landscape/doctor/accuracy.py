@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrc, ndtri, stdtrit
 
-from landscape.doctor.finding import Finding, Result, Severity, found, look_at_inputs, more_samples
-from landscape.doctor.grid import Grid, at_weights
+from landscape.doctor.finding import Finding, Grid, Result, Severity, at_weights, found, look_at_inputs, more_samples
 from landscape.statistics.intervals import NORMAL, quantile
 from landscape.statistics.rounding import plus_minus
 

@@ -131,7 +131,6 @@ def _stored_table(
         quantities=corruption_summary.quantities(),
         labels={"corruption_name": (Quantity("corruption", dims=("corruption",)), names)},
         summaries=corruption_summary.summaries(baseline=False),
-        about={"corruption": Quantity("corruption"), "severity": Quantity("severity")},
         facts={"source": f"imported from {path.name}"},
     )
     content = json.dumps([table.names, table.severities, {name: v.tolist() for name, v in table.scores.items()}])

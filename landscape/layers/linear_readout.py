@@ -7,8 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.data.batch_layout import Forward
-from landscape.data.structure import Nested
+from landscape.data.structure import Forward, Nested
 from landscape.discovery.layer import Layer
 from landscape.layers import logistic
 from landscape.layers.forward_hooks import feature_hooks

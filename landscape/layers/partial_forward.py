@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.data.batch_layout import Forward, call_model
 from landscape.data.memory import available, available_on
-from landscape.data.structure import Nested, map_tensors, tensors_in
+from landscape.data.structure import Forward, Nested, call_model, map_tensors, tensors_in
 from landscape.discovery.graph import Flow, Node, record
 from landscape.discovery.layer import Tap
 from landscape.layers.forward_hooks import hooked_calls

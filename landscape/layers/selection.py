@@ -11,8 +11,7 @@ from typing import cast
 import numpy as np
 from torch import Tensor, nn
 
-from landscape.data.batch_layout import Forward, call_model
-from landscape.data.structure import Nested, tensors_in
+from landscape.data.structure import Forward, Nested, call_model, tensors_in
 from landscape.discovery.attention import attention_of
 from landscape.discovery.discover import discover, layer_at, staged
 from landscape.discovery.graph import Call, Flow, few, record

@@ -26,8 +26,7 @@ from landscape.monitoring.stored_series import Place, about_of, identity_of, ope
 from landscape.options import OptionError, at_least, require
 from landscape.results import reader
 from landscape.results.series import SeriesWriter
-from landscape.subject.loading.load import Objects, load_spec, unwrapped
-from landscape.subject.measuring import measuring
+from landscape.subject.loading.load import Objects, load_spec, measuring, unwrapped
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 

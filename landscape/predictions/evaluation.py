@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
-from landscape.data.batch_layout import Forward
-from landscape.data.structure import Nested
+from landscape.data.structure import Forward, Nested
 from landscape.options import OptionError, at_least
 from landscape.predictions.scores import logits_and_targets, overlaps, sample_scores, score_rows
 from landscape.probe import derived_seed

@@ -18,7 +18,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space import barriers
 from landscape.weight_space.aligned_networks import Alignment, alignment, write_aligned
 from landscape.weight_space.barriers import curves, line_of, points
-from landscape.weight_space.coordinates import beside_ends
+from landscape.weight_space.directions import beside_ends
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ class Align(Probe):
             quantities={**barriers.means(subject.meaning), **barriers.paired(subject.meaning)},
             summaries=barriers.summaries(subject.meaning, ("curve",)),
             about={
-                "curve": Quantity("curve"), "t": Quantity("position on the line", "share of the way"),
-                "group": Quantity("group of units"), "unit": Quantity("unit"),
+                "t": Quantity("position on the line", "share of the way"), "group": Quantity("group of units"),
             },
             facts={
                 "before": len(names) // 2 - 1,
@@ -108,10 +107,6 @@ class Align(Probe):
                 "refused": ", ".join(found.proof.refused) or "none",
             },
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points of one curve share the samples' losses at its ends."""

@@ -121,7 +121,6 @@ class Attack(Probe):
                 },
             },
             about={
-                "batch": Quantity("mini-batch"),
                 "method": Quantity("attack"),
                 "eps": Quantity("largest change of a pixel in [0, 1]"),
                 "row": Quantity("sample in the mini-batch"),
@@ -134,10 +133,6 @@ class Attack(Probe):
                 "protocol": f"{protocol(subject)}, {self._in_words()}",
             },
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Sizes and methods of one mini-batch share its pixels and random starts."""

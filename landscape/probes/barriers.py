@@ -16,7 +16,7 @@ from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
 from landscape.weight_space.aligned_networks import with_weights
 from landscape.weight_space.barriers import Curve, curves, line_of, points
-from landscape.weight_space.coordinates import beside_ends
+from landscape.weight_space.directions import beside_ends
 
 MATRIX = {
     "barrier_matrix": "largest excess of the loss between two checkpoints",
@@ -102,16 +102,11 @@ class Barriers(Probe):
             quantities={**barriers.means(meaning), **barriers.paired(meaning)},
             summaries={**barriers.summaries(meaning, per_line), **about, **errors},
             about={
-                "curve": Quantity("curve"), "pair": Quantity("pair of checkpoints"),
-                "t": Quantity("position on the line", "share of the way"),
-                "checkpoint": Quantity("checkpoint"), "other": Quantity("other checkpoint"),
+                "pair": Quantity("pair of checkpoints"), "t": Quantity("position on the line", "share of the way"),
+                "other": Quantity("other checkpoint"),
             },
             facts={"before": len(kinds) // 2 - 1} if self.align else {},
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points of one line share the samples' losses at its ends, and pairs their first network."""

@@ -97,17 +97,12 @@ class Calibration(Probe):
                 },
             },
             about={
-                "batch": Quantity("mini-batch"),
                 "row": Quantity("sample in the mini-batch"),
                 "bin": Quantity("centre of the bin of confidence"),
                 **({"part": PART} if several else {}),
             },
             facts={"data_sha256": subject.data.sha256},
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches share the temperature, which is fitted in one pass over all of them."""

@@ -17,8 +17,7 @@ from landscape.products.operator import Curvature
 from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
-from landscape.weight_space.coordinates import ticks
-from landscape.weight_space.directions import IGNORE_HELP, POSITIONS, Normalize
+from landscape.weight_space.directions import IGNORE_HELP, POSITIONS, Normalize, ticks
 from landscape.weight_space.plane_evaluator import PlaneEvaluator
 from landscape.weight_space.planes import plane_of
 from landscape.weight_space.weight_uses import not_moved
@@ -94,10 +93,6 @@ class Convexity(Probe):
             about={axis: Quantity(name, plane.units) for axis, name in zip("xy", plane.names, strict=True)},
             facts={"statistics": "frozen", "not_moved": not_moved(subject, plane.directions)},
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points that share the directions and the start vector; the weights are written in place."""

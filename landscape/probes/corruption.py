@@ -93,8 +93,6 @@ class Corruption(Probe):
             },
             summaries=corruption_summary.summaries(baseline=bool(against), sizes=bool(sizes)),
             about={
-                "corruption": Quantity("corruption"),
-                "severity": Quantity("severity"),
                 "block": Quantity("block of samples"),
                 **({"size": Quantity("members averaged")} if sizes else {}),
             },

@@ -34,7 +34,7 @@ from landscape.products.hvp_backends import (
     autotuned,
     curvature,
 )
-from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.mini_batch_means import over_all_samples
 from landscape.products.operator import Curvature
 from landscape.products.parameter_selection import PARAMS_HELP, matching
@@ -144,7 +144,7 @@ class Density(Probe):
                 "smallest": Quantity("smallest node", eigenvalue),
                 **({"within_tol": met} if self.tol else {}),
             },
-            about={"vector": Quantity("start vector"), "node": Quantity("node")},
+            about={"vector": Quantity("start vector")},
         )
 
     def identity(self, subject: Subject) -> dict[str, Any]:
@@ -158,10 +158,6 @@ class Density(Probe):
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
         return replace(self, **choices), subject
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One start vector after the other, with products prepared once."""

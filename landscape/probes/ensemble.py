@@ -132,8 +132,7 @@ class Ensemble(Probe):
             },
             summaries=_summaries(),
             about={
-                "batch": Quantity("mini-batch"), "size": Quantity("members averaged"), "order": Quantity("order"),
-                "row": Quantity("sample in the mini-batch"), "member": Quantity("member"),
+                "size": Quantity("members averaged"), "row": Quantity("sample in the mini-batch"),
                 "other": Quantity("other member"), "statistic": Quantity("column of the sums"),
                 "bin": Quantity("centre of the bin of confidence"), "half": Quantity("half of the samples"),
                 "moment": Quantity("NLL, its slope, the slope's square, curvature"), "step": Quantity("temperature"),
@@ -141,10 +140,6 @@ class Ensemble(Probe):
             },
             facts={"data_sha256": subject.data.sha256, **self._times(subject)},
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Every member is loaded once for as many mini-batches as the running sums have memory for."""

@@ -15,13 +15,13 @@ from landscape.headline import FLATTER, FLATTER_ABOVE, Headline
 from landscape.options import OptionError, at_least, did_you_mean, one_of, parse_choices, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.products.hvp_backends import HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
-from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.mini_batch_means import over_all_samples
 from landscape.products.parameter_selection import PARAMS_HELP, matching
 from landscape.statistics.flatness import LOSS, MEASURES, OF, OF_VECTORS, SAMPLES, TERM, TERM_SE, TOGETHER
 from landscape.statistics.flatness import values as pooled
+from landscape.subject.linear_head import with_normalised_logits
 from landscape.subject.loading.identity import protocol
-from landscape.subject.normalised_logits import with_normalised_logits
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.flatness_terms import FlatnessTerms, Product
@@ -105,7 +105,7 @@ class Flatness(Probe):
                 "n": Quantity("independent values behind its standard error, NaN for a residual", dims=dims),
                 "se": Quantity("its standard error (error_over)", dims=dims, over="n"),
             },
-            about={"unit": Quantity("unit of work"), "measure": Quantity("measure")},
+            about={"unit": Quantity("unit of work")},
             facts={"protocol": f"{protocol(subject)}{normalised}"},
         )
 
@@ -122,10 +122,6 @@ class Flatness(Probe):
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Flatness, Subject]:
         return replace(self, **choices), subject
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One unit after the other; Hessian products are prepared once."""

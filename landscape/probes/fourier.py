@@ -21,6 +21,11 @@ from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_ov
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
+OF_MEMBERS = {
+    "delta_log_amplitude_member_se": Quantity(MEMBER_ERROR, "nats", ("layer", "bin"), over="member"),
+    "high_frequency_member_se": Quantity(MEMBER_ERROR, "nats", ("layer",), over="member"),
+}
+
 
 @dataclass(frozen=True)
 class Fourier(Probe):
@@ -68,7 +73,7 @@ class Fourier(Probe):
         coarsest = min((s for s, values in zip(scale, bins, strict=True) if len(values) > 1), default=1.0)
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
         per_bin = ("layer", "bin")
-        spectrum, channels, members = self._spectrum_plan(layers), self._channel_plan(layers), _member_plan(subject)
+        spectrum, channels = self._spectrum_plan(layers), self._channel_plan(layers)
         return Plan(
             over=units_of(subject),
             axes={
@@ -100,16 +105,13 @@ class Fourier(Probe):
                 "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
                 "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",), over="samples"),
                 **spectrum.summaries,
-                **members.summaries,
+                **(OF_MEMBERS if subject.members else {}),
                 **channels.summaries,
             },
             about={
-                **members.about,
-                "layer": Quantity("layer"),
                 "bin": Quantity("frequency bin"),
                 "common_frequency": Quantity("physical frequency", "pi per input pixel"),
                 **spectrum.about,
-                **channels.about,
             },
         )
 
@@ -214,7 +216,6 @@ class Fourier(Probe):
                     "its standard error over images", "nats", dims, over="samples"
                 ),
             },
-            about={"channel": Quantity("channel")},
         )
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
@@ -249,22 +250,6 @@ class Fourier(Probe):
 @once_per_weights
 def _plan(subject: Subject, probe: Fourier) -> Plan:
     return probe.plan(subject)
-
-
-def _member_plan(subject: Subject) -> Plan:
-    """The words on the unit axes, and what members add to the plan."""
-    if not subject.members:
-        return Plan(over={}, quantities={}, about={"batch": Quantity("mini-batch")})
-    summaries = {
-        "delta_log_amplitude_member_se": Quantity(MEMBER_ERROR, "nats", ("layer", "bin"), over="member"),
-        "high_frequency_member_se": Quantity(MEMBER_ERROR, "nats", ("layer",), over="member"),
-    }
-    return Plan(
-        over={},
-        quantities={},
-        summaries=summaries,
-        about={"batch": Quantity("mini-batch"), "member": Quantity("member")},
-    )
 
 
 def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -119,10 +119,7 @@ class Geometry(Probe):
             },
             summaries={**summaries, "images_used": Quantity("images that count"), **count},
             about={
-                "batch": Quantity("mini-batch"),
-                **({"member": Quantity("member")} if subject.members else {}),
-                "layer": Quantity("layer"), "image": Quantity("image of a mini-batch"),
-                "feature": Quantity("feature, layer by layer"), **about,
+                "image": Quantity("image of a mini-batch"), "feature": Quantity("feature, layer by layer"), **about,
             },
             facts={"protocol": protocol(subject, samples=sum(kept))} if sum(kept) < len(subject) else {},
         )  # fmt: skip
@@ -216,7 +213,7 @@ def _of_classifier(
             "classifier_weight": (Quantity("weight of the linear classifier", dims=dims, dtype=dtype), weight),
             "classifier_bias": (Quantity("its bias", dims=dims[:1], dtype=dtype), bias),
         },
-        {"class": Quantity("class"), "classifier_feature": Quantity("feature of the classifier's input")},
+        {"classifier_feature": Quantity("feature of the classifier's input")},
     )
 
 

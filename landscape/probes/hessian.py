@@ -30,7 +30,7 @@ from landscape.products.hvp_backends import (
     autotuned,
     curvature,
 )
-from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
 from landscape.products.mini_batch_means import mean_loss, over_all_samples
 from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
@@ -142,7 +142,6 @@ class Hessian(Probe):
                 "group": Quantity("group of parameters"),
                 "rank": Quantity(f"rank by {self.which}"),
                 "node": Quantity("node, from the smallest"),
-                "parameter": Quantity("parameter"),
             },
         )
 
@@ -150,10 +149,6 @@ class Hessian(Probe):
         """The optimiser as it is used; the backend changes nothing but rounding."""
         unused = dict.fromkeys(("hvp", "optimizer", "optimizer_arg", "optimizer_state"))
         return unused | (optimizer_identity(subject, self._optimizer) if self.operator == "preconditioned" else {})
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def autotune(self, subject: Subject) -> dict[str, str]:
         if self._double_backward:

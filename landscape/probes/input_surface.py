@@ -26,7 +26,7 @@ from landscape.subject.pixels import (
     refuse_other_than_pixels,
 )  # fmt: skip
 from landscape.subject.subject import Subject
-from landscape.weight_space.coordinates import ticks
+from landscape.weight_space.directions import ticks
 
 DIRECTIONS = ("gradient", "sign", "pgd", "random")
 STEP = 2.5  # of PGD, times eps / steps
@@ -97,9 +97,7 @@ class InputSurface(Probe):
         kept = min(self.images, subject.samples(0)) if plane else 0
         axes = {"direction": np.arange(len(names)), "t": at}
         about = {
-            "batch": Quantity("mini-batch"),
             "row": Quantity("line along a direction, then row of the plane"),
-            "direction": Quantity("direction"),
             "t": Quantity("position on the row", UNITS),
         }
         if plane:
@@ -129,10 +127,6 @@ class InputSurface(Probe):
             about=about,
             facts={"data_sha256": subject.data.sha256, "protocol": f"{protocol(subject)}, {self._in_words()}"},
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Rows of one mini-batch share its directions and the losses of its intact images."""

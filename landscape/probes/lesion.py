@@ -74,13 +74,9 @@ class Lesion(Probe):
             },
             quantities=sample_statistics.quantities(subject.meaning),
             summaries=sample_statistics.summaries("unit", subject.meaning),
-            about={"batch": Quantity("mini-batch"), "unit": Quantity("removed unit")},
+            about={"unit": Quantity("removed unit")},
             facts={**_left_out(subject), "intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()},
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Units of one mini-batch share the cached outputs of the modules before them."""

@@ -21,8 +21,7 @@ from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
 from landscape.weight_space.barriers import Samples
 from landscape.weight_space.bezier import CurveTraining, curved
-from landscape.weight_space.coordinates import beside_ends, ticks
-from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize
+from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, beside_ends, ticks
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
 from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
 from landscape.weight_space.weight_uses import not_moved
@@ -159,7 +158,7 @@ class Line(Probe):
                 **(basins.summaries(lines[0].units, plane=False) if scores else {}),
             },
             about={
-                **{"direction": Quantity("direction"), "t": Quantity("position on the line", lines[0].units)},
+                "t": Quantity("position on the line", lines[0].units),
                 **(axis_names() if scores else {}),
                 **({"side": Quantity("sign of t")} if scores else {}),
             },
@@ -171,10 +170,6 @@ class Line(Probe):
                 "not_moved": not_moved(subject, [line.direction for line in lines]),
             },
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points of one line share its direction and, between two checkpoints, the samples' losses at both ends."""

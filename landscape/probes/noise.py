@@ -136,7 +136,7 @@ class Noise(Probe):
                 **sample_statistics.summaries("band", subject.meaning),
                 "noise_rms": Quantity("root mean square of the noise per pixel", "input", ("band",)),
             },
-            about={"batch": Quantity("mini-batch"), "band": Quantity("centre of the band", "pi")},
+            about={"band": Quantity("centre of the band", "pi")},
             facts={
                 "intact_loss": loss.mean().item(),
                 "intact_accuracy": right.mean().item(),
@@ -144,10 +144,6 @@ class Noise(Probe):
                 **self._protocol(subject),
             },
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Bands of one mini-batch share its noise."""

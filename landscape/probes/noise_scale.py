@@ -25,7 +25,7 @@ from landscape.products.mini_batch_means import (
 from landscape.products.operator import Curvature
 from landscape.products.parameter_selection import PARAMS_HELP, matching
 from landscape.products.vectors import dot
-from landscape.statistics.noise_scale import summaries
+from landscape.statistics.ratio import noise_scales
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -116,10 +116,6 @@ class NoiseScale(Probe):
             facts={"quarter": f"{size} {'samples' if subject.divisible else 'mini-batches'}"},
         )
 
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
-
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One group after the other, with the gradients of all groups computed once."""
         found, gradients = _gradients(subject, self.groups, self.seed, self.params)
@@ -139,7 +135,7 @@ class NoiseScale(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Both noise scales over all finished groups with finite gradients, with jackknife errors and intervals."""
-        return summaries(data)
+        return noise_scales(data)
 
 
 def _summary(kind: str, below: str, below_sign: str, above: str, above_sign: str, units: str) -> Iterator[Any]:

@@ -116,11 +116,6 @@ class Perturbation(Probe):
                     for name, (text, units) in SCORES.items()
                 },
             },
-            about={
-                "perturbation": Quantity("perturbation"),
-                "batch": Quantity("mini-batch"),
-                "frame": Quantity("frame"),
-            },
             facts={"source": where, "protocol": f"{protocol(subject)}, {where}"},
         )
 

@@ -91,7 +91,6 @@ class ProbeLinear(Probe):
                 **(convergence if self.solver == "lbfgs" else {}),
                 **({"accuracy_member_se": Quantity(MEMBER_ERROR, over="members")} if subject.members else {}),
             },
-            about={"layer": Quantity("layer")},
             facts={
                 **({"members": subject.members} if subject.members else {}),
                 "intact_accuracy": right.mean().item() if _has_classifier(subject) else np.nan,

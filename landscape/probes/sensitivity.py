@@ -116,19 +116,14 @@ class Sensitivity(Probe):
             },
             summaries=_summaries(meaning),
             about={
-                "batch": Quantity("mini-batch"), "trial": Quantity("setting, then random vectors"),
-                "place": Quantity("all units together, then every unit"), "unit": Quantity("perturbed unit"),
-                "setting": Quantity("setting"), "part": Quantity("part of the mini-batch"),
+                "trial": Quantity("setting, then random vectors"), "unit": Quantity("perturbed unit"),
+                "place": Quantity("all units together, then every unit"), "part": Quantity("part of the mini-batch"),
             },
             facts={
                 "intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item(),
                 "unperturbed": sum(p.numel() for p in subject.model.parameters()) - sum(unit.size for unit in units),
             },
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Units of one mini-batch share cached outputs of the modules before them; those of one vector, H v."""

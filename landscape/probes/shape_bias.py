@@ -94,7 +94,6 @@ class ShapeBias(Probe):
                 "shape_accuracy": Quantity("share of decisions for the shape"),
                 "texture_accuracy": Quantity("share of decisions for the texture"),
             },
-            about={"batch": Quantity("mini-batch"), "category": Quantity("category")},
             facts={
                 "source": found.in_words,
                 "left_out": found.left_out,

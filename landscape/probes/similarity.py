@@ -83,12 +83,7 @@ class Similarity(Probe):
                 ),
                 **({} if self.against else {"neighbours": Quantity("alignment of neighbouring layers, mean")}),
             },
-            about={
-                "batch": Quantity("mini-batch"),
-                **({"member": Quantity("member")} if subject.members else {}),
-                "layer": Quantity("layer"),
-                "other": Quantity("layer of the other network" if other is not subject else "layer"),
-            },
+            about={"other": Quantity("layer of the other network" if other is not subject else "layer")},
             facts={"against": other.label, "against_model": attributes(other)["model"]} if self.against else {},
         )
 

@@ -134,7 +134,7 @@ class Step(Probe):
             labels={}
             if known is None
             else {"threshold": (stability_quantities()["threshold"], np.array(known.threshold))},
-            about={"batch": Quantity("mini-batch"), **({"rank": Quantity("rank, from the largest")} if seen else {})},
+            about={"rank": Quantity("rank, from the largest")} if seen else {},
             facts={
                 "optimizer": restored.words,
                 "learning_rate": restored.learning_rate,
@@ -146,10 +146,6 @@ class Step(Probe):
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The optimiser that the options name and the digest of its state."""
         return {**optimizer_identity(subject, self._options), "batches": self._count(subject)}
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One mini-batch after the other: each moves the weights, which are restored bit for bit."""

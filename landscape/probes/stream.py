@@ -127,13 +127,9 @@ class Stream(Probe):
                 **{key: _summary(key, *about) for name, about in scores.items() for key in suffixed(name)},
                 "best": Quantity("position of the tau with the lowest NLL of a smoothed pass; 0: none", dtype="int64"),
             },
-            about={"frame": Quantity("frame"), "tau": Quantity("decay of the weights; 0: no smoothing", "frames"),
-                   "prediction": Quantity("prediction"), "class": Quantity("class")},
+            about={"tau": Quantity("decay of the weights; 0: no smoothing", "frames")},
             facts=facts,
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        return next(self.sweep(subject, [unit]))
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Frames in their order: each goes through the network once, and its probabilities are kept while needed."""

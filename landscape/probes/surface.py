@@ -22,9 +22,8 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import cost_model, forward_mode
 from landscape.weight_space.adaptive_sampling import DESIGN, Preview
-from landscape.weight_space.coordinates import Span, ticks
 from landscape.weight_space.cost_model import Workload
-from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize
+from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, Span, ticks
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
 from landscape.weight_space.planes import Plane, plane_of
@@ -219,10 +218,6 @@ class Surface(Probe):
                 "not_moved": not_moved(subject, plane.directions),
             },
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points that share the directions, transferred row by row."""

@@ -36,7 +36,7 @@ from landscape.products.hvp_backends import (
     autotuned,
     curvature,
 )
-from landscape.products.hvp_forecast import PlannedProducts
+from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
 from landscape.products.mini_batch_means import mean_loss, over_mini_batches
 from landscape.products.operator import Curvature
@@ -149,7 +149,7 @@ class Trace(Probe):
             "frobenius_se": Quantity("its standard error over random vectors", trace, over="random vectors"),
         }
         over = {"batch": np.arange(len(subject.batches))}
-        about = {"batch": Quantity("mini-batch")}
+        about = {}
         if self.tol:
             over["round"], about["round"] = np.arange(self._rounds), Quantity("round of random vectors")
             met = "1 if trace_se / |trace| is at most tol, 0 if the rounds of max_vectors ended before"
@@ -180,10 +180,6 @@ class Trace(Probe):
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
         return replace(self, **choices), subject
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches side by side in threads, with products prepared once for all of one shape."""

@@ -98,8 +98,6 @@ class Uncertainty(Probe):
             quantities=quantities,
             summaries=summaries,
             about={
-                "batch": Quantity("mini-batch"),
-                "layer": Quantity("layer"),
                 "row": Quantity("rows from the centre of the map"),
                 "column": Quantity("columns from the centre of the map"),
             },

@@ -40,10 +40,7 @@ class Variance(Probe):
     def plan(self, subject: Subject) -> Plan:
         layers = spatial_layers(subject, self.layers)
         per_layer = ("layer",)
-        about, members = {}, {}
-        if subject.members:
-            about = {"member": Quantity("member")}
-            members = {"variance_member_se": Quantity(MEMBER_ERROR, "feature^2", per_layer, over="member")}
+        member_error = {"variance_member_se": Quantity(MEMBER_ERROR, "feature^2", per_layer, over="member")}
         return Plan(
             over=units_of(subject),
             axes={"layer": np.arange(len(layers))},
@@ -58,9 +55,8 @@ class Variance(Probe):
                 "variance": Quantity("feature-map variance", "feature^2", per_layer, bounds="positive"),
                 "variance_se": Quantity("its standard error over images", "feature^2", per_layer, over="samples"),
                 "variance_normalised": Quantity("feature-map variance over mean square", dims=per_layer),
-                **members,
+                **(member_error if subject.members else {}),
             },
-            about={"batch": Quantity("mini-batch"), "layer": Quantity("layer"), **about},
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:

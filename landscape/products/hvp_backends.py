@@ -12,8 +12,17 @@ from landscape.products import kinks as patterns
 from landscape.products import stored_hessian
 from landscape.products.chunked_cross_entropy import tokens_at_once
 from landscape.products.hessian_product import out_of_memory
-from landscape.products.hvp_forecast import Costs, PlannedProducts, predicted, reason
-from landscape.products.hvp_reference import Reference, agrees, reference, require_agreement, seconds_of
+from landscape.products.hvp_reference import (
+    Costs,
+    PlannedProducts,
+    Reference,
+    agrees,
+    predicted,
+    reason,
+    reference,
+    require_agreement,
+    seconds_of,
+)
 from landscape.products.kinks import activation_pattern, check_pattern, compact_bytes, has_kinks
 from landscape.products.memory_forecast import planned_micro_batches
 from landscape.products.micro_batches import MicroBatching

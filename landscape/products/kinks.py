@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from landscape.data.batch_layout import Forward, call_model
-from landscape.data.structure import Nested, map_tensors
+from landscape.data.structure import Forward, Nested, call_model, map_tensors
 from landscape.products.double_precision import CONVOLUTIONS, DoubleCopy, convolution
 from landscape.products.hessian_product import differentiable_attention
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, functionalize, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from landscape.data.batch_layout import Forward, call_model
+from landscape.data.structure import Forward, call_model
 from landscape.probe import report_products
 from landscape.products.double_precision import attributes_restored
 from landscape.products.graph_passes import lift_constants, merge_equal, plain_copies, split, views_to_reshapes

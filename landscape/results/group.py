@@ -16,7 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape.probe import MICRO_BATCHES, Plan, Quantity, Values
+from landscape.probe import AXES, MICRO_BATCHES, Plan, Quantity, Values
 from landscape.results import counts
 from landscape.results.hdf5_file import (
     CHECK,
@@ -281,7 +281,7 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
     for name, values in {**plan.over, **plan.axes}.items():
         axis = group.create_dataset(name, data=values, **_extensible(plan, (name,), values.shape))
         axis.make_scale(name)
-        _describe(axis, plan.about.get(name, Quantity(name)))
+        _describe(axis, plan.about.get(name, Quantity(AXES.get(name, name))))
     for name, (quantity, values) in plan.labels.items():
         _dataset(group, name, quantity, quantity.dims, plan, fixed_width(values))
     for name, quantity in plan.quantities.items():

@@ -11,8 +11,7 @@ import h5py
 import numpy as np
 
 from landscape.options import printable
-from landscape.results.chunks import expanding
-from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
+from landscape.results.declared_size import EXPANSION, SLACK, expanding, refuse_oversized
 
 FORMAT = 1
 _PIECE = 1 << 24  # bytes of a file that are searched at a time

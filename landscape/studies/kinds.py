@@ -246,12 +246,12 @@ def build_up_rows(checkpoints: Sequence[Path]) -> Iterator[Row]:
         ValueError: one is no AlterNet, was trained on other data than the first, or holds no accuracy.
     """
     from landscape import models
-    from landscape.checkpoints import folders
+    from landscape.checkpoints import snapshots
     from landscape.checkpoints.checkpoint import read_checkpoint
 
     first: tuple[str, str] | None = None
     for given in checkpoints:
-        path = folders.checkpoint_of(given)
+        path = snapshots.checkpoint_of(given)
         stored = read_checkpoint(path)
         if stored.model not in models.NAMES or "msa" not in models.accepts(stored.model):
             raise ValueError(f"{path} is a {stored.model or 'checkpoint of another library'}, expected an AlterNet")

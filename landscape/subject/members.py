@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.data.batch_layout import Forward
-from landscape.data.structure import Nested
+from landscape.data.structure import Forward, Nested
 from landscape.models.dropout_masks import DropoutCall, FrozenMasks, frozen_masks
 from landscape.probe import derived_seed
 from landscape.subject.losses import Losses, bce, cross_entropy, huber, l1, mse

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from landscape.checkpoints import folders, raw_files
+from landscape.checkpoints import raw_files, snapshots
 from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.key_matching import renamed_by_timm
@@ -68,7 +68,7 @@ def read_beside(subject: Subject, path: Path) -> Checkpoint:
     if str(path) in subject.origin.others:
         return checkpoint_of(str(path), subject.origin.others[str(path)])
     options = (subject.spec or Spec()).reading
-    return _in_model(subject, read_checkpoint(folders.checkpoint_of(path, **options), **options))
+    return _in_model(subject, read_checkpoint(snapshots.checkpoint_of(path, **options), **options))
 
 
 def _in_model(subject: Subject, stored: Checkpoint) -> Checkpoint:

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from landscape.data.batch_layout import call_model
-from landscape.data.structure import Nested
+from landscape.data.structure import Nested, call_model
 
 
 def outputs_of(model: Callable[..., Any], inputs: Nested) -> Tensor:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data.batch_layout import Forward
 from landscape.data.dataset import Batches, BatchList, BatchSource, CallersBatches, Images
 from landscape.data.masks import are_masks
-from landscape.data.structure import Nested, common_length, map_tensors, rows_of
+from landscape.data.structure import Forward, Nested, common_length, map_tensors, rows_of
 from landscape.subject.losses import (
     MEANINGS,
     OWN,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from landscape.data.batch_layout import TARGETS
 from landscape.data.masks import are_masks
+from landscape.data.structure import TARGETS
 from landscape.subject.losses import bce, cross_entropy
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject

@@ -26,7 +26,7 @@ from landscape.monitoring.monitor import Monitor
 from landscape.options import OptionError, at_least, one_of, require
 from landscape.subject.loading.smoothing import insert
 from landscape.subject.process_group import ProcessGroup, device_of, process_group
-from landscape.subject.smoothing_options import SmoothingOptions, recorded
+from landscape.subject.spec import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
 from landscape.training.determinism import deterministic_algorithms

@@ -19,8 +19,7 @@ from landscape.subject import batchnorm
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import weight_differences
-from landscape.weight_space.coordinates import Span
-from landscape.weight_space.directions import Normalize, length_units, random_direction
+from landscape.weight_space.directions import Normalize, Span, length_units, random_direction
 from landscape.weight_space.planes import directions_in, plane_of
 from landscape.weight_space.weight_differences import principal_axes
 from landscape.weight_space.weight_uses import weight_uses

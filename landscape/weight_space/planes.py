@@ -23,8 +23,15 @@ from landscape.products.vectors import flat, inner, random_unit, unflat
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model, weight_differences
-from landscape.weight_space.coordinates import Span, through_centre, through_checkpoints
-from landscape.weight_space.directions import Normalize, length_units, orthogonal_to, random_direction
+from landscape.weight_space.directions import (
+    Normalize,
+    Span,
+    length_units,
+    orthogonal_to,
+    random_direction,
+    through_centre,
+    through_checkpoints,
+)
 from landscape.weight_space.weight_differences import principal_axes
 from landscape.weight_space.weight_uses import weight_uses
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import xarray as xr
 
 from landscape.plots import style
@@ -34,9 +33,9 @@ def point(train: xr.Dataset, test: xr.Dataset, ax: Axes, look: Look, *, error: b
     """Draw the NLL of a result against the error, or accuracy, of another one, each with its 95 % interval."""
     nll, nll_low, nll_high = (float(train[f"nll{end}"]) for end in ("", "_low", "_high"))
     accuracy, low, high = (float(test[f"accuracy{end}"]) for end in ("", "_low", "_high"))
-    bars = (high - accuracy, accuracy - low) if error else (accuracy - low, high - accuracy)
+    shown = (1 - accuracy, 1 - high, 1 - low) if error else (accuracy, low, high)
     ax.errorbar(
-        [nll], [1 - accuracy if error else accuracy], xerr=_bars(nll - nll_low, nll_high - nll), yerr=_bars(*bars),
+        [nll], shown[:1], xerr=style.bars(nll, nll_low, nll_high), yerr=style.bars(*shown),
         color=look.color, marker=look.marker, linestyle="none", elinewidth=0.7,
     )  # fmt: skip
 
@@ -71,8 +70,3 @@ def pairs(results: Sequence[xr.Dataset]) -> list[tuple[int, int]]:
         label, digest, source = (str(data.attrs.get(name, "")) for name in names)
         found.setdefault((label, digest, source), {})[str(stored(data, "spec").get("split", ""))] = i
     return [(splits["train"], splits["test"]) for splits in found.values() if {"train", "test"} <= splits.keys()]
-
-
-def _bars(low: float, high: float) -> np.ndarray:
-    bars: np.ndarray = np.nan_to_num(np.array([[low], [high]])).clip(min=0.0)
-    return bars

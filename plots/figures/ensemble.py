@@ -131,14 +131,8 @@ def count_axis(ax: Axes, sizes: Any) -> None:
     """Make the x axis that of numbers of members."""
     ax.set_xscale("log")
     ax.set_xticks(sizes, [str(int(size)) for size in sizes])
-    ax.xaxis.set_minor_locator(_no_ticks())
+    ax.xaxis.minorticks_off()
     ax.set_xlim(0.85, 1.15 * max(sizes))
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
 
 
 def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:

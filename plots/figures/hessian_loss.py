@@ -9,6 +9,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import look_of, loss_label
 from landscape.plots.figure import Axes, Figure, Look
+from landscape.statistics.sensitivity import rank_correlation
 
 MEANING = (
     "Eigenvalues of every mini-batch over its loss: the one of largest magnitude as a large mark, the others small. "
@@ -47,22 +48,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def correlation(data: xr.Dataset) -> float:
-    """Spearman's rank correlation of loss and largest-magnitude eigenvalue; NaN below three mini-batches."""
-    loss, top = data["loss"].values, np.abs(data["eigenvalue"].isel(rank=0).values)
-    known = np.isfinite(loss) & np.isfinite(top)
-    if known.sum() < 3:
-        return float("nan")
-    first, second = (_ranks(values[known]) for values in (loss, top))
-    if not first.std() or not second.std():
-        return float("nan")
-    return float(np.corrcoef(first, second)[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0, ties with their mean."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts) - 1
-    return np.asarray((last - (counts - 1) / 2)[inverse])
+    """Spearman's rank correlation of loss and largest-magnitude eigenvalue; NaN below four mini-batches."""
+    return rank_correlation(data["loss"].values, np.abs(data["eigenvalue"].isel(rank=0).values))[0]
 
 
 def _numbers(data: xr.Dataset) -> str:

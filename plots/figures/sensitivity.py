@@ -54,7 +54,7 @@ def draw(
     low, high = _range(data)
     for one in axes:
         one.set_yscale("symlog", linthresh=_linear(increase), linscale=0.6)
-        one.yaxis.set_minor_locator(_no_ticks())
+        one.yaxis.minorticks_off()
         one.set_ylim(low, high)
     return axes
 
@@ -128,9 +128,3 @@ def _linear(increase: np.ndarray) -> float:
     """Half-width of the linear part of the axis: the size of the smallest tenth of the increases."""
     sizes = np.abs(increase[np.isfinite(increase)])
     return max(float(np.quantile(sizes, 0.1)), LINEAR) if sizes.size else LINEAR
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()

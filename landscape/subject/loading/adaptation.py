@@ -15,14 +15,24 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng, parameters_of
-from landscape.data.batch_layout import INPUTS, TARGETS, BatchLayout, Forward, KeywordInputs, call_model
 from landscape.data.dataset import Batches, count_of
-from landscape.data.structure import Nested, common_length, map_tensors, rows_of, tensors_in
-from landscape.subject.losses import Loss, per_sample
+from landscape.data.structure import (
+    INPUTS,
+    TARGETS,
+    BatchLayout,
+    Forward,
+    KeywordInputs,
+    Nested,
+    call_model,
+    common_length,
+    map_tensors,
+    rows_of,
+    tensors_in,
+)
+from landscape.subject.losses import Loss, per_sample, reduction
 from landscape.subject.outputs import logits_or_none
 from landscape.subject.restoration import refusing_written_weights
 from landscape.subject.subject import Subject, with_traits
-from landscape.subject.watched_loss import reduction
 
 MANY = 10_000  # mini-batches, above which only the first is looked at
 _log = logging.getLogger(__name__)

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from landscape.checkpoints import user_code
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data.batch_layout import Forward
 from landscape.data.dataset import BatchList, Images
-from landscape.data.structure import Nested, tensors_in
+from landscape.data.structure import Forward, Nested, tensors_in
 from landscape.subject.loading.adaptation import misfit
 from landscape.subject.loading.next_tokens import of_tokens
 from landscape.subject.losses import MEANINGS, Losses, bce, cross_entropy

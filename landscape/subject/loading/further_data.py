@@ -7,17 +7,17 @@ from typing import cast, get_args
 
 from landscape import data as datasets
 from landscape.data import tokens
-from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.data.masks import with_unlabelled
+from landscape.data.structure import BatchLayout
 from landscape.options import OptionError, alternatives, did_you_mean, require
 from landscape.subject.loading.adaptation import adapted
 from landscape.subject.loading.checks import refuse_misfit, refuse_vocabulary
+from landscape.subject.loading.load import measuring
 from landscape.subject.loading.next_tokens import of_tokens, with_next_tokens
 from landscape.subject.loading.preprocessing import DataObject, described, resolved
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
 from landscape.subject.mc_dropout import with_members
-from landscape.subject.measuring import measuring
 from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
 from landscape.subject.subject import Origin, Subject
 from landscape.subject.weights_cache import once_per_weights

@@ -18,8 +18,7 @@ from landscape.probe import Identifies, Probe
 from landscape.subject.loading.code_identity import object_sha256
 from landscape.subject.loading.smoothing import inserted
 from landscape.subject.losses import MEANINGS, NAMES, cross_entropy
-from landscape.subject.smoothing_options import SmoothingOptions
-from landscape.subject.spec import Spec
+from landscape.subject.spec import SmoothingOptions, Spec
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import cache_of
 

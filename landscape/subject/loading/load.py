@@ -1,5 +1,6 @@
 """Load a subject: checkpoint, model and data, rejected with a one-line error where they do not fit together."""
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints import folders
+from landscape.checkpoints import snapshots
 from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.user_code import kept_rng
-from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.structure import BatchLayout
 from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
@@ -43,10 +44,43 @@ from landscape.subject.loading.preprocessing import (
 from landscape.subject.loading.smoothing import insert, options_of, smoothed
 from landscape.subject.losses import cross_entropy, loss_of
 from landscape.subject.mc_dropout import with_members
-from landscape.subject.measuring import measuring
+from landscape.subject.precision import exact_arithmetic
 from landscape.subject.process_group import refuse_sharded
+from landscape.subject.restoration import left_as_found, recording_graphs
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Origin, Subject
+
+
+@contextlib.contextmanager
+def measuring(subject: Subject) -> Iterator[None]:
+    """A measurement of a subject's model, which may be the caller's own, in the middle of its training.
+
+    Meanwhile it is in evaluation mode, with gradients enabled and in exact arithmetic, wherever the call stands.
+    Afterwards modes, gradients, buffers, what is trainable and the global random generators are as before; weights are
+    restored by what moves them (`WeightsInPlace`). Hooks on the gradients of parameters do not run meanwhile.
+    """
+    _refresh(subject)
+    models = [subject.model, *(other for other in subject.origin.others.values() if isinstance(other, nn.Module))]
+    with contextlib.ExitStack() as found, recording_graphs(), exact_arithmetic():
+        found.enter_context(kept_rng())
+        for model in models:
+            found.enter_context(left_as_found(model))
+        yield
+
+
+def _refresh(subject: Subject) -> None:
+    """Take what the caller may have changed: weights and buffers of a module that the model copies, and samples."""
+    if not subject.reloadable:  # arrays, and tensors by way of `data`, change without a trace
+        subject.data.forget_sha256()
+    if subject.origin.original is None:
+        return
+    with torch.no_grad():
+        for own, theirs in zip(subject.model.buffers(), subject.origin.original.buffers(), strict=True):
+            own.copy_(theirs)
+        for weight, source in zip(subject.model.parameters(), subject.origin.original.parameters(), strict=True):
+            weight.copy_(source)
+            weight.requires_grad_(source.requires_grad)
+
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +129,7 @@ def load(
         with kept_rng():
             return load_spec(Spec(**options), objects, label=label)
     if checkpoint is not None:
-        path: Path | None = folders.checkpoint_of(Path(checkpoint), **Spec(**options).reading)
+        path: Path | None = snapshots.checkpoint_of(Path(checkpoint), **Spec(**options).reading)
     else:
         path = None if options.get("model") else newest_checkpoint()
     with kept_rng():
@@ -193,7 +227,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
 def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     """A model without data, in eval mode on the CPU, and its image size (224 if nothing says it)."""
     if spec.checkpoint is not None:
-        spec = replace(spec, checkpoint=folders.checkpoint_of(spec.checkpoint, **spec.reading))
+        spec = replace(spec, checkpoint=snapshots.checkpoint_of(spec.checkpoint, **spec.reading))
     elif not spec.model:
         spec = replace(spec, checkpoint=newest_checkpoint())
     stored = _read(spec)

@@ -14,12 +14,12 @@ from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data import cifar_c, mask_folder, tokens, torch_dataset
 from landscape.data.augment import Augmentation
-from landscape.data.batch_layout import BatchLayout
 from landscape.data.dataset import BatchList, Images
 from landscape.data.masks import with_class_numbers, with_unlabelled
 from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, parse_crop
 from landscape.data.recipes import at_size, recipe
 from landscape.data.sample_reading import Request
+from landscape.data.structure import BatchLayout
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError

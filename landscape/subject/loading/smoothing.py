@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.data.batch_layout import Forward, call_model
-from landscape.data.structure import Nested
+from landscape.data.structure import Forward, Nested, call_model
 from landscape.discovery.discover import discover, layer_at
 from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import Layer, Tap
@@ -22,8 +21,7 @@ from landscape.discovery.token_grid import consumer_is_linear
 from landscape.models.blocks import Smoothing
 from landscape.options import matching
 from landscape.subject.mc_dropout import as_is
-from landscape.subject.smoothing_options import SmoothingOptions, smoothing_of
-from landscape.subject.spec import Spec
+from landscape.subject.spec import SmoothingOptions, Spec, smoothing_of
 from landscape.subject.subject import Subject
 
 NAME = "smoothing"  # of an inserted module, after the name of the one whose output it smooths
