@@ -174,8 +174,9 @@ class Spec:
                 "landscape.load(module, data=...)"
             )
         object.__setattr__(self, "model", place_of("models", self.model))
-        if not isinstance(self.model_arg, Mapping):  # words, as on the command line
-            object.__setattr__(self, "model_arg", parse_arguments("model_arg", self.model_arg))
+        given: Any = self.model_arg
+        if not isinstance(given, Mapping):  # words, as on the command line
+            object.__setattr__(self, "model_arg", parse_arguments("model_arg", given))
         for name in ("batch_size", "seed", "weight_decay", "mc_dropout"):
             plain = plain_number(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
             object.__setattr__(self, name, plain)
