@@ -164,14 +164,7 @@ def _result(path: Path | None, outcome: Outcome) -> xr.Dataset:
     return outcome.data
 
 
-def _loaded(
-    subject: Source,
-    probe: str,
-    loading: Mapping[str, Any],
-    label: str,
-    *,
-    given: set[str],
-) -> Subject:
+def _loaded(subject: Source, probe: str, loading: Mapping[str, Any], label: str, *, given: set[str]) -> Subject:
     """The subject itself, or loaded with the probe's defaults; loading options given with a subject are an error."""
     if isinstance(subject, nn.Module) and not loading.get("data"):
         raise OptionError(f"{type(subject).__name__} is a module without data; give data=... with it")

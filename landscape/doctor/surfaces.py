@@ -6,16 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.doctor.finding import (
-    Finding,
-    Grid,
-    Result,
-    Severity,
-    found,
-    look_at_inputs,
-    measure_again,
-    more_samples,
-)
+from landscape.doctor.finding import Finding, Grid, Result, Severity, found, look_at_inputs, measure_again, more_samples
 from landscape.statistics.intervals import NORMAL
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width

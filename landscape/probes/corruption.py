@@ -92,10 +92,7 @@ class Corruption(Probe):
                 **(corruption_summary.size_quantities() if sizes else {}),
             },
             summaries=corruption_summary.summaries(baseline=bool(against), sizes=bool(sizes)),
-            about={
-                "block": Quantity("block of samples"),
-                **({"size": Quantity("members averaged")} if sizes else {}),
-            },
+            about={"block": Quantity("block of samples"), **({"size": Quantity("members averaged")} if sizes else {})},
             facts={
                 **{f"clean_{name}": clean[name] for name in METRICS},
                 "source": source.in_words,

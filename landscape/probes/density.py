@@ -24,16 +24,7 @@ from landscape.curvature.trace_estimators import rounds_for
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
-from landscape.products.hvp_backends import (
-    CODES,
-    CODES_MEANING,
-    HVP_HELP,
-    KINKS_HELP,
-    Hvp,
-    Kinks,
-    autotuned,
-    curvature,
-)
+from landscape.products.hvp_backends import CODES, CODES_MEANING, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
 from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.mini_batch_means import over_all_samples
 from landscape.products.operator import Curvature

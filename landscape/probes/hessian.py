@@ -21,15 +21,7 @@ from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import Engine, Scope, check, require_storable
 from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
-from landscape.products.hvp_backends import (
-    CODES,
-    HVP_HELP,
-    KINKS_HELP,
-    Hvp,
-    Kinks,
-    autotuned,
-    curvature,
-)
+from landscape.products.hvp_backends import CODES, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
 from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
 from landscape.products.mini_batch_means import mean_loss, over_all_samples
@@ -98,8 +90,7 @@ class Hessian(Probe):
     tol_residual: Annotated[float, "relative residual to stop at; default 0: tol"] = 0.0
     ends: Annotated[float, "relative residual of the largest and smallest eigenvalue, too; default 1: any"] = 1.0
     operator: Annotated[
-        Matrix,
-        "hessian, ggn (Gauss-Newton), fisher (empirical: mean of g g'), or preconditioned (by the optimiser)",
+        Matrix, "hessian, ggn (Gauss-Newton), fisher (empirical: mean of g g'), or preconditioned (by the optimiser)"
     ] = "hessian"
     optimizer: Annotated[str, OPTIMIZER_HELP] = ""
     optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()

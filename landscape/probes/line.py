@@ -66,8 +66,7 @@ class Line(Probe):
         str, "random, eigen (extreme Hessian eigenvectors), B.pt (another checkpoint), RUN_DIR or DIRECTIONS.h5"
     ] = "random"
     resolution: Annotated[
-        int,
-        "points per line; checkpoints between them are added, and between checkpoints two points near each end",
+        int, "points per line; checkpoints between them are added, and between checkpoints two points near each end"
     ] = 51
     range: Annotated[str, "R or LOW:HIGH; default 1, 0:1 between checkpoints, or set by the curvature or the run"] = ""
     directions: Annotated[int, "number of random directions, or of principal components of a run"] = 1

@@ -67,10 +67,7 @@ class NoiseScale(Probe):
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"groups": 3}
     errors_over: ClassVar[str] = "groups of samples"
-    headlines: ClassVar[Sequence[Headline]] = (
-        Headline("simple", "simple"),
-        Headline("curvature", "curvature"),
-    )
+    headlines: ClassVar[Sequence[Headline]] = (Headline("simple", "simple"), Headline("curvature", "curvature"))
 
     groups: Annotated[int, "groups that the samples are divided into; their gradients are kept in memory"] = 32
     simple: Annotated[bool, "the simple noise scale alone, without Hessian products"] = False

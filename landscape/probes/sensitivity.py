@@ -265,8 +265,7 @@ def resume_points(subject: Subject, units: Sequence[WeightUnit]) -> list[ResumeP
     flow = flow_of(subject)
     keys = [(tuple(sorted({piece.weight.name for piece in unit.pieces})), unit.call) for unit in units]
     points = verified(
-        subject,
-        {(names, call): (resume_before(flow, call), partial(_negated, subject, names)) for names, call in keys},
+        subject, {(names, call): (resume_before(flow, call), partial(_negated, subject, names)) for names, call in keys}
     )
     return [points[key] for key in keys]
 

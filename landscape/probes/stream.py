@@ -99,11 +99,7 @@ class Stream(Probe):
         }
         quantities = {name: _quantity(*named[name]) for name in PER_FRAME if name in named}
         quantities["terms"] = Quantity("sums of the calibration metrics", dims=(*per_pair, "term"))
-        axes = {
-            "prediction": np.arange(len(names)),
-            "tau": np.array(self._taus),
-            "term": np.arange(TERMS),
-        }
+        axes = {"prediction": np.arange(len(names)), "tau": np.array(self._taus), "term": np.arange(TERMS)}
         if subject.dense:
             axes["class"] = np.arange(classes)
             for name in ("intersection", "union"):

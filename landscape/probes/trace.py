@@ -26,16 +26,7 @@ from landscape.curvature.trace_estimators import (
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
-from landscape.products.hvp_backends import (
-    CODES,
-    CODES_MEANING,
-    HVP_HELP,
-    KINKS_HELP,
-    Hvp,
-    Kinks,
-    autotuned,
-    curvature,
-)
+from landscape.products.hvp_backends import CODES, CODES_MEANING, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
 from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
 from landscape.products.mini_batch_means import mean_loss, over_mini_batches

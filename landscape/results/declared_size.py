@@ -39,14 +39,7 @@ SLACK = 2**26  # bytes below which the ratio does not matter
 
 
 def refuse_oversized(
-    file: str,
-    what: str,
-    declared: int,
-    held: int,
-    *,
-    expansion: int = 1,
-    slack: int = 0,
-    unit: str = "bytes",
+    file: str, what: str, declared: int, held: int, *, expansion: int = 1, slack: int = 0, unit: str = "bytes"
 ) -> None:
     """Refuse content that is larger than `expansion` times what holds it, plus `slack`.
 

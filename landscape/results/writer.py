@@ -44,12 +44,7 @@ class Writer:
     """
 
     def __init__(
-        self,
-        path: Path,
-        key: RunKey,
-        *,
-        reduce_of: ReduceOf = lambda probe, parameters: None,
-        sync: bool = False,
+        self, path: Path, key: RunKey, *, reduce_of: ReduceOf = lambda probe, parameters: None, sync: bool = False
     ) -> None:
         self.path = path = behind_link(path)
         check(path, writable=True)

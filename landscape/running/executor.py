@@ -5,15 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
 from typing import Protocol, TypeVar
 
-from landscape.probe import (
-    MICRO_BATCHES,
-    Probe,
-    Sweeps,
-    Unit,
-    Values,
-    noting_micro_batches,
-    sweep,
-)
+from landscape.probe import MICRO_BATCHES, Probe, Sweeps, Unit, Values, noting_micro_batches, sweep
 from landscape.products.hessian_product import out_of_memory
 from landscape.products.micro_batches import SampleTooLargeError, free_memory
 from landscape.subject.other_samples import rebatched

@@ -223,12 +223,7 @@ def bootstrap(
 
 
 def paired_difference(
-    scores: SampleScores,
-    other: SampleScores,
-    *,
-    draws: int = 1000,
-    seed: int = 0,
-    blocks: np.ndarray | None = None,
+    scores: SampleScores, other: SampleScores, *, draws: int = 1000, seed: int = 0, blocks: np.ndarray | None = None
 ) -> dict[str, tuple[float, Interval]]:
     """Every metric of the first minus that of the other on the same samples, with its bootstrap uncertainty.
 

@@ -18,17 +18,7 @@ from landscape.reporting.progress import say
 from landscape.results.protocols import stored as options_of
 from landscape.statistics.calibration import paired_difference, stored_scores
 from landscape.studies import Step
-from landscape.studies.study import (
-    Cell,
-    Network,
-    Row,
-    Stored,
-    Study,
-    identity,
-    in_words,
-    members_of,
-    smoothed,
-)
+from landscape.studies.study import Cell, Network, Row, Stored, Study, identity, in_words, members_of, smoothed
 
 if TYPE_CHECKING:
     from landscape.subject.subject import Subject

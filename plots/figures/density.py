@@ -34,13 +34,7 @@ class AxisResolution:
         return f"Axis linear within ±{self.linear:.2g}; nodes broadened by {self.width:.2g} on it."
 
 
-def draw(
-    data: xr.Dataset,
-    ax: Axes,
-    *,
-    look: Look | None = None,
-    resolution: AxisResolution | None = None,
-) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: AxisResolution | None = None) -> Axes:
     """Draw the mean density of eigenvalues with its 95 % interval over runs, both axes logarithmic away from zero.
 
     By default the resolution comes from the distances between the nodes.
