@@ -36,7 +36,7 @@ def layers(checkpoint: Path | None, layers: list[str], json: bool, **options: An
 
     Needs no data: without --data, images of the size that the checkpoint or the model names pass through the network.
     """
-    from landscape.layers.selection import remarks, select_layers
+    from landscape.layers.selection import remarks, select_layers, unmeasured
 
     model, example = _model_and_example(checkpoint, loading_values(options))
     found = select_layers(model, example, tuple(layers))
@@ -54,7 +54,7 @@ def layers(checkpoint: Path | None, layers: list[str], json: bool, **options: An
         for i, layer in enumerate(found)
     ]
     typer.echo(encoding.dumps(rows) if json else text_table(rows))
-    for remark in remarks(found):
+    for remark in [*remarks(found), *([] if layers else unmeasured(model, example, found))]:
         typer.echo(f"note: {remark}", err=True)
 
 

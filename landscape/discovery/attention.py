@@ -8,8 +8,8 @@ import torch
 
 from landscape.discovery.graph import ATTENTION, PRODUCTS, Flow, Operation
 from landscape.discovery.layer import AttentionCall, Grid, HeadOutputs, Place, Windows
-from landscape.discovery.positions import Positions, spelt
-from landscape.discovery.token_grid import FINEST, grid_of
+from landscape.discovery.positions import FINEST, Positions, spelt
+from landscape.discovery.token_grid import grid_of
 
 # What may stand between an explicit softmax and its product with the values without changing what a map is.
 TRANSPARENT = {"dropout", "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone"}

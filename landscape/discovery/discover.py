@@ -47,12 +47,12 @@ def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -
         ValueError: no layer was found; names --layers.
     """
     flow = record(model, few(example), forward)
-    blocks, scores = residuals(flow), residuals(flow, least=2)
+    blocks = residuals(flow)
     weights = [position for position, operation in enumerate(flow.operations) if operation.weight]
     networks = side_by_side(flow, [block.position for block in blocks]) or side_by_side(flow, weights)
     found: list[Layer] = []
     for network in networks or flow.calls[:1]:
-        own = _inside(network, blocks) or _inside(network, scores)
+        own = _inside(network, blocks) or _inside(network, residuals(flow, least=2))
         operations = range(network.start, network.stop) if networks else range(len(flow.operations))
         found += _network_layers(flow, own, network) if own else staged(_sequential_layers(flow, operations))
     return found

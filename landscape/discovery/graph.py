@@ -82,7 +82,9 @@ class Flow:
     def between(self, fork: Node, end: Node) -> list[int]:
         """Operations on the paths from one node to a later one, in order."""
         inside = self.ancestors[end] & ~self.ancestors[fork]
-        paths = ((i, o.writes) for i, o in enumerate(self.operations) if self.ancestors[o.writes[0]] >> fork & 1)
+        several = range(self.maker[fork] + 1, self.maker[end] + 1)
+        paths = ((i, self.operations[i].writes) for i in several)
+        paths = ((i, writes) for i, writes in paths if self.ancestors[writes[0]] >> fork & 1)
         return [i for i, writes in paths if any(inside >> node & 1 for node in writes)]
 
     def enclosing(self, call: int) -> Iterator[int]:
@@ -155,12 +157,11 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         reads = tuple(dict.fromkeys(self._recorded((args, kwargs))))
         result = func(*args, **kwargs)
-        name = getattr(func, "__name__", str(func))
+        name = name_of(func, args)
         number = self._functions[name] = self._functions.get(name, -1) + 1
         if name in CONVERSIONS and any(result is value for value in args):
             return result
         weight = _weight(name, args, kwargs)
-        name = "linear" if _is_linear(name, args) else name
         heads = _heads(name, args, kwargs, self.flow.shapes[0][0]) if name in ATTENTION else 0
         tensors = list(tensors_in(result))
         if reads and tensors and name != "__get__":
@@ -221,18 +222,19 @@ class _Recorder(TorchFunctionMode):
         return (self._nodes[id(t)] for t in tensors_in(values) if id(t) in self._nodes)
 
 
+def name_of(func: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Name of a torch function; bias + x W with W a parameter (inputs, outputs), as in GPT-2, is a linear layer."""
+    name: str = getattr(func, "__name__", str(func))
+    return "linear" if name == "addmm" and len(args) == 3 and isinstance(args[2], nn.Parameter) else name
+
+
 def _weight(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    if _is_linear(name, args):
+    if name == "linear" and len(args) == 3 and isinstance(args[2], Tensor) and args[2].ndim == 2:  # addmm
         return tuple(args[2].shape[::-1])
     if not (name.startswith("conv") or name == "linear"):
         return ()
     weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
-
-
-def _is_linear(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a call is bias + x W with W a parameter (inputs, outputs), the linear layer of GPT-2."""
-    return name == "addmm" and len(args) == 3 and isinstance(args[2], nn.Parameter)
 
 
 def _patches(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Patches:

@@ -109,7 +109,7 @@ class Layer:
     @property
     def grid_unknown(self) -> bool:
         """Whether it has tokens or positions whose place in the image is unknown."""
-        return self.of_images and len(self.shape) > 1 and not self.spatial
+        return self.of_images and len(self.shape) > 1 and not self.spatial and math.prod(self.shape[:-1]) > 1
 
     @property
     def channels(self) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from landscape.data.structure import map_tensors, tensors_in
 
 Positions = tuple[Tensor, ...]
+FINEST = 2.0**16  # parts of a pixel that positions are rounded to
 Find = Callable[[Any], tuple[int, Positions | None] | None]  # node and positions of a tensor of the pass
 
 MOVES = {  # functions that only move the numbers of tensors, so that they are called on the positions as well
@@ -198,8 +199,10 @@ def _strided(
 
 
 def _mean(positions: Tensor, axis: int) -> Tensor:
-    """Means along an axis, which is kept."""
-    return positions.narrow(axis, 0, 1) if positions.stride(axis) == 0 else positions.mean(axis, keepdim=True)
+    """Means along an axis, which is kept, without the last digits that the order of the sum decides."""
+    if positions.stride(axis) == 0:
+        return positions.narrow(axis, 0, 1)
+    return (positions.mean(axis, keepdim=True) * FINEST).round() / FINEST
 
 
 def _sampled(positions: Tensor, axis: int, at: Tensor) -> Tensor:

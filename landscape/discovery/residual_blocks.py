@@ -246,6 +246,14 @@ def function_tap(flow: Flow, node: Node) -> Tap:
     return Tap(operation.name, "function", operation.number)
 
 
+def node_at(flow: Flow, tap: Tap) -> Node:
+    """The tensor at a tap."""
+    if tap.side == "function":
+        return next(o.writes[0] for o in flow.operations if (o.name, o.number) == (tap.module, tap.call))
+    call = next(call for call in flow.calls if (call.module, call.number) == (tap.module, tap.call))
+    return (call.writes if tap.side == "output" else call.reads)[0]
+
+
 def viewed(flow: Flow, node: Node) -> list[Node]:
     """A tensor, and the views that are made of it one after the other."""
     views = [node]

@@ -13,9 +13,9 @@ import torch
 
 from landscape.discovery.graph import POOLING, Flow, Node, Operation
 from landscape.discovery.layer import NOWHERE, Grid, Layout, Place
+from landscape.discovery.positions import FINEST
 
 PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of the grid
-FINEST = 2.0**16  # parts of a pixel that positions are rounded to
 
 
 def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
@@ -50,9 +50,9 @@ def _followed(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
     moving = [{axis for axis, step in enumerate(p.stride()) if step and p.shape[axis] > 1} for p in (rows, columns)]
     if len(shape) == 4 and moving[0] | moving[1] <= {2} and not (moving[0] and moving[1]):  # one row: in both orders
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
-    if len(shape) == 4 and moving[0] <= {2} and moving[1] <= {3}:
+    if len(shape) == 4 and moving[0] <= {1, 2} and moving[1] <= {1, 3}:  # some channels may be shifted by a pixel
         return "channels first", (shape[2], shape[3]), 0
-    if len(shape) == 4 and moving[0] <= {1} and moving[1] <= {2}:
+    if len(shape) == 4 and moving[0] <= {1, 3} and moving[1] <= {2, 3}:
         return "channels last", (shape[1], shape[2]), 0
     grid, prefix = grid_of(places_of(flow, node))
     if not any(grid):

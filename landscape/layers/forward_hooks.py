@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from landscape.data.structure import Nested
-from landscape.discovery.graph import Key
+from landscape.discovery.graph import Key, name_of
 from landscape.discovery.layer import AttentionCall, HeadOutputs, Layer, Side, Tap, chunks
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, in_windows, maps_in_windows, over_the_grid
 from landscape.probe import Values
@@ -206,7 +206,7 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", str(func))
+        name = name_of(func, args)
         number = self._counts[name] = self._counts.get(name, -1) + 1
         if (tap := Tap(name, "function", number)) in self._taps:
             self._give(tap, args, result)

@@ -2,10 +2,14 @@
 
 import difflib
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 from typing import cast
 
 import numpy as np
@@ -16,7 +20,8 @@ from landscape.discovery.attention import attention_of
 from landscape.discovery.discover import discover, layer_at, staged
 from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import KINDS, Kind, Layer, Tap
-from landscape.discovery.token_grid import consumer_is_linear, smaller
+from landscape.discovery.residual_blocks import node_at
+from landscape.discovery.token_grid import PREFIX, consumer_is_linear, smaller
 from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
 from landscape.options import matching
 from landscape.probe import NotApplicable, Quantity
@@ -48,26 +53,30 @@ def select_layers(
                 raise
             shown = ", ".join(leaves[:5]) + (", ..." if len(leaves) > 5 else "")
             raise ValueError(f"{error}; its modules are {shown}") from error
-        return _of_one_network(found)
+        return of_one_network(found)
     flow = record(model, few(example), forward)
-    try:
-        discovered = {layer.name: layer for layer in discover(model, example, forward)}
-    except ValueError:
-        discovered = {}
+    discovered: dict[str, list[Layer | None]] = {}  # by their names, which calls of one module share
+    with suppress(ValueError):
+        for layer in discover(model, example, forward):
+            discovered.setdefault(layer.name, []).append(layer)
     named = _matching_modules([name for name, _ in model.named_modules() if name], patterns)
     if any(name in discovered for name in named):  # of the modules that a stream's pattern matches, those that it has
         named = {name: pattern for name, pattern in named.items() if pattern.kind != STREAM or name in discovered}
-    calls = [call for call in flow.calls if call.module in named and call.number == 0 and call.writes]
+    calls = {call.module: call for call in reversed(flow.calls) if call.module in named and call.writes}
     if not calls:
         raise ValueError("a forward pass calls none of the modules that --layers names; name others")
-    calls.sort(key=lambda call: call.stop)
-    layers = [_named_layer(flow, call, named[call.module], discovered.get(call.module)) for call in calls]
+    found = [
+        _named_layer(flow, call, named[name], known)
+        for name, call in calls.items()
+        for known in (discovered.get(name, [None]) if named[name].kind == STREAM else discovered.get(name, [None])[:1])
+    ]
+    layers = sorted(found, key=lambda layer: (flow.maker[node_at(flow, layer.tap)], calls[layer.name].stop))
     _note_branches(layers, discovered)
     others = (replace(layer, reduces=smaller(layer.grid, before.grid)) for before, layer in pairwise(layers))
     return staged([layers[0], *others])
 
 
-def _of_one_network(layers: list[Layer]) -> list[Layer]:
+def of_one_network(layers: list[Layer]) -> list[Layer]:
     """The layers, if they have one depth axis.
 
     Raises:
@@ -122,9 +131,10 @@ def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | N
     return replace(layer, attention=attention)
 
 
-def _note_branches(layers: Sequence[Layer], discovered: Mapping[str, Layer]) -> None:
+def _note_branches(layers: Sequence[Layer], discovered: Mapping[str, Sequence[Layer | None]]) -> None:
     """Say which names stand for another tensor than they do without `--layers`."""
-    branches = [layer.name for layer in layers if layer.name in discovered and layer.tap != discovered[layer.name].tap]
+    streams = {name: {layer.tap for layer in known if layer} for name, known in discovered.items()}
+    branches = [layer.name for layer in layers if layer.tap not in streams.get(layer.name, {layer.tap})]
     if branches:
         _log.warning(
             "note: --layers measures the output of %s itself%s, a branch; without --layers that name stands for the "
@@ -191,13 +201,45 @@ def remarks(layers: Sequence[Layer]) -> list[str]:
 def _unknown_grids(layers: Sequence[Layer]) -> str:
     unknown = [layer for layer in layers if layer.grid_unknown]
     first, count = unknown[0], f" ({len(unknown)} layers)"
-    if len(first.shape) == 2:
+    tokens = first.shape[0]
+    side = math.isqrt(tokens)
+    if len(first.shape) == 2 and side > 1 and (others := tokens - side**2) <= PREFIX:
+        alike = {layer.name for layer in unknown if layer.shape[0] == tokens}
+        names = sorted({re.sub(r"\d+", r"\\d+", re.escape(name)) for name in alike})
+        if any(re.search(f"^({'|'.join(names)})$", layer.name) for layer in layers if layer.name not in alike):
+            names = sorted(map(re.escape, alike))
+        how = f":{STREAM}:{side}x{side}" + f"+{others}" * (others > 0)
         return (
-            f"no grid of this model explains the {first.shape[0]} tokens of {first.name}{count}; "
-            "give it, for example --layers 'REGEX:stream:14x14+1' for one token followed by 14 x 14"
+            f"no grid of this model explains the {tokens} tokens of {first.name}{count}; if they are {others} others, "
+            f"then {side} x {side} row by row, say so: {_beside('|'.join(names), how)}"
         )
     shape = " x ".join(map(str, first.shape))
     return f"the image positions of the {shape} numbers of {first.name} are unknown{count}; name others with --layers"
+
+
+def _beside(names: str, how: str = "") -> str:
+    """The options that measure modules beside the discovered layers, or some of these otherwise."""
+    return f"--layers '.:{STREAM}' --layers '^({names})${how}'"
+
+
+def unmeasured(model: nn.Module, example: Nested, layers: Sequence[Layer], forward: Forward = call_model) -> list[str]:
+    """Notes on the parts with weights that no layer depends on, unless it is a last one, and how to measure them."""
+    flow = record(model, few(example), forward)
+    past = reduce(or_, (flow.ancestors[node_at(flow, layer.tap)] for layer in layers))
+    weights = {i: operation for i, operation in enumerate(flow.operations) if operation.weight}
+    beyond = {i for i, operation in weights.items() if not past >> operation.writes[0] & 1}
+    read = reduce(or_, (flow.ancestors[node] for i in beyond for node in weights[i].reads), 0)
+    parts: dict[str, int] = {}  # the largest modules that hold only such weights, and how many
+    for i in sorted(beyond):
+        around = [flow.calls[c] for c in flow.enclosing(weights[i].call)]
+        whole = [(c, weights.keys() & set(range(c.start, c.stop))) for c in around if c.module and c.writes]
+        whole = [(call, held) for call, held in whole if held <= beyond]
+        if whole and (len(whole[-1][1]) > 1 or read >> weights[i].writes[0] & 1):
+            parts[whole[-1][0].module] = len(whole[-1][1])
+    return [
+        f"no layer depends on {name} ({n} weights); measure it too: {_beside(re.escape(name))}"
+        for name, n in parts.items()
+    ]
 
 
 def layer_labels(layers: Sequence[Layer], axis: str) -> dict[str, tuple[Quantity, np.ndarray]]:

@@ -10,15 +10,19 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from landscape.discovery.discover import discover
+from landscape.discovery.layer import Layer
 from landscape.headline import Headline
+from landscape.layers.layer_patterns import parse
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed
 from landscape.layers.resume_verification import verified
-from landscape.layers.selection import layer_labels, layers_of
+from landscape.layers.selection import layer_labels, of_one_network
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
-from landscape.options import OptionError, matching, regular_expression
+from landscape.options import OptionError, matching
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, sample_statistics
 from landscape.subject.batchnorm import recalibration
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -54,7 +58,7 @@ class Lesion(Probe):
     def __post_init__(self) -> None:
         recalibration(self.bn)
         for pattern in self.layers:
-            regular_expression("layers", pattern)
+            parse(pattern)
         if self.pairs and self.stages:
             raise OptionError("--pairs and --stages cannot be combined; choose one of them")
 
@@ -75,7 +79,11 @@ class Lesion(Probe):
             quantities=sample_statistics.quantities(subject.meaning),
             summaries=sample_statistics.summaries("unit", subject.meaning),
             about={"unit": Quantity("removed unit")},
-            facts={**_left_out(subject), "intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()},
+            facts={
+                **_left_out(subject, several=bool(self.layers)),
+                "intact_loss": loss.mean().item(),
+                "intact_accuracy": right.mean().item(),
+            },
         )
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
@@ -107,7 +115,7 @@ class Lesion(Probe):
         return sample_statistics.reduced(data, batches=0)
 
     def _groups(self, subject: Subject) -> list[Group]:
-        units = _removals(subject)
+        units = _removals(subject, several=bool(self.layers))
         if not units:
             raise NotApplicable(
                 "no unit of this network can be removed: it has no residual branch, and no convolution or linear layer "
@@ -115,7 +123,7 @@ class Lesion(Probe):
             )
         patterns = self.layers or ("",)
         names = [name for unit in units for name in (unit.name, unit.layer.name)]
-        matched = {name for pattern in patterns for name in matching("layers", pattern, names)}
+        matched = {name for pattern in patterns for name in matching("layers", parse(pattern).expression, names)}
         selected = [unit for unit in units if {unit.name, unit.layer.name} & matched]
         if not selected:
             first = ", ".join(unit.name for unit in units[:5])
@@ -126,15 +134,29 @@ class Lesion(Probe):
 
 
 @once_per_weights
-def _removals(subject: Subject) -> list[Removal]:
-    return removals(subject.model, layers_of(subject, ()))
+def _layers(subject: Subject, *, several: bool) -> list[Layer]:
+    """The discovered layers; `several`: also of several networks side by side, of which `--layers` names some."""
+    subject = as_is(subject)
+    try:
+        found = discover(subject.model, subject.example()[0], subject.forward)
+    except ValueError as error:
+        if "--layers" not in str(error):
+            raise
+        return []  # other modules, which --layers would name, are no units
+    return found if several else of_one_network(found)
 
 
 @once_per_weights
-def _left_out(subject: Subject) -> dict[str, str]:
+def _removals(subject: Subject, *, several: bool) -> list[Removal]:
+    return removals(subject.model, _layers(subject, several=several))
+
+
+@once_per_weights
+def _left_out(subject: Subject, *, several: bool) -> dict[str, str]:
     """The layers that compute something but are no units, because their parts are no modules; logged once."""
-    units = {unit.layer.name for unit in _removals(subject)}
-    names = [layer.name for layer in layers_of(subject, ()) if layer.branch is not None and layer.name not in units]
+    units = {unit.layer.name for unit in _removals(subject, several=several)}
+    layers = _layers(subject, several=several)
+    names = [layer.name for layer in layers if layer.branch is not None and layer.name not in units]
     if names:
         _log.info(
             "left out, because their norm or activation is no module of its own or their shape changes: %s",

@@ -17,6 +17,7 @@ from landscape.data.structure import Forward, Nested, call_model
 from landscape.discovery.discover import discover, layer_at
 from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import Layer, Tap
+from landscape.discovery.residual_blocks import node_at
 from landscape.discovery.token_grid import consumer_is_linear
 from landscape.models.blocks import Smoothing
 from landscape.options import matching
@@ -142,11 +143,9 @@ def _stage_ends(model: nn.Module, flow: Flow, replaceable: set[str], example: Ne
 
 def _returning(flow: Flow, layer: Layer, replaceable: set[str]) -> str:
     """The outermost module that returns a layer's tensor before anything else reads it, and is called once."""
-    tap, calls = layer.tap, flow.calls
-    at = next(call for call in calls if (call.module, call.number) == (tap.module, tap.call))
-    node = at.writes[0] if tap.side == "output" else at.reads[0]
-    times = [call.module for call in calls]
-    for call in calls:
+    node = node_at(flow, layer.tap)
+    times = [call.module for call in flow.calls]
+    for call in flow.calls:
         if call.module in replaceable and call.writes[:1] == (node,) and times.count(call.module) == 1 and call.module:
             inside = flow.operations[flow.maker[node] + 1 : call.stop]
             if not any(node in operation.reads for operation in inside):
