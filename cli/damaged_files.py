@@ -30,7 +30,8 @@ def check_not_damaged(file: Path) -> None:
     import h5py
 
     from landscape.results import hdf5_file
-    from landscape.results.group import dims
+    from landscape.results.group import dims, places
+    from landscape.results.handles import attributes_of
 
     child = os.fork()
     if not child:
@@ -38,11 +39,11 @@ def check_not_damaged(file: Path) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             with hdf5_file.reading(file) as stored:  # what a reader asks of HDF5, without its objects
                 for group in hdf5_file.checked_groups(stored, file):
-                    hdf5_file.attributes_of(group.id)
-                    places = {h5py.h5o.get_info(item.id).addr: name for name, item in group.datasets.items()}
+                    attributes_of(group.id)
+                    where = places(group.id)
                     for name, item in group.datasets.items():
-                        hdf5_file.attributes_of(item.id)
-                        dims(item.id, name, places)
+                        attributes_of(item.id)
+                        dims(item.id, name, where)
                         item.array() if math.prod(item.shape or ()) < LARGE else h5py.Dataset(item.id)[:1]
         os._exit(0)
     _, ended = os.waitpid(child, 0)

@@ -204,7 +204,7 @@ def _refuse_separate_units(
         raise OptionError(
             f"{other} measures by other processes than torchrun's; leave it out, or start without torchrun"
         )
-    if any(getattr(probe, "scope", "dataset") != "dataset" for probes in runs for probe in probes):
+    if not all(probe.whole for probes in runs for probe in probes):
         raise OptionError(
             "hessian --scope batch measures mini-batches one by one; processes of torchrun share the mean over all "
             "samples: give --scope dataset, or start without torchrun, with --workers N"
@@ -248,7 +248,7 @@ def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, qui
     probes = runs[0]
     if len(runs) > 1:
         say(f"{probes[0].name}: {len(runs)} runs, each reported separately, with its share of any budget", quiet=quiet)
-    if all(getattr(probe, "layers", None) == () for probe in probes):
+    if all(probe.layers == () for probe in probes):
         try:
             layers = layers_of(subject, ())
         except ValueError:

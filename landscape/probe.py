@@ -152,6 +152,15 @@ class Probe(Protocol):
     smallest: ClassVar[Mapping[str, Any]] = {}  # parameters for the fastest meaningful run, used by tests
     errors_over: ClassVar[str] = "samples"  # what the errors of its headline numbers are over, in words
     headlines: ClassVar[Sequence[Headline]] = ()  # numbers that sum up a result; without, all without an axis
+    # What a probe that has no such option answers.
+    seed: int | None = None  # of what it draws; a result says it where it is not the subject's
+    params: str = ""  # regular expression of the parameters that it is restricted to
+    layers: tuple[str, ...] | None = None  # those of the layers that it measures; () for all
+
+    @property
+    def whole(self) -> bool:
+        """Whether every unit is of all samples, so that the processes of `torchrun` can share it."""
+        return True
 
     def plan(self, subject: Any) -> Plan: ...
 

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from landscape.plots import style
-from landscape.plots.figure import Axes, Look, Numbers
+from landscape.plots.figure import Axes, Look
 from landscape.plots.theme import narrow
-from landscape.statistics.calibration import Interval
+from landscape.statistics.paired import Difference
 
 LONGEST = 24  # characters of the label of a row
 ROUNDING = 1e-12  # differences below it are zero: scores are of order 1
-Differences = Mapping[str, tuple[float, Interval]]  # by score: value and interval
 
 
 def height(count: int) -> float:
@@ -32,14 +31,16 @@ def note(reference: str, *, how: str = "") -> str:
     return f"Below: paired differences from {reference} on the same samples, 95 % intervals{how and f' ({how})'}."
 
 
-def draw(axes: Sequence[Axes], labels: Mapping[str, str], found: Sequence[Differences], looks: Sequence[Look]) -> None:
+def draw(
+    axes: Sequence[Axes], labels: Mapping[str, str], found: Sequence[Mapping[str, Difference]], looks: Sequence[Look]
+) -> None:
     """Draw a row per network, with its differences in each of the scores that `labels` names for the axes."""
     for row, (differences, look) in enumerate(zip(found, looks, strict=True)):
         for ax, name in zip(axes, labels, strict=True):
-            value, interval = differences[name]
-            if np.isfinite(value):
-                ends = np.array([[max(value - interval.low, 0.0)], [max(interval.high - value, 0.0)]])
-                ax.errorbar([value], [row], xerr=np.nan_to_num(ends), color=look.color, marker=look.marker)
+            one = differences[name]
+            if np.isfinite(one.value):
+                ends = np.array([[max(one.value - one.low, 0.0)], [max(one.high - one.value, 0.0)]])
+                ax.errorbar([one.value], [row], xerr=np.nan_to_num(ends), color=look.color, marker=look.marker)
     for ax, label in zip(axes, labels.values(), strict=True):
         ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=0)
         ax.set_xlabel(f"difference in {label}", fontsize=style.SMALL)
@@ -51,16 +52,6 @@ def draw(axes: Sequence[Axes], labels: Mapping[str, str], found: Sequence[Differ
             ax.set_xticks([0.0])
         ax.set_ylim(len(found) - 0.5, -0.5)
     axes[0].set_yticks(range(len(found)), [shortened(look.label) for look in looks], fontsize=style.SMALL)
-
-
-def words(reference: str, differences: Differences) -> Numbers:
-    """Differences from a network as a headline."""
-    said = (
-        f"{name} {value:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
-        for name, (value, interval) in differences.items()
-        if np.isfinite(value)
-    )
-    return {f"against {reference}": ", ".join(said)}
 
 
 def shortened(label: str) -> str:

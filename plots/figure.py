@@ -80,10 +80,10 @@ class Noted(Protocol):
 
 @runtime_checkable
 class Comparing(Protocol):
-    """The main figure module of a probe whose results are compared sample by sample."""
+    """A `Pairing` module of a probe whose results are compared sample by sample wherever they stand together."""
 
-    def against(self, data: xr.Dataset, others: Sequence[xr.Dataset], /) -> Numbers:
-        """Differences of one result from the first of the others on the same samples; empty where there is none."""
+    def alike(self, results: Sequence[xr.Dataset], /) -> list[int]:
+        """Positions of the results on the same samples, the first such set; empty where there is none."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, study_module
-from landscape.plots.figure import Comparing, Noted, Numbers
+from landscape.plots.figure import Comparing, Noted, Numbers, Pairing
 from landscape.probe import MICRO_BATCHES
 from landscape.results import headline_numbers as measured
 from landscape.results import reader
@@ -121,11 +121,23 @@ def headline(path: Path | str, group: str) -> str:
 def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
     """Differences of a result from the first one of its probe on the same samples, where the probe has such."""
     probe = group.partition("/")[0]
+    if not isinstance(module := main_figure(probe), Comparing):
+        return {}
     alike = [name for name, _ in stored if name.partition("/")[0] == probe]
-    if group not in alike[1:] or not isinstance(module := main_figure(probe), Comparing):
+    if group not in alike[1:]:
         return {}
     results = dict(stored)
-    return module.against(results[group], [results[name] for name in alike[: alike.index(group)]])
+    data, others = results[group], [results[name] for name in alike[: alike.index(group)]]
+    same = module.alike([*others, data])
+    if not isinstance(module, Pairing) or not same or same[-1] != len(others):
+        return {}
+    first = others[same[0]]
+    said = (
+        f"{name} {one.value:+.4f}" + (f" [{one.low:+.4f}, {one.high:+.4f}]" if np.isfinite(one.low) else "")
+        for name, one in module.paired(data, first).items()
+        if np.isfinite(one.value)
+    )
+    return {f"against {first.attrs.get('label', '')}": text} if (text := ", ".join(said)) else {}
 
 
 def main_figure(probe: str) -> Any:

@@ -192,7 +192,7 @@ def attacked(seed: int, batch_size: int, **options: Any) -> xr.Dataset:
 @pytest.mark.slow
 def test_networks_on_the_same_samples_are_compared_sample_by_sample() -> None:
     results = [attacked(1, 4), attacked(2, 3), attacked(3, 4, eps="8/255")]  # mini-batches of other sizes
-    assert figure.compared_in(results) == [0, 1, 2]
+    assert figure.alike(results) == [0, 1, 2]
     eps = results[0]["eps"].values
     rows = [figure.samples_of(data, "fgsm", eps, "accuracy") for data in results[:2]]
     assert rows[0].shape == (2, 9)
@@ -200,8 +200,7 @@ def test_networks_on_the_same_samples_are_compared_sample_by_sample() -> None:
     mean, (low, high) = mean_difference(rows[1], rows[0], shares=True)
     np.testing.assert_allclose(mean, (results[1]["accuracy"] - results[0]["accuracy"])[0])
     assert ((low <= mean) & (mean <= high) & (low >= -1) & (high <= 1)).all()
-    (words,) = figure.against(results[2], results[:2]).values()
-    assert str(words).startswith("FGSM at 8/255 accuracy ")
+    assert [*figure.paired(results[2], results[0])] == ["FGSM at 8/255"]
     page = figure.page(results, appearance.looks(results))
     below = page.axes[1]
     assert below.get_ylabel() == "difference in accuracy"
@@ -211,8 +210,8 @@ def test_networks_on_the_same_samples_are_compared_sample_by_sample() -> None:
 
 def test_other_samples_are_not_compared() -> None:
     one = attacked(1, 4)
-    assert figure.compared_in([one, one.assign_attrs(data_sha256="other")]) == []
-    assert figure.against(one, [one.drop_vars("sample_accuracy")]) == {}
+    assert figure.alike([one, one.assign_attrs(data_sha256="other")]) == []
+    assert figure.alike([one.drop_vars("sample_accuracy"), one]) == []
 
 
 def test_bands_stay_in_the_range_of_an_accuracy_and_begin_with_that_of_the_clean_images() -> None:

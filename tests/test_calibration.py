@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from landscape.options import OptionError
 from landscape.plots import FIGURES, differences, headlines
 from landscape.plots.appearance import Look
+from landscape.plots.comparison import comparison
 from landscape.plots.figures import calibration as figure
 from landscape.plots.figures import calibration_test, calibration_train
 from landscape.predictions.scores import sample_scores
@@ -28,9 +29,9 @@ from landscape.probes.calibration import Calibration
 from landscape.results import group as groups
 from landscape.results import reader
 from landscape.running.run import run
-from landscape.statistics.calibration import METRICS, Interval, paired_difference, summary
+from landscape.statistics.calibration import METRICS, summary
 from landscape.statistics.intervals import quantile
-from landscape.statistics.paired import comparable
+from landscape.statistics.paired import Difference, comparable, mcnemar, paired_t
 from landscape.subject.losses import LossTraits, bce, mse
 from landscape.subject.subject import Subject
 
@@ -260,10 +261,13 @@ def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample_in_words_
     logits, targets = logits_and_classes()
     rows = {row["label"]: row["headline"] for row in headlines.summary(study)}
     one, two, elsewhere = (rows[label] for label in ("one", "two", "elsewhere"))
-    value, interval = paired_difference(sample_scores(0.5 * logits, targets), sample_scores(logits, targets), draws=40)[
-        "nll"
-    ]
-    assert f"against one nll {value:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}], accuracy +0.0000" in two
+    mine, other = (sample_scores(scale * logits, targets) for scale in (0.5, 1.0))
+    expected = {"nll": paired_t(mine.nll, other.nll), "accuracy": mcnemar(mine.correct, other.correct)}
+    in_words = [f"{name} {d.value:+.4f} [{d.low:+.4f}, {d.high:+.4f}]" for name, d in expected.items()]
+    assert f"against one {', '.join(in_words)}, brier" in two
+    stored = {data.attrs["label"]: data for _, data in reader.groups(study)}
+    tested = comparison.paired(stored["two"], stored["one"])  # what `compare` prints
+    assert {name: tested[name] for name in expected} == expected
     assert "against" not in one
     assert "against" not in elsewhere
     groups_of = {data.attrs["label"]: name for name, data in reader.groups(study)}
@@ -286,7 +290,8 @@ def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample_in_words_
 def test_differences_that_are_rounding_have_no_scale_of_their_own() -> None:
     figure_of = Figure()
     axes = figure_of.subplots(1, 2)
-    shown = {"a": (1e-17, Interval(1e-17, -2e-17, 3e-17)), "b": (0.01, Interval(0.005, 0.0, 0.02))}
+    ends = {"a": (1e-17, -2e-17, 3e-17), "b": (0.01, 0.0, 0.02)}
+    shown = {name: Difference(*one, p=np.nan, method="") for name, one in ends.items()}
     differences.draw(axes, {"a": "NLL", "b": "ECE"}, [shown], [Look("one")])
     FigureCanvasAgg(figure_of).draw()
     assert [ax.xaxis.get_offset_text().get_text() for ax in axes] == ["", ""]

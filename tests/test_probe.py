@@ -38,8 +38,12 @@ def test_every_probe_keeps_the_contract_and_stands_in_every_table(name: str) -> 
     assert name in {figure.probe for figure in FIGURES.values()}
 
 
-def test_a_complete_probe_is_accepted() -> None:
+def test_a_complete_probe_is_accepted_and_answers_what_it_has_no_option_for() -> None:
     assert checked(Complete) is Complete
+    probe = Complete()
+    assert (probe.seed, probe.params, probe.layers, probe.whole) == (None, "", None, True)
+    hessian = probe_class("hessian")
+    assert [hessian(scope=scope).whole for scope in ("batch", "dataset")] == [False, True]
 
 
 METHODS = {key: vars(Complete)[key] for key in ("plan", "measure", "reduce")}

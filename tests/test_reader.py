@@ -16,6 +16,7 @@ from landscape.plots import headlines
 from landscape.plots.figures import noise
 from landscape.results import hdf5_file, reader
 from landscape.results.group import checksum, results_in
+from landscape.results.handles import Handle
 from landscape.results.hdf5_file import CHECK
 
 SOME = ("hessian", "surface", "lesion", "variance", "calibration")
@@ -212,11 +213,26 @@ def test_what_is_read_on_demand_is_what_the_whole_file_says(probes: Sequence[str
 def test_a_headline_reads_each_array_that_it_needs_once(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(study) as file:
         stored = sum(len(group) for kind in file.values() for group in kind.values())
-    read: list[hdf5_file.Handle] = []
-    whole = hdf5_file.Handle.array
-    monkeypatch.setattr(hdf5_file.Handle, "array", lambda self: (read.append(self), whole(self))[1])
+    read: list[Handle] = []
+    whole = Handle.array
+    monkeypatch.setattr(Handle, "array", lambda self: (read.append(self), whole(self))[1])
+    opened, open_array = [], hdf5_file._opened
+    monkeypatch.setattr(hdf5_file, "_opened", lambda *about: (opened.append(about), open_array(*about))[1])
     headlines.summary(study)
     assert len(read) < 0.7 * stored
+    assert len(opened) < 0.8 * stored  # the groups too
+
+
+def test_an_array_in_another_file_is_refused_where_it_is_needed(study: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.h5"
+    path.write_bytes(study.read_bytes())
+    with h5py.File(path, "r+") as file:
+        (group, *_) = file["lesion"].values()
+        shape = group["done"].shape
+        del group["done"]
+        group.create_dataset("done", shape, "u1", external=[("/etc/hostname", 0, 10**4)])
+    with pytest.raises(ValueError, match=r"keeps the numbers of .* in another file"):
+        headlines.summary(path)
 
 
 def test_a_damaged_array_is_refused_where_it_is_needed(study: Path, tmp_path: Path) -> None:

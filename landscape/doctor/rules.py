@@ -11,7 +11,6 @@ from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfac
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
 from landscape.results.malformed import readable
-from landscape.results.reader import Variables
 from landscape.results.remaining_units import standings
 from landscape.results.run_key import ReduceOf
 
@@ -29,9 +28,7 @@ def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
             f"a result of at most {MOST >> 20} MiB is checked",
         )  # fmt: skip
         return
-    stored: Any = result.data.variables
-    read = stored.array if isinstance(stored, Variables) else lambda name: stored[name].values
-    arrays = {str(name): np.asarray(read(name)) for name in stored}
+    arrays = {str(name): array.values for name, array in result.data.variables.items()}
     try:
         computed = reduce(arrays)
     except Exception:  # of a result that lacks what a summary is of, which is said elsewhere

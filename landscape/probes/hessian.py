@@ -148,7 +148,7 @@ class Hessian(Probe):
         with self._at_once(subject, count) as at_once:
             passes = count if self.scope == "batch" else self._passes(subject)
             planned = self._planned(passes, at_once, self._stored(subject))
-            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks, batched=self._batched)
+            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks, batched=not self.whole)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
         return replace(self, **choices), subject
@@ -167,7 +167,7 @@ class Hessian(Probe):
         passes = len(units) if self.scope == "batch" else self._passes(subject)
         planned = self._planned(passes, at_once, self._stored(subject))
         how: dict[str, Any] = {"planned": planned, "operator": self._differentiated, "kinks": self._kinks}
-        how["batched"] = self._batched
+        how["batched"] = not self.whole
         curved = [curvature(subject, parameters, hvp, **how) for parameters in blocks.groups.values()]
         shared: PatternCache | None = None
         if self.per_layer and self.scope == "dataset" and curved[0].fixed:
@@ -201,9 +201,9 @@ class Hessian(Probe):
         return self.engine == "pyhessian" or self._differentiated != "hessian" or self.per_layer
 
     @property
-    def _batched(self) -> bool:
-        """Whether several mini-batches may be in one product."""
-        return self.scope == "batch"
+    def whole(self) -> bool:
+        """Whether there is one spectrum, of the mean over all samples."""
+        return self.scope == "dataset"
 
     @property
     def _differentiated(self) -> Operator:

@@ -18,17 +18,8 @@ import numpy as np
 
 from landscape.probe import AXES, MICRO_BATCHES, Plan, Quantity, Values
 from landscape.results import counts
-from landscape.results.hdf5_file import (
-    CHECK,
-    CONVENTION,
-    Handle,
-    array_of,
-    attributes_of,
-    check,
-    hard_links,
-    reading,
-    scales_of,
-)
+from landscape.results.handles import CONVENTION, Handle, array_of, attributes_of, hard_links, scales_of
+from landscape.results.hdf5_file import CHECK, check, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
 
@@ -128,15 +119,20 @@ def seal(group: h5py.Group) -> None:
     group.attrs[CHECK] = checksum(group)
 
 
-def checksum(group: h5py.Group, arrays: Mapping[str, h5py.h5d.DatasetID] | None = None) -> int:
+def checksum(
+    group: h5py.Group,
+    arrays: Mapping[str, h5py.h5d.DatasetID] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> int:
     """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone.
 
-    `arrays`: its `datasets`, where they are open already.
+    `arrays` and `attributes`: its own, where they are known already.
     """
-    about = {name: "" if name in ("label", "created", "finished") else v for name, v in attributes_of(group.id).items()}
+    stored = attributes_of(group.id) if attributes is None else attributes
+    about = {name: "" if name in ("label", "created", "finished") else value for name, value in stored.items()}
     found = zlib.crc32(repr(sorted((about | {CHECK: 0}).items())).encode())
     for name, item in sorted((arrays or datasets(group)).items()):
-        values = Handle(item, item.shape, item.dtype).array()
+        values = Handle(item).array()
         content = "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
         found = zlib.crc32(content, zlib.crc32(repr((name, sorted(attributes_of(item).items()))).encode(), found))
     return found
@@ -144,7 +140,7 @@ def checksum(group: h5py.Group, arrays: Mapping[str, h5py.h5d.DatasetID] | None 
 
 def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> None:
     """Note beside every standard error how many independent values it is of, by `values` or the finished units."""
-    where = places(datasets(group))
+    where = places(group.id)
     errors = {name: str(group[name].attrs[OVER]) for name in where.values() if OVER in group[name].attrs}
     stored = {name: array_of(group[name]) for name in {"done", *errors.values()} & set(where.values())}
     axes = {name: dims(group[name].id, name, where) for name in (*errors, *stored)}
@@ -163,7 +159,7 @@ def mark_finished(group: h5py.Group) -> None:
 
 def arrays(group: h5py.Group) -> Arrays:
     """All arrays of a group, by name; text as Python strings."""
-    return {name: Handle(item, item.shape, item.dtype).array() for name, item in datasets(group).items()}
+    return {name: Handle(item).array() for name, item in datasets(group).items()}
 
 
 def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
@@ -178,45 +174,60 @@ def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
 
 def datasets(group: h5py.Group) -> dict[str, h5py.h5d.DatasetID]:
     """The arrays of a group by name, by hard links alone, without h5py's objects, which take most of the time."""
-    links = group.id.links
-    names = [name for name in group.id if links.get_info(name).type == h5py.h5l.TYPE_HARD]
-    items = ((name.decode(), h5py.h5o.open(group.id, name)) for name in names)
+    items = ((name, h5py.h5o.open(group.id, name.encode())) for name in places(group.id).values())
     return {name: item for name, item in items if isinstance(item, h5py.h5d.DatasetID)}
 
 
-def places(arrays: Mapping[str, h5py.h5d.DatasetID]) -> dict[int, str]:
+def places(group: h5py.h5g.GroupID) -> dict[int, str]:
     """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
-    return {h5py.h5o.get_info(item).addr: name for name, item in arrays.items()}
+    found: dict[int, str] = {}
+
+    def note(name: bytes, link: h5py.h5l.LinkInfo) -> None:
+        if link.type == h5py.h5l.TYPE_HARD:
+            found[link.u] = name.decode()
+
+    group.links.iterate(note, info=True)
+    return found
 
 
-def dims(dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str]) -> tuple[str, ...]:
+def dims(
+    dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str], scales: list[list[str]] | None = None
+) -> tuple[str, ...]:
     """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
     if h5py.h5ds.is_scale(dataset):
         return (own,)
-    found = scales_of(dataset, places)
+    found = scales_of(dataset, places) if scales is None else scales
     return tuple(names[0] if names else f"{own}_{i}" for i, names in enumerate(found))
 
 
-def copy(source: h5py.Group, file: h5py.File, name: str) -> h5py.Group:
+def copy(
+    source: h5py.Group, file: h5py.File, name: str, scales: Mapping[str, list[list[str]]] | None = None
+) -> h5py.Group:
     """Copy a result into another file as it is: datasets, attributes and scales, without links to elsewhere.
 
-    HDF5 copies no reference between scales and the arrays whose axes they are, which are attached again.
+    HDF5 copies no reference between scales and the arrays whose axes they are, which are attached again; `scales`:
+    those of its arrays, where they are known already.
     """
     created = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     created.set_create_intermediate_group(True)
     flat = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
     flat.set_copy_object(h5py.h5o.COPY_SHALLOW_HIERARCHY_FLAG)
     h5py.h5o.copy(source.id, b".", file.id, name.encode(), flat, created)
-    group, arrays = file[name], datasets(source)
-    made, where = datasets(group), places(arrays)
+    group = file[name]
+    if scales is None:
+        where = places(source.id)
+        scales = {key: scales_of(item, where) for key, item in datasets(source).items()}
+    made = datasets(group)
     for key in set(group) - set(made):
         del group[key]
     for item in made.values():
-        for attribute in CONVENTION - SCALE:
-            if h5py.h5a.exists(item, attribute.encode()):
-                h5py.h5a.delete(item, attribute.encode())
-    for key, item in arrays.items():
-        for axis, names in enumerate(scales_of(item, where)):
+        attached: list[bytes] = []
+        h5py.h5a.iterate(item, lambda name, attached=attached: attached.append(name))
+        for attribute in attached:
+            if attribute.decode() in CONVENTION - SCALE:
+                h5py.h5a.delete(item, attribute)
+    for key, axes in scales.items():
+        for axis, names in enumerate(axes):
             for scale in names:
                 h5py.h5ds.attach_scale(made[key], made[scale], axis)
     return group

@@ -1,61 +1,37 @@
 """Open and check results files: reject what is damaged, of another format, or stored outside the file itself."""
 
+from __future__ import annotations
+
 import contextlib
+import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import h5py
 import numpy as np
 
 from landscape.options import printable
 from landscape.results.declared_size import EXPANSION, SLACK, expanding, refuse_oversized
+from landscape.results.handles import ENTRY, LIST, MOST_SCALES, Handle, ObjectID, attributes_of
 
 FORMAT = 1
 _PIECE = 1 << 24  # bytes of a file that are searched at a time
 _HEADER = 16  # bytes of the header of a heap of texts
-ObjectID: TypeAlias = h5py.h5g.GroupID | h5py.h5d.DatasetID
 # What HDF5 and its readers raise on damaged bytes.
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, UnicodeError)
-
-# Attributes that the HDF5 dimension-scale convention and netCDF-4 add to a dataset's own.
-CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"} | {
-    "_Netcdf4Dimid", "_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"
-}  # fmt: skip
 
 CHECK = "checksum"  # attribute of a result
 
 _accepted: dict[Path, tuple[int, ...]] = {}  # files whose content was checked, as they were then
 
-# Types that are read as they are, without asking HDF5 every time how it calls them.
-_IN_MEMORY = {np.dtype(name): h5py.h5t.py_create(np.dtype(name)) for name in ("f8", "f4", "i8", "i4", "u1")}
-
 DEPTH = 3  # probe, result, quantity
 MOST_LINKS = 200_000
 MOST_ATTRIBUTES = 500  # of one group or dataset; a result has 30
-LIST = b"DIMENSION_LIST"  # attribute: the scales of each axis of a dataset
-MOST_SCALES = 8  # of one axis, which has one
-_ENTRY, _AXES = 16, 32  # bytes of an axis in that attribute, and the most axes that HDF5 allows
+_AXES = 32  # the most that HDF5 allows
 _FEW = 2**13  # bytes of a heap: as many scales as fit into it are found in milliseconds
-
-
-class Handle(NamedTuple):
-    """A dataset as h5py's low-level interface opens it, in a quarter of the time that its objects take."""
-
-    id: h5py.h5d.DatasetID
-    shape: tuple[int, ...] | None  # None where there is no number at all
-    dtype: np.dtype
-
-    def array(self) -> np.ndarray:
-        """The whole of it; text as Python strings."""
-        if self.dtype not in _IN_MEMORY or self.shape is None:
-            return array_of(h5py.Dataset(self.id))
-        found = np.empty(self.shape, self.dtype)
-        if found.size:
-            self.id.read(h5py.h5s.ALL, h5py.h5s.ALL, found, mtype=_IN_MEMORY[self.dtype])
-        return found
 
 
 class Group(NamedTuple):
@@ -64,20 +40,6 @@ class Group(NamedTuple):
     path: str
     id: h5py.h5g.GroupID
     datasets: Mapping[str, Handle]
-
-
-def hard_links(group: h5py.Group) -> list[str]:
-    """Names in a group that are hard links, not soft or external ones."""
-    links = group.id.links
-    return [group._d(name) for name in group.id if links.get_info(name).type == h5py.h5l.TYPE_HARD]
-
-
-def array_of(dataset: h5py.Dataset) -> np.ndarray:
-    """The whole of a dataset; text as Python strings."""
-    if h5py.check_string_dtype(dataset.dtype):
-        texts = np.asarray(dataset.asstr()[()], dtype=object)
-        return texts if all(map(str.isprintable, texts.ravel())) else np.vectorize(printable, otypes=[object])(texts)
-    return np.asarray(dataset[()])
 
 
 def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
@@ -92,8 +54,34 @@ def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
         pass
 
 
-def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Iterator[Group]:
+class _OnDemand(Mapping[str, Handle]):
+    """The arrays of a result by name, each of which is opened and checked when it is asked for."""
+
+    def __init__(self, names: list[bytes], opened: Callable[[bytes], ObjectID | Handle]) -> None:
+        self._names, self._opened, self._known = {_text(name): name for name in names}, opened, dict[str, Handle]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> Handle:
+        if name not in self._known:
+            found = self._opened(self._names[name])
+            if not isinstance(found, Handle):
+                raise ValueError(f"{name} is no array")
+            self._known[name] = found
+        return self._known[name]
+
+
+def checked_groups(file: h5py.File, path: Path, *, links: bool = False, on_demand: bool = False) -> Iterator[Group]:
     """Every group with its datasets, all of which may be read; the root first, then in alphabetical order.
+
+    With `on_demand` the arrays of a result are opened and checked when they are asked for.
 
     Raises:
         ValueError: as `reject_external`, before the group in question is returned.
@@ -105,77 +93,54 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False) -> Itera
     waiting: list[tuple[str, h5py.h5g.GroupID, int]] = [("", file.id, 1)]
     while waiting:
         where, group, depth = waiting.pop()
-        inner: list[tuple[str, h5py.h5g.GroupID, int]] = []
-        datasets: dict[str, Handle] = {}
-        for encoded in list(group):
-            name = encoded.decode("utf-8", "surrogateescape")
-            if not name.isprintable():
-                raise ValueError(f"{path} holds a name that cannot be shown ({printable(name)}); refused")
-            if group.links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
-                if links:
-                    raise ValueError(
-                        f"{path} holds a link instead of data ({where}/{name}), which may lead to another file; "
-                        "give another --out, or remove the link"
-                    )
-                continue
-            item, count = h5py.h5o.open(group, encoded), count + 1
-            if isinstance(item, h5py.h5d.DatasetID):
-                datasets[name] = Handle(item, item.shape, item.dtype)
-                limits.add(datasets[name], f"{where}/{name}")
-            elif isinstance(item, h5py.h5g.GroupID):
-                limits.add(item, f"{where}/{name}")
-                if h5py.h5o.get_info(item).rc > 1:
-                    raise ValueError(f"{path} holds the group {where}/{name} under several names; refused")
-                if depth < DEPTH:
-                    inner.append((f"{where}/{name}", item, depth + 1))
+        names = _members(path, where, group, links=links)
+        count += len(names)
         if count > MOST_LINKS:
             raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
-        yield Group(where, group, datasets)
-        waiting += reversed(inner)
+        opened = functools.partial(_opened, path, limits, where, group)
+        if on_demand and depth == DEPTH:
+            yield Group(where, group, _OnDemand(names, opened))
+            continue
+        items = {_text(name): opened(name) for name in names}
+        yield Group(where, group, {name: item for name, item in items.items() if isinstance(item, Handle)})
+        groups = ((f"{where}/{name}", item) for name, item in items.items() if isinstance(item, h5py.h5g.GroupID))
+        waiting += reversed([(*found, depth + 1) for found in groups if depth < DEPTH])
 
 
-def attributes_of(item: ObjectID) -> dict[str, Any]:
-    """Own attributes, with values as Python has them."""
-    stored = [h5py.h5a.open(item, index=i) for i in range(h5py.h5a.get_num_attrs(item))]
-    return {
-        name: _value(item, attribute) for attribute in stored if (name := attribute.name.decode()) not in CONVENTION
-    }
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
 
 
-def _value(item: ObjectID, attribute: h5py.h5a.AttrID) -> Any:
-    """The value of an attribute; None of several texts."""
-    dtype, single = attribute.dtype, attribute.shape == ()
-    if not single and dtype.hasobject:  # many texts, which may all be one in the file
-        return None
-    if not single or not (dtype.kind in "biuf" or h5py.check_string_dtype(dtype)):
-        return _python_value(
-            (h5py.Group if isinstance(item, h5py.h5g.GroupID) else h5py.Dataset)(item).attrs[attribute.name.decode()]
-        )
-    value = np.empty((), dtype)
-    attribute.read(value)
-    return _python_value(value[()])
+def _members(path: Path, where: str, group: h5py.h5g.GroupID, *, links: bool) -> list[bytes]:
+    """Names of the hard links in a group.
+
+    Raises:
+        ValueError: one cannot be shown, or, with `links`, is a link of another kind.
+    """
+    found: list[tuple[bytes, int]] = []
+    group.links.iterate(lambda name, info: found.append((name, info.type)), info=True)
+    for name, kind in found:
+        if not _text(name).isprintable():
+            raise ValueError(f"{path} holds a name that cannot be shown ({printable(_text(name))}); refused")
+        if links and kind != h5py.h5l.TYPE_HARD:
+            raise ValueError(
+                f"{path} holds a link instead of data ({where}/{_text(name)}), which may lead to another file; "
+                "give another --out, or remove the link"
+            )
+    return [name for name, kind in found if kind == h5py.h5l.TYPE_HARD]
 
 
-def _python_value(value: Any) -> Any:
-    if isinstance(value, bytes | str):
-        return printable(value.decode() if isinstance(value, bytes) else value)
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def scales_of(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[list[str]]:
-    """Names of the scales of every axis that lie in the dataset's own group; empty for a scale."""
-    if h5py.h5ds.is_scale(dataset):
-        return []
-    if not h5py.h5a.exists(dataset, LIST):
-        return [[] for _ in dataset.shape]
-    attached = h5py.h5a.open(dataset, LIST)
-    axes = np.empty(attached.shape, object)
-    attached.read(axes)
-    found = [
-        [places.get(h5py.h5o.get_info(h5py.h5r.dereference(scale, dataset)).addr) for scale in axis[:MOST_SCALES]]
-        for axis in axes
-    ]
-    return [[name for name in names if name] for names in found]
+def _opened(path: Path, limits: Limits, where: str, group: h5py.h5g.GroupID, name: bytes) -> ObjectID | Handle:
+    """What lies in a group under a name, counted."""
+    item, place = h5py.h5o.open(group, name), f"{where}/{_text(name)}"
+    if isinstance(item, h5py.h5d.DatasetID):
+        limits.add(handle := Handle(item), place)
+        return handle
+    if isinstance(item, h5py.h5g.GroupID):
+        limits.add(item, place)
+        if h5py.h5o.get_info(item).rc > 1:
+            raise ValueError(f"{path} holds the group {place} under several names; refused")
+    return item
 
 
 class Limits:
@@ -185,7 +150,7 @@ class Limits:
     """
 
     def __init__(self, name: str, size: int, *, longest: int = 0) -> None:
-        self._name, self._size, self._total, self._attributes = name, size, 0, 0
+        self._name, self._size, self._total, self._texts = name, size, 0, 0
         self._longest = longest or size  # bytes of a text
 
     def add(self, held: h5py.h5g.GroupID | Handle, where: str = "") -> None:
@@ -198,9 +163,7 @@ class Limits:
         if (count := h5py.h5a.get_num_attrs(item)) > MOST_ATTRIBUTES:
             told = f"{count:,} attributes of {where or 'the file itself'}, expected at most {MOST_ATTRIBUTES}"
             raise ValueError(f"{self._name} has {told}; refused")
-        if self._attributes + count * self._longest <= EXPANSION * self._size + SLACK:
-            self._attributes += count * self._longest
-        else:
+        if not self._few(count):
             for value in attributes_of(item).values():
                 self._more(len(value) if isinstance(value, str) else 0)
         if isinstance(held, Handle):
@@ -209,15 +172,21 @@ class Limits:
             self._check_scales(held.id, where)
             count = 0 if held.shape is None else math.prod(held.shape)
             self._more(held.dtype.itemsize * count)
-            if count and held.dtype.hasobject:
+            if count and held.dtype.hasobject and not self._few(count):
                 self._add_texts(h5py.Dataset(held.id))
+
+    def _few(self, count: int) -> bool:
+        """Whether so many more texts cannot be too much, however long they are; they are counted then."""
+        if few := self._texts + count * self._longest <= EXPANSION * self._size + SLACK:
+            self._texts += count * self._longest
+        return few
 
     def _check_scales(self, item: h5py.h5d.DatasetID, where: str) -> None:
         """Refuse lists of scales without end, all of which may be one in the file."""
         if not h5py.h5a.exists(item, LIST):
             return
         listed = h5py.h5a.open(item, LIST)
-        if listed.get_storage_size() > _ENTRY * _AXES or listed.shape != (len(item.shape or ()),):
+        if listed.get_storage_size() > ENTRY * _AXES or listed.shape != (len(item.shape or ()),):
             raise ValueError(f"{self._name} has scales of more axes than {where} has; refused")
         if self._longest > _FEW and (
             many := [n for axis in range(len(item.shape)) if (n := h5py.h5ds.get_num_scales(item, axis)) > MOST_SCALES]

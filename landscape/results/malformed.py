@@ -5,7 +5,7 @@ Files come from anywhere: a result may lack an array or an attribute, or hold it
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +45,41 @@ def readable(path: Path | str, *names: str, advice: str = DEBUG) -> Iterator[Non
         ) from error
 
 
-def check_attributes(attributes: dict[str, Any], probe: str) -> None:
+def check_attributes(attributes: Mapping[str, Any], probe: str) -> None:
     """Check the attributes of a result of a probe.
 
     Raises:
         ValueError: one is missing, or has another form than it is written in.
     """
     for name, value in attributes.items():
-        if not isinstance(value, str | int | float):
-            raise ValueError(f"the attribute {name} is neither text nor a number")
-        if name in TEXT and not isinstance(value, str):
-            raise ValueError(f"the attribute {name} is {value!r}, expected text")
-        if name in JSON:
-            _check_json(name, value)
+        check_attribute(name, value)
+    check_identity(attributes, probe)
+
+
+def check_identity(attributes: Mapping[str, Any], probe: str) -> None:
+    """Check that a result has a label and is of a probe.
+
+    Raises:
+        ValueError: it is not.
+    """
     if "label" not in attributes:
         raise ValueError("it lacks the attribute label")
     if attributes.get("probe") != probe:
         raise ValueError(f"the attribute probe is {attributes.get('probe')!r}, expected {probe!r}")
+
+
+def check_attribute(name: str, value: Any) -> None:
+    """Check an attribute of a result.
+
+    Raises:
+        ValueError: it has another form than it is written in.
+    """
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"the attribute {name} is neither text nor a number")
+    if name in TEXT and not isinstance(value, str):
+        raise ValueError(f"the attribute {name} is {value!r}, expected text")
+    if name in JSON:
+        _check_json(name, value)
 
 
 def check_array(name: str, dataset: h5py.Dataset) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
-from landscape.results.hdf5_file import DAMAGE, Group, Handle, check, checked_groups, damaged, reading
+from landscape.results.handles import Handle
+from landscape.results.hdf5_file import DAMAGE, Group, check, checked_groups, damaged, reading
 from landscape.results.malformed import readable
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf
@@ -224,7 +225,7 @@ def _key(name: str) -> tuple[str, str]:
 def _roles(group: h5py.Group) -> tuple[list[str], list[str]]:
     """The axes of a result, and its arrays that hold one entry per unit, without `done`."""
     items = groups.datasets(group)
-    where = groups.places(items)
+    where = groups.places(group.id)
     dims = {name: groups.dims(item, name, where) for name, item in items.items()}
     axes = [name for name in dims if dims[name] == (name,)]
     units = dims.get("done", ())

@@ -7,7 +7,7 @@ sees a complete one. Links to other files are not followed.
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +20,16 @@ from xarray.core import indexing
 
 from landscape.results import hdf5_file
 from landscape.results.group import datasets, dims, places, results_in
-from landscape.results.hdf5_file import Handle, attributes_of
-from landscape.results.malformed import REPAIR, check_array, check_attributes, check_done, readable
+from landscape.results.handles import Attributes, Guard, Handle, attributes_of
+from landscape.results.malformed import (
+    REPAIR,
+    check_array,
+    check_attribute,
+    check_attributes,
+    check_done,
+    check_identity,
+    readable,
+)
 
 LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
 
@@ -79,7 +87,7 @@ def streaming(
 
 
 def _streamed(path: Path, file: h5py.File, probe: str | None, on_demand: bool) -> Iterator[tuple[str, xr.Dataset]]:
-    for checked in hdf5_file.checked_groups(file, path):
+    for checked in hdf5_file.checked_groups(file, path, on_demand=on_demand):
         _, kind, *name = checked.path.split("/") if checked.path else ("", "")
         if len(name) == 1 and probe in (None, kind) and h5py.h5a.exists(checked.id, b"probe"):
             with readable(path, f"{kind}/{name[0]}", advice=f"{REPAIR}{path}"):
@@ -156,52 +164,97 @@ class _Parts(BackendArray):
         return found
 
 
-class Variables(Mapping[str, xr.Variable]):
-    """The arrays of a result, each of which is checked and read once, when it is asked for.
+class Array:
+    """An array of a result, of which the values, the axes and the attributes are read when they are asked for.
 
-    `lazy` leaves large ones in the file, which must stay open; `guard` surrounds the reading.
+    For what it has not itself it is an xarray variable of all of it.
     """
 
-    def __init__(
-        self,
-        arrays: Mapping[str, Handle],
-        *,
-        lazy: bool,
-        guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
-        self.arrays, self._lazy, self._guard = arrays, lazy, guard
-        self._places = places({name: array.id for name, array in arrays.items()})
-        self._values, self._read = dict[str, Any](), dict[str, xr.Variable]()
+    def __init__(self, name: str, array: Handle, places: Mapping[int, str], lazy: bool, guard: Guard) -> None:
+        self._name, self._array, self._places, self._lazy, self._guard = name, array, places, lazy, guard
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self._array.shape or ()
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of its numbers or texts."""
+        return self._array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @cached_property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the axes."""
+        with self._guard():
+            return dims(self._array.id, self._name, self._places)
+
+    @cached_property
+    def attrs(self) -> Mapping[str, Any]:
+        """Its attributes."""
+        with self._guard():
+            return Attributes(self._array.id, self._guard)
+
+    @cached_property
+    def held(self) -> Any:
+        """The numbers or texts, or where they lie."""
+        with self._guard():
+            check_array(self._name, self._array)
+            values = _array(self._array, self._lazy)
+            if self._name == "done":
+                check_done(values)
+        return values
+
+    @property
+    def values(self) -> np.ndarray:
+        """The numbers or texts."""
+        return self.held if isinstance(self.held, np.ndarray) else np.asarray(self.variable.values)
+
+    @cached_property
+    def variable(self) -> xr.Variable:
+        """All of it."""
+        return xr.Variable(self.dims, self.held, dict(self.attrs), fastpath=True)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.values, dtype=dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # numpy asks for its protocols
+            raise AttributeError(name)
+        return getattr(self.variable, name)
+
+
+class _Arrays(Mapping[str, Array]):
+    """The arrays of a result; `lazy` leaves large ones in the file, which must stay open."""
+
+    def __init__(self, group: h5py.h5g.GroupID, arrays: Mapping[str, Handle], *, lazy: bool, guard: Guard) -> None:
+        self._arrays, self._places, self._lazy, self._guard = arrays, places(group), lazy, guard
+        self._known = dict[str, Array]()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
+        return iter(self._arrays)
 
     def __len__(self) -> int:
-        return len(self.arrays)
+        return len(self._arrays)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.arrays
+        return name in self._arrays
 
-    def __getitem__(self, name: str) -> xr.Variable:
-        if name not in self._read:
-            values, item = self.array(name), self.arrays[name].id
-            with self._guard():
-                self._read[name] = xr.Variable(
-                    dims(item, name, self._places), values, attributes_of(item), fastpath=True
-                )
-        return self._read[name]
-
-    def array(self, name: str) -> Any:
-        """The numbers or texts alone."""
-        if name not in self._values:
-            array = self.arrays[name]
-            with self._guard():
-                check_array(name, array)
-                values = _array(array, self._lazy)
-                if name == "done":
-                    check_done(values)
-            self._values[name] = values
-        return self._values[name]
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._known:
+            array = self._arrays[name]
+            self._known[name] = Array(name, array, self._places, self._lazy, self._guard)
+        return self._known[name]
 
 
 class Stored(Mapping[str, xr.DataArray]):
@@ -211,14 +264,21 @@ class Stored(Mapping[str, xr.DataArray]):
     """
 
     def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle]) -> None:
-        self._path, self._name, self.attrs = path, group.name.strip("/"), attributes(group)
-        self.variables = Variables(arrays, lazy=True, guard=self._reading)
+        self._path, self._name = path, group.name.strip("/")
+        self.attrs = Attributes(group.id, self._reading, check_attribute)
+        check_identity(self.attrs, self._name.partition("/")[0])
+        self.variables = _Arrays(group.id, arrays, lazy=True, guard=self._reading)
 
     @cached_property
     def whole(self) -> xr.Dataset:
         """All of it."""
         with self._reading():
             return _dataset(self.variables, self.attrs, self._name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays in memory."""
+        return sum(array.nbytes for array in self.variables.values())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.variables)
@@ -230,8 +290,8 @@ class Stored(Mapping[str, xr.DataArray]):
         return name in self.variables
 
     def __getitem__(self, name: str) -> xr.DataArray:
-        found = self.variables[name]
-        axes = {axis: self.variables[axis] for axis in map(str, found.dims) if axis in self}
+        found = self.variables[name].variable
+        axes = {axis: self.variables[axis].variable for axis in map(str, found.dims) if axis in self}
         with self._reading():
             return xr.DataArray(found, axes, name=name)
 
@@ -269,12 +329,13 @@ def dataset_of(group: h5py.Group, probe: str = "") -> xr.Dataset:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
     about = attributes(group, probe)
-    arrays = {name: Handle(item, item.shape, item.dtype) for name, item in datasets(group).items()}
-    return _dataset(Variables(arrays, lazy=False), about, group.name.strip("/"))
+    arrays = {name: Handle(item) for name, item in datasets(group).items()}
+    stored = _Arrays(group.id, arrays, lazy=False, guard=contextlib.nullcontext)
+    return _dataset(stored, about, group.name.strip("/"))
 
 
-def _dataset(variables: Variables, about: Mapping[str, Any], name: str) -> xr.Dataset:
-    data = xr.Dataset(dict(variables), attrs=about)
+def _dataset(arrays: Mapping[str, Array], about: Mapping[str, Any], name: str) -> xr.Dataset:
+    data = xr.Dataset({name: array.variable for name, array in arrays.items()}, attrs=dict(about))
     data.encoding["group"] = name
     return data
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from landscape.results.group import results_in
-from landscape.results.hdf5_file import DAMAGE, array_of, attributes_of, check, damaged, reading
+from landscape.results.handles import array_of, attributes_of
+from landscape.results.hdf5_file import DAMAGE, check, damaged, reading
 from landscape.results.journal import NotAJournal, Record, records_of
 from landscape.results.malformed import check_attributes, readable
 from landscape.results.replacing import behind_link

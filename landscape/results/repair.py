@@ -15,7 +15,7 @@ import re
 import resource
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +24,9 @@ import h5py
 import numpy as np
 
 from landscape.results import group as groups
-from landscape.results.hdf5_file import CHECK, Handle, Limits, attributes_of, hard_links, longest_text
-from landscape.results.malformed import check_array, check_done
-from landscape.results.reader import attributes
+from landscape.results.handles import Handle, attributes_of, hard_links, scales_of
+from landscape.results.hdf5_file import CHECK, Limits, longest_text
+from landscape.results.malformed import check_array, check_attributes, check_done
 from landscape.results.run_key import safe_label
 from landscape.results.updating import change_file
 
@@ -165,35 +165,39 @@ def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list
                 about = attributes_of(group.id)
                 probe = place.partition("/")[0] if isinstance(place, str) else str(about.get("probe"))
                 identity = [probe, str(about.get("label", "")), str(about.get("digest", ""))]
-                yield [_flaw(group, probe, size, longest), *identity, h5py.h5o.get_info(group.id).addr]
+                flaw = _flaw(group, about, probe, size, longest)
+                yield [flaw, *identity, h5py.h5o.get_info(group.id).addr]
             except Exception as error:  # whatever HDF5 raises on damaged bytes
                 yield [" ".join(str(error).split())[:120] or type(error).__name__]
 
 
-def _flaw(group: h5py.Group, probe: str, size: int, longest: int) -> str:
-    if not {"probe", "label"} <= set(group.attrs) or "done" not in group:
+def _flaw(group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, longest: int) -> str:
+    if not {"probe", "label"} <= set(about) or "done" not in group:
         return "its attributes are lost"
     arrays, limits = groups.datasets(group), Limits("it", size, longest=longest)
     limits.add(group.id)
+    shapes = dict[str, tuple[int, ...]]()
     for name, array in arrays.items():
         offset = array.get_offset()
         if offset is not None and offset + array.get_storage_size() > size:
             return f"{name} is lost"
-        handle = Handle(array, array.shape, array.dtype)
+        handle = Handle(array)
         limits.add(handle, name)
         check_array(name, handle)
-    where, sizes = groups.places(arrays), {name: array.shape[0] for name, array in arrays.items() if array.rank == 1}
+        shapes[name] = handle.shape or ()
+    where, sizes = groups.places(group.id), {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
+    scales = {name: scales_of(array, where) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not h5py.h5ds.is_scale(array):
-            axes = zip(groups.dims(array, name, where), array.shape, strict=True)
+            axes = zip(groups.dims(array, name, where, scales[name]), shapes[name], strict=True)
             if any(sizes.get(axis) != length for axis, length in axes):
                 return f"the axes of {name} are lost"
-    if group.attrs.get(CHECK) != groups.checksum(group, arrays):
+    if about.get(CHECK) != groups.checksum(group, arrays, about):
         return "it is not as it was stored"
-    attributes(group, probe)
-    check_done(group["done"][()])
+    check_attributes(about, probe)
+    check_done(Handle(arrays["done"]).array())
     with h5py.File("copied", "w", driver="core", backing_store=False) as copied:
-        groups.copy(group, copied, "copy")
+        groups.copy(group, copied, "copy", scales)
     return ""
 
 

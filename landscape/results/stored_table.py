@@ -12,7 +12,8 @@ import xarray as xr
 
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
-from landscape.results.hdf5_file import check, hard_links
+from landscape.results.handles import hard_links
+from landscape.results.hdf5_file import check
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import RunKey, readable_label, versions
 from landscape.results.updating import locked, update

@@ -197,10 +197,10 @@ def run_key(
         attributes[OPTIONS] = json.dumps(chosen(probe, spec), default=str)
     if probe.differentiates and (found := disagreement(subject)):
         attributes["derivatives"] = found
-    if pattern := getattr(probe, "params", ""):
-        attributes["protocol"] = f"{protocol(subject)}, parameters matching {pattern}"
-    if (seed := getattr(probe, "seed", subject.seed)) != subject.seed:  # one of several pairs of directions
-        attributes["protocol"] = f"{attributes['protocol']} (seed {seed} of the {probe.name})"
+    if probe.params:
+        attributes["protocol"] = f"{protocol(subject)}, parameters matching {probe.params}"
+    if probe.seed not in (None, subject.seed):  # one of several pairs of directions
+        attributes["protocol"] = f"{attributes['protocol']} (seed {probe.seed} of the {probe.name})"
     return RunKey(
         probe.name, readable_label(label or subject.label), digest(probe, subject, weights), probe.plan(subject),
         attributes, relabel=bool(label),

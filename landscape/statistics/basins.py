@@ -173,11 +173,13 @@ def of_plane(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     step = min(np.diff(x).min(), np.diff(y).min())
     lengths = [_length(x, y, ray) for ray in rays]
     ways = [step * np.arange(1, math.floor(length / step + 1e-9) + 1) for length in lengths]
-    along = [_between(x, y, worse, error, way[:, None] * ray) for way, ray in zip(ways, rays, strict=True) if len(way)]
-    ways = [way for way in ways if len(way)]
+    points = np.concatenate([way[:, None] * ray for way, ray in zip(ways, rays, strict=True)])
+    ends = np.cumsum([len(way) for way in ways])[:-1]
+    along = zip(*(np.split(part, ends) for part in _between(x, y, worse, error, points)), strict=True)
+    reached = [(way, *parts) for way, parts in zip(ways, along, strict=True) if len(way)]
     for s, margin in enumerate(map(float, margins)):
         radii[0, s] = radius(r[1:], found["profile_mean"][1:, s], found["profile_mean_se"][1:, s], margin)
-        each = [radius(way, w[:, s], e[:, s], margin) for way, (w, e) in zip(ways, along, strict=True)]
+        each = [radius(way, w[:, s], e[:, s], margin) for way, w, e in reached]
         radii[1, s] = np.min(each, axis=0) if each else np.nan
     for i, name in enumerate(("basin_mean", "basin_least")):
         found |= {f"{name}{end}": radii[i, :, k] for k, end in enumerate(("", "_low", "_high"))}

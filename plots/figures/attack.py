@@ -7,9 +7,8 @@ import xarray as xr
 
 from landscape.plots import differences, style
 from landscape.plots.appearance import look_of
-from landscape.plots.figure import Axes, Figure, Look, Numbers
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.headlines import change
-from landscape.statistics.calibration import Interval
 from landscape.statistics.intervals import positive_interval, share_interval
 from landscape.statistics.paired import Difference, comparable, mcnemar, mean_difference, paired_t
 from landscape.statistics.stored import ends_of
@@ -64,7 +63,7 @@ def draw_difference(data: xr.Dataset, reference: xr.Dataset, ax: Axes, *, look: 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per attack, every network in each; below, networks on the same samples against the first one."""
     methods = list(dict.fromkeys(str(name) for data in results for name in data["method_name"].values))
-    compared = compared_in(results)
+    compared = alike(results)
     note = "Bands: 95 % intervals over images."
     if compared:
         note += f" {differences.note(looks[compared[0]].label)}"
@@ -89,27 +88,10 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return figure
 
 
-def compared_in(results: Sequence[xr.Dataset]) -> list[int]:
+def alike(results: Sequence[xr.Dataset]) -> list[int]:
     """Positions of finished results on the same samples that hold the score of every sample."""
     able = [i for i, data in enumerate(results) if f"sample_{quantity_of(data)}" in data]
     return [able[i] for i in comparable([results[i] for i in able], quantity_of)]
-
-
-def against(data: xr.Dataset, others: Sequence[xr.Dataset]) -> Numbers:
-    """Paired differences from the first of other results on the same samples, at the largest eps they share."""
-    found = compared_in([*others, data])
-    if not found or found[-1] != len(others):
-        return {}
-    first, quantity = others[found[0]], quantity_of(data)
-    eps = np.intersect1d(data["eps"].values, first["eps"].values)[-1:]
-    changes: dict[str, tuple[float, Interval]] = {}
-    for method in names_of(data) if eps.size else ():
-        if method in names_of(first):
-            pair = (samples_of(one, method, eps, quantity) for one in (data, first))
-            (mean,), ((low,), (high,)) = mean_difference(*pair, shares=quantity == "accuracy")
-            name = f"{NAMES.get(method, method)} at {255 * eps[0]:g}/255 {quantity}"
-            changes[name] = float(mean), Interval(np.nan, float(low), float(high))
-    return differences.words(str(first.attrs.get("label", "")), changes) if changes else {}
 
 
 def samples_of(data: xr.Dataset, method: str, eps: np.ndarray, quantity: str) -> np.ndarray:
@@ -135,14 +117,14 @@ def quantity_of(data: xr.Dataset) -> str:
 
 
 def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
-    """Of every attack with the largest perturbation."""
-    quantity, eps = quantity_of(data), data["eps"].values[-1:]
-    units = data["done"].shape, other["done"].shape
-    if quantity != quantity_of(other) or eps != other["eps"].values[-1:] or units[0] != units[1]:
+    """Of every attack that both have, with the largest perturbation that they share."""
+    quantity, eps = quantity_of(data), np.intersect1d(data["eps"].values, other["eps"].values)[-1:]
+    if quantity != quantity_of(other) or not eps.size:
         return {}
     found = {}
     for method in names_of(data):
-        mine, theirs = (samples_of(one, method, eps, quantity)[0] for one in (data, other))
-        name = f"{NAMES.get(method, method)} at {255 * eps[0]:g}/255"
-        found[name] = mcnemar(mine, theirs) if quantity == "accuracy" else paired_t(mine, theirs)
+        if method in names_of(other):
+            mine, theirs = (samples_of(one, method, eps, quantity)[0] for one in (data, other))
+            name = f"{NAMES.get(method, method)} at {255 * eps[0]:g}/255"
+            found[name] = mcnemar(mine, theirs) if quantity == "accuracy" else paired_t(mine, theirs)
     return found

@@ -8,7 +8,7 @@ import xarray as xr
 
 from landscape.plots import differences, style
 from landscape.plots.appearance import look_of
-from landscape.plots.figure import Axes, Figure, Look, Numbers
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground, muted, narrow, page_width
 from landscape.results.reader import parameters_of
 from landscape.statistics import calibration as statistics
@@ -70,7 +70,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     note = f"{NOTE} Open markers, dotted: after temperature scaling, on the half of the samples it was not fitted on."
     if compared:
         resamples = ", ".join(sorted({str(parameters_of(results[i]).get("draws", 1000)) for i in compared}))
-        note += f" {differences.note(looks[compared[0]].label, how=f'{resamples} resamples')}"
+        note += f" {differences.note(looks[compared[0]].label, how=f'of the ECE by {resamples} resamples')}"
     figure = style.page(results, looks, height=1.35 * side * rows + (below or 0.3), note=note)
     above: Any = figure
     if compared:
@@ -99,7 +99,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         differences.draw(
             differences.axes_in(under, len(COMPARED)),
             COMPARED,
-            [_resampled(results[i], results[first]) for i in others],
+            [paired(results[i], results[first]) for i in others],
             [looks[i] for i in others],
         )
     return figure
@@ -126,25 +126,6 @@ def words(data: xr.Dataset) -> str:
     return "\n".join(lines)
 
 
-def against(data: xr.Dataset, others: Sequence[xr.Dataset]) -> Numbers:
-    """Paired differences from the first of other results on the same samples, with their 95 % intervals."""
-    found = comparable([*others, data])
-    if not found or found[-1] != len(others):
-        return {}
-    reference = others[found[0]]
-    changes = _resampled(data, reference)
-    return differences.words(
-        str(reference.attrs.get("label", "")), {name: changes[name] for name in ("nll", "accuracy", "ece")}
-    )
-
-
-def _resampled(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, statistics.Interval]]:
-    """Every metric of a result minus that of another one on the same samples."""
-    draws = int(parameters_of(data).get("draws", 1000))
-    pair = (statistics.stored_scores(one.variables) for one in (data, other))
-    return statistics.paired_difference(*pair, draws=draws)
-
-
 def notes(data: xr.Dataset) -> dict[str, str]:
     """Calibration error and NLL of the samples that the temperature is not fitted on, before and after scaling."""
     found: dict[str, str] = {}
@@ -154,17 +135,21 @@ def notes(data: xr.Dataset) -> dict[str, str]:
     return found
 
 
+alike = comparable
+
+
 def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
     """Means over samples by Student's t, shares by McNemar's test, and the calibration error by bootstrap."""
-    if data["done"].shape != other["done"].shape:
+    mine, theirs = (statistics.stored_scores(one.variables) for one in (data, other))
+    if len(mine) != len(theirs):
         return {}
-    mine, theirs = (statistics.stored_scores(one) for one in (data, other))
     draws = int(parameters_of(data).get("draws", 1000))
-    ece, interval = _resampled(data, other)["ece"]
+    ece, interval = statistics.paired_difference(mine, theirs, draws=draws)["ece"]
     resampled = f"paired bootstrap of {draws} resamples"
     return {
         "nll": paired_t(mine.nll, theirs.nll),
         "accuracy": mcnemar(mine.correct, theirs.correct),
+        "brier": paired_t(mine.brier, theirs.brier),
         "ece": by_error(ece, interval.error, len(mine), resampled, (interval.low, interval.high)),
         "signed ece": paired_t(mine.confidence - mine.correct, theirs.confidence - theirs.correct),
     }

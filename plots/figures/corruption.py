@@ -7,7 +7,7 @@ import xarray as xr
 
 from landscape.plots import differences, rows
 from landscape.plots.appearance import look_of
-from landscape.plots.figure import Axes, Figure, Look, Numbers
+from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import corruption_summary
 from landscape.statistics.paired import Difference, by_error, comparable
 from landscape.statistics.stored import ends_of
@@ -35,32 +35,27 @@ def draw(data: xr.Dataset, ax: Axes, metric: str = "accuracy", *, look: Look | N
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, every network in each; below, networks on the same images against the first one."""
-    compared = comparable(results, images_of)
+    compared = alike(results)
     note = f"{NOTE} {differences.note(looks[compared[0]].label)}" if compared else NOTE
     below = differences.height(len(compared))
     figure, under = rows.page(results, looks, list(METRICS), draw, rows_of, note=note, below=below)
     if compared:
         first, *others = compared
-        labels = {name: f"mean {label}" for name, label in METRICS.items()}
-        found = [corruption_summary.paired_difference(results[i], results[first]) for i in others]
+        labels = {f"mean {name}": f"mean {label}" for name, label in METRICS.items()}
+        found = [paired(results[i], results[first]) for i in others]
         differences.draw(differences.axes_in(under, len(labels)), labels, found, [looks[i] for i in others])
     return figure
-
-
-def against(data: xr.Dataset, others: Sequence[xr.Dataset]) -> Numbers:
-    """Paired differences of the means from the first of other results on the same images, with 95 % intervals."""
-    found = comparable([*others, data], images_of)
-    if not found or found[-1] != len(others):
-        return {}
-    reference = others[found[0]]
-    changes = corruption_summary.paired_difference(data, reference)
-    return differences.words(str(reference.attrs.get("label", "")), changes)
 
 
 def rows_of(data: xr.Dataset) -> list[str]:
     """The rows of the figure: the corruptions, and the clean images where their score is known."""
     known = np.isfinite(float(data.attrs.get("clean_accuracy", np.nan)))
     return [*short_names(data), *(["clean"] if known else [])]
+
+
+def alike(results: Sequence[xr.Dataset]) -> list[int]:
+    """Positions of finished results of the same images."""
+    return comparable(results, images_of)
 
 
 def images_of(data: xr.Dataset) -> tuple[str, ...]:
@@ -79,9 +74,8 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
     if data["done"].shape != other["done"].shape or images_of(data) != images_of(other):
         return {}
     found = corruption_summary.paired_difference(data, other)
-    names = {"accuracy": "mean accuracy", "nll": "mean nll", "ece": "mean ece"}
     blocks = data.sizes["block"]
     return {
-        names[name]: by_error(value, interval.error, blocks, f"paired over {blocks} blocks of samples")
+        f"mean {name}": by_error(value, interval.error, blocks, f"paired over {blocks} blocks of samples")
         for name, (value, interval) in found.items()
     }

@@ -161,16 +161,17 @@ def with_interval(data: xr.Dataset, name: str) -> str:
 def notes(data: xr.Dataset) -> dict[str, str]:
     """The threshold of the optimiser, and what not to trust."""
     found = {"threshold": f"{threshold(data):.4g}"} if np.isfinite(threshold(data)) else {}
-    axes = [axis for axis in ("group", "batch", "rank") if axis in data["eigenvalue"].dims]
-    values = data["eigenvalue"].transpose(*axes).values
+    stored = data.variables
+    axes = [axis for axis in ("group", "batch", "rank") if axis in stored["eigenvalue"].dims]
+    values = stored["eigenvalue"].transpose(*axes).values
     finite = np.isfinite(values)
-    done = data["done"].transpose(*axes[:-1]).values == 1
+    done = stored["done"].transpose(*axes[:-1]).values == 1
     if (lost := done & ~finite.any(-1)).any():
         found["not finite"] = _mini_batches(lost)
-    unsure = (data["converged"].transpose(*axes).values == 0) & finite
+    unsure = (stored["converged"].transpose(*axes).values == 0) & finite
     if unsure.any():
         found["not converged"] = f"{unsure.sum()} of {finite.sum()} values, {_mini_batches(unsure.any(-1))}"
-    if "missed" in data and (missed := data["missed"].values).max(initial=0) > 0:
+    if "missed" in data and (missed := stored["missed"].values).max(initial=0) > 0:
         found["found by a second search"] = str(int(missed.sum()))
     elif parameters_of(data).get("verify") is False and values.shape[-1] > 1:
         found["copies of equal values"] = "not excluded"

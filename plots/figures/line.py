@@ -160,5 +160,5 @@ def _axis(data: xr.Dataset) -> str:
 
 def notes(data: xr.Dataset) -> dict[str, str]:
     """That no point of the straight lines between checkpoints is above them."""
-    flat = "barrier" in data and np.nanmax(data["barrier"].values, initial=-np.inf) == 0.0
+    flat = "barrier" in data and np.nanmax(data.variables["barrier"].values, initial=-np.inf) == 0.0
     return {"barrier": f"0, at none of {data.sizes['t']} points"} if flat else {}

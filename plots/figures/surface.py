@@ -112,5 +112,5 @@ def _norm(levels: np.ndarray) -> BoundaryNorm:
 def notes(data: xr.Dataset) -> dict[str, str]:
     """The errors of faster modes."""
     measures = {"hold_out_error": "hold-out error at most", "deviation_max": "deviation at most (standard errors)"}
-    known = {words: float(data[name]) for name, words in measures.items() if name in data}
+    known = {words: float(data.variables[name].values) for name, words in measures.items() if name in data}
     return {words: f"{value:.4g}" for words, value in known.items() if np.isfinite(value)}

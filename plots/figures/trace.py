@@ -71,7 +71,7 @@ def notes(data: xr.Dataset) -> dict[str, str]:
     """That `tol` is not met, and how many mini-batches are left out."""
     lost = 0
     if "batch_trace" in data:
-        done = data["done"].values == 1
-        done = done.any(data["done"].dims.index("round")) if "round" in data["done"].dims else done
-        lost = int((done & ~np.isfinite(data["batch_trace"].values)).sum())
+        done = data.variables["done"].values == 1
+        done = done.any(data.variables["done"].dims.index("round")) if "round" in data.variables["done"].dims else done
+        lost = int((done & ~np.isfinite(data.variables["batch_trace"].values)).sum())
     return missed_tol(data) | ({"mini-batches not finite": str(lost)} if lost else {})
