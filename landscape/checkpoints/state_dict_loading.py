@@ -200,12 +200,10 @@ def _mismatch(found: KeyMatch, wanted: int) -> str:
     dropped = f"; dropped {grouped(found.dropped)}" if found.dropped else ""
     change = found.prefix or found.added
     how = f"{'without' if found.prefix else 'with'} the prefix {change}" if change else "with the names as they are"
-    forms = [any("parametrizations." in name for name in names) for names in (found.missing, found.unexpected)]
-    form = "the form of torch.nn.utils.weight_norm and spectral_norm", "the form of torch.nn.utils.parametrizations"
-    if forms[0] != forms[1]:
-        here, there = form if forms[1] else form[::-1]
+    here, there = _form(found.missing), _form(found.unexpected)
+    if here != there and "parametrizations" in here + there:
         return (
-            f"the file holds a normalised weight in {there}, the model in {here}, which PyTorch does not convert "
+            f"the file holds {there}, the model {here}, which PyTorch does not convert "
             f"({(found.missing or found.unexpected)[0]} is missing); build the model in the form of the file"
         )
     return (
@@ -213,6 +211,14 @@ def _mismatch(found: KeyMatch, wanted: int) -> str:
         f"keys{listed(found.unexpected)}{dropped}; best match: {len(found.names)} of {wanted} {how}; "
         "give the model of this checkpoint with --model, or leave these weights out with --allow-missing"
     )
+
+
+def _form(names: Sequence[str]) -> str:
+    """How weights of these names are parametrised, in words."""
+    if any("parametrizations." in name for name in names):
+        return "weights in the form of torch.nn.utils.parametrizations"
+    old = any(name.endswith(("_g", "_v", "_orig")) for name in names)
+    return "weights in the form of torch.nn.utils.weight_norm and spectral_norm" if old else "plain weights"
 
 
 def with_model_keys(state_dict: Mapping[str, T], wanted: set[str]) -> dict[str, T]:
