@@ -137,13 +137,13 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.shared(tmp_path_factory, "small", [SMALL])
+def half(tmp_path_factory: pytest.TempPathFactory, begun: Path) -> Path:
+    return synthetic.shared(tmp_path_factory, "half", [SMALL], share=0.4, resumed=begun)
 
 
 @pytest.fixture(scope="session")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return synthetic.shared(tmp_path_factory, "half", [SMALL], share=0.4)
+def small(tmp_path_factory: pytest.TempPathFactory, half: Path) -> Path:
+    return synthetic.shared(tmp_path_factory, "small", [SMALL], resumed=half)
 
 
 @pytest.mark.slow

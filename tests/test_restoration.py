@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -119,9 +118,10 @@ def test_an_error_in_the_middle_of_a_pass_leaves_the_module_as_found(probe: str,
     subject = landscape.load(model, **FEW)
     before, model.passes = state(model), 0
     landscape.measure(probe, subject, out=None, **given)
-    limits = sorted({1, model.passes // 2, model.passes})
-    for limit, model.error in itertools.product(limits, (RuntimeError("out of order"), KeyboardInterrupt())):
-        model.passes, model.limit = 0, limit
+    first, middle, last = 1, max(1, model.passes // 2), model.passes
+    broken, pressed = RuntimeError("out of order"), KeyboardInterrupt()
+    for model.limit, model.error in ((first, broken), (middle, pressed), (middle, broken), (last, pressed)):
+        model.passes = 0
         with pytest.raises(type(model.error)):
             landscape.measure(probe, dataclasses.replace(subject), out=None, **given)
         assert state(model) == before

@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -63,15 +64,20 @@ def write(
     return path
 
 
-def shared(factory: pytest.TempPathFactory, name: str, *args: Any, **kwargs: Any) -> Path:
-    """A file as `write` makes it, made by one of the processes of the tests and read by all."""
+def shared(factory: pytest.TempPathFactory, name: str, *args: Any, resumed: Path | None = None, **kwargs: Any) -> Path:
+    """A file as `write` makes it, or `resumed`, made by one of the processes of the tests and read by all."""
     folder = factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / f"made_up_{name}"
     folder.mkdir(exist_ok=True)
     path = folder / "results.h5"
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return path if path.exists() else write(path, *args, **kwargs)
+        if path.exists():
+            return path
+        made = path.with_name("begun.h5")  # by its own name only once it is whole
+        if resumed is not None:
+            shutil.copy(resumed, made)
+        return write(made, *args, **kwargs).rename(path)
 
 
 def _key(number: int, network: Network, probe: str, plan: Plan) -> RunKey:
