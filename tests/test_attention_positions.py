@@ -10,7 +10,7 @@ import torch
 from analytic import run_probe
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from zoo import _timm
+from zoo import timm_model
 
 from landscape.discovery.discover import discover
 from landscape.probes.attention import Attention
@@ -90,7 +90,7 @@ def _mvit() -> nn.Module:
 
 
 def _of(name: str, **arguments: Any) -> Callable[[], nn.Module]:
-    return lambda: _timm(name, **arguments)
+    return lambda: timm_model(name, **arguments)
 
 
 def _vit(**arguments: Any) -> Callable[[], nn.Module]:

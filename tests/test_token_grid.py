@@ -9,7 +9,7 @@ import torch
 from analytic import run_probe
 from foreign import torchvision_models
 from torch import Tensor, nn
-from zoo import _timm
+from zoo import timm_model
 
 from landscape.discovery.discover import discover
 from landscape.layers.forward_hooks import feature_hooks
@@ -92,10 +92,10 @@ NEST = {"img_size": 64, "embed_dims": (12, 12, 12), "num_heads": (2, 2, 2), "dep
 HIERA = {"img_size": (64, 64), "stages": (1, 1, 1, 1), "embed_dim": 8, "num_heads": 1}
 FOREIGN: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network; its first stages that end in a sum
     "torchvision maxvit": (_maxvit, 0),
-    "timm hiera": (partial(_timm, "hiera_tiny_224", **HIERA), 4),
-    "timm nest": (partial(_timm, "nest:Nest", **NEST), 2),
-    "timm mobilevit": (partial(_timm, "mobilevit_xxs"), 2),
-    "timm mobilevitv2": (partial(_timm, "mobilevitv2_050"), 2),
+    "timm hiera": (partial(timm_model, "hiera_tiny_224", **HIERA), 4),
+    "timm nest": (partial(timm_model, "nest:Nest", **NEST), 2),
+    "timm mobilevit": (partial(timm_model, "mobilevit_xxs"), 2),
+    "timm mobilevitv2": (partial(timm_model, "mobilevitv2_050"), 2),
 }
 
 

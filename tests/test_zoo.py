@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 import torch
 from analytic import run_probe
-from zoo import ZOO
+from torch import Tensor
+from zoo import ZOO, timm_model
 
 from landscape.api import configure_shared_pass
 from landscape.discovery.discover import discover
 from landscape.discovery.layer import Layer
+from landscape.layers.forward_hooks import feature_hooks
 from landscape.probes import FEATURES
 from landscape.running.shared_pass import applicable
 from landscape.subject.subject import Subject
@@ -281,3 +283,49 @@ def test_a_tenth_of_the_libraries_networks_has_numbers_or_refusals(shard: str, t
     for column in ("variance", "similarity", "lesion", "hessian"):
         kinds = Counter(row[column]["outcome"] for row in built)
         assert kinds["number"] >= 0.9 * (len(built) - kinds["none"]), (column, kinds)
+
+
+SMALL = {"img_size": 64, "depth": 2}
+BLOCKS = "blocks.0.mlp blocks.1.mlp"
+CROSSVIT = [f"blocks.{i}.blocks.{branch}.mlp" for branch in ("0.0", "1.3") for i in range(3)]
+# Networks of timm -> (arguments, side of their images, layers that are the last of its own intermediate features)
+INTERMEDIATES: dict[str, tuple[dict[str, Any], int, str]] = {
+    "vit_base_patch16_siglip_224": ({**SMALL, "embed_dim": 48, "num_heads": 2}, 64, BLOCKS),
+    "vit_tiny_r_s16_p8_224": (SMALL, 64, BLOCKS),
+    "xcit_nano_12_p16_224": (SMALL, 64, BLOCKS),
+    "tnt_s_legacy_patch16_224": (SMALL, 64, BLOCKS),
+    "crossvit_tiny_240": ({}, 240, " ".join(CROSSVIT)),
+    "davit_tiny": ({"depths": (1,) * 4}, 64, " ".join(f"stages.{i}.blocks.0.1.mlp" for i in range(4))),
+    "twins_svt_small": ({"depths": (1,) * 4}, 64, " ".join(f"pos_block.{i}.proj" for i in range(4))),
+    "coat_tiny": ({"img_size": 64}, 64, "serial_blocks1.1.mlp" + 3 * " parallel_blocks.5.mlp2"),
+    "hrnet_w18_small": ({}, 64, "- " + " ".join(f"incre_modules.{i}.0" for i in range(4))),
+    "rexnet_100": ({}, 64, " ".join(f"features.{i}" for i in (0, 2, 4, 10, 15))),
+    "resnetv2_18": ({}, 64, "stem.conv " + " ".join(f"stages.{i}.blocks.1" for i in range(4))),
+    "skresnet18": ({}, 64, "conv1 " + " ".join(f"layer{i}.1" for i in range(1, 5))),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if "siglip" in name else pytest.param(name, marks=pytest.mark.slow) for name in INTERMEDIATES]
+)
+def test_maps_of_the_layers_are_the_intermediate_features_that_the_library_gives(name: str) -> None:
+    arguments, side, expected = INTERMEDIATES[name]
+    torch.manual_seed(0)
+    model, images = timm_model(name, **arguments).eval(), torch.randn(2, 3, side, side)
+    layers = discover(model, images)
+    found: dict[int, Tensor] = {}
+
+    def receive(at: int, tensor: Tensor) -> None:
+        if layers[at].spatial:
+            found[at] = layers[at].maps(tensor).clone()
+
+    with torch.inference_mode():
+        with feature_hooks(model, layers, receive):
+            model(images)
+        wanted = model.forward_intermediates(images, intermediates_only=True)  # type: ignore[operator]
+    names = []
+    for features in wanted:
+        like = [at for at, maps in found.items() if maps.shape == features.shape]
+        equal = [layers[at].name for at in sorted(like) if torch.allclose(found[at], features, atol=1e-5)]
+        names.append(equal[-1] if equal else "-")
+    assert names == expected.split()

@@ -11,7 +11,7 @@ from torch import nn
 Size = tuple[int, int]
 
 
-def _timm(name: str, **arguments: Any) -> nn.Module:
+def timm_model(name: str, **arguments: Any) -> nn.Module:
     """A network of timm: by its name, or by `module:class`."""
     torchvision_models()  # without its compiled operators timm cannot be imported
     module, _, own = name.rpartition(":")
@@ -87,7 +87,7 @@ TRANSFORMERS: dict[str, tuple[int, str, dict[str, Any]]] = {
 ZOO: dict[str, tuple[Callable[[], nn.Module], Size]] = {
     **{f"torchvision {n}": (partial(lambda build: build(torchvision_models()), build), (side, side))
        for n, (side, build) in TORCHVISION.items()},
-    **{f"timm {n}": (partial(_timm, name, **arguments), size) for n, (size, name, arguments) in TIMM.items()},
+    **{f"timm {n}": (partial(timm_model, name, **arguments), size) for n, (size, name, arguments) in TIMM.items()},
     **{f"transformers {n}": (partial(_transformers, name, **arguments), (side, side))
        for n, (side, name, arguments) in TRANSFORMERS.items()},
 }  # fmt: skip

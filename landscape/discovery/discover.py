@@ -95,7 +95,7 @@ def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> li
 def _residual_layer(flow: Flow, residual: Residual) -> Layer:
     call = flow.operations[residual.position].call
     inside = [flow.operations[i] for i in residual.inside]
-    kind = kind_of(inside)
+    kind = kind_of(flow, residual.inside)
     direct = direct_calls(flow, call, residual)
     tap, node, at_block = tap_of(flow, residual, call)
     block = flow.calls[call].module
@@ -176,7 +176,7 @@ def _layers_between(
 def _block_without_skip(flow: Flow, call: Call) -> Layer:
     operations = flow.operations[call.start : call.stop]
     last = [operation for operation in operations if operation.weight][-1].name == "linear"
-    layer = _branchless(flow, call.writes[0], kind_of(operations), last, call.module)
+    layer = _branchless(flow, call.writes[0], kind_of(flow, range(call.start, call.stop)), last, call.module)
     return replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last))
 
 

@@ -10,8 +10,10 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 
-from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node, Operation
+from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, PRODUCTS, VIEWS, Call, Flow, Node, Operation
 from landscape.discovery.layer import Kind, Tap
+
+JOINING = {"cat", "concat", "concatenate"}
 
 
 @dataclass(frozen=True)
@@ -105,13 +107,30 @@ def side_by_side(flow: Flow, positions: Sequence[int]) -> list[Call]:
     return []
 
 
-def kind_of(inside: Sequence[Operation]) -> Kind:
+def kind_of(flow: Flow, inside: Sequence[int]) -> Kind:
     """The kind of a branch, from its operations."""
-    if any(operation.heads for operation in inside):
+    operations = [flow.operations[i] for i in inside]
+    if any(_attends(flow, operation, operations) for operation in operations):
         return "msa"
-    if any(operation.name.startswith("conv") and max(operation.weight[2:], default=1) > 1 for operation in inside):
+    if any(operation.name.startswith("conv") and max(operation.weight[2:], default=1) > 1 for operation in operations):
         return "conv"
     return "mlp"
+
+
+def _attends(flow: Flow, operation: Operation, beside: Sequence[Operation]) -> bool:
+    """Whether an operation is attention: a softmax is a gate unless matrix products or patches stand beside it."""
+    if operation.name not in ATTENTION or "softmax" not in operation.name:
+        return operation.name in ATTENTION
+    maps = operation.writes[0]
+    return any(
+        o.patches is not None
+        or (
+            o.name in PRODUCTS | {"baddbmm"}
+            and len(o.reads) > 1
+            and (flow.ancestors[maps] >> o.writes[0] | flow.ancestors[o.writes[0]] >> maps) & 1
+        )
+        for o in beside
+    )
 
 
 def direct_calls(flow: Flow, block: int, residual: Residual) -> list[Call]:
@@ -170,7 +189,7 @@ def blocks_behind(flow: Flow, start: Node, end: Node) -> list[int]:
     return [
         flow.calls.index(call)
         for call in blocks
-        if call.stop <= last and kind_of(flow.operations[call.start : call.stop]) == "conv"
+        if call.stop <= last and kind_of(flow, range(call.start, call.stop)) == "conv"
     ]
 
 
@@ -222,7 +241,7 @@ def branch_name(flow: Flow, direct: Sequence[Call], kind: Kind) -> str | None:
 
 
 def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
-    """Where to hook the sum: at the block's output if it is that, else at the next module that reads it, or the sum.
+    """Where to hook the sum: at the block's output if it is that or holds it, else where it is read, or at the sum.
 
     Returns:
         the tap; the tensor found there, the sum itself or a view of it; whether it is the block's output.
@@ -237,6 +256,10 @@ def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:
         returning = (Tap(call.module, "output", call.number) for call in flow.calls if call.writes[:1] == (node,))
         if (tap := next(chain(reading, returning), None)) is not None:
             return tap, node, False
+    output = block.writes[0] if block.module and block.writes else residual.sum
+    joined = flow.operations[flow.maker[output]]
+    if joined.name in JOINING and residual.sum in joined.reads:  # with channels or tokens that skip nothing
+        return Tap(block.module, "output", block.number), output, True
     return function_tap(flow, residual.sum), residual.sum, False
 
 
