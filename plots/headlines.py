@@ -137,7 +137,8 @@ def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
         for name, one in module.paired(data, first).items()
         if np.isfinite(one.value)
     )
-    return {f"against {first.attrs.get('label', '')}": text} if (text := ", ".join(said)) else {}
+    words = ", ".join(said)
+    return {f"against {first.attrs.get('label', '')}": words} if words else {}
 
 
 def main_figure(probe: str) -> Any:
