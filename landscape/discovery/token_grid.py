@@ -7,15 +7,16 @@ row-major order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from landscape.discovery.graph import POOLING, Flow, Node, Operation
+from landscape.discovery.graph import Flow, Node, Operation
 from landscape.discovery.layer import NOWHERE, Grid, Layout, Place
 from landscape.discovery.positions import FINEST
 
-PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of the grid
+
+PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of a grid
 
 
 def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
@@ -25,23 +26,6 @@ def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
         return _followed(flow, node, linear)
     if len(shape) == 4:
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
-    if len(shape) == 3:
-        # The tokens come from the earlier map with the fewest tokens left over, the latest of several.
-        candidates = [
-            (shape[1] - grid[0] * grid[1], -earlier, grid)
-            for earlier in range(node)
-            if flow.ancestors[node] >> earlier & 1
-            for grid in _grids(flow, earlier, shape[2])
-            if grid[0] * grid[1] > 1 and 0 <= shape[1] - grid[0] * grid[1] <= PREFIX
-        ]
-        if candidates:
-            prefix, _, grid = min(candidates)
-            return "tokens", grid, prefix
-        for earlier in range(node - 1, -1, -1):  # patches that were merged while they still had rows and columns
-            sides = flow.shapes[earlier][1:3]
-            is_map = flow.ancestors[node] >> earlier & 1 and len(flow.shapes[earlier]) == 4
-            if is_map and min(sides) > 1 and sides[0] * sides[1] == shape[1]:
-                return "tokens", (sides[0], sides[1]), 0
     return "none", (0, 0), 0
 
 
@@ -88,19 +72,6 @@ def order_of(places: Sequence[Place], grid: Grid, prefix: int) -> tuple[int, ...
     inside = [i for i, place in enumerate(places) if place != NOWHERE]
     order = sorted(inside, key=lambda i: places[i])
     return () if order == list(range(prefix, len(places))) or not any(grid) else tuple(order)
-
-
-def _grids(flow: Flow, node: Node, features: int) -> Iterator[Grid]:
-    """The grid of a tensor that is a map of tokens with so many features; attention's (head, width) is none."""
-    shape, maker = flow.shapes[node], flow.maker[node]
-    name = flow.operations[maker].name if maker >= 0 else ""
-    patches = flow.operations[maker].patches if maker >= 0 else None
-    if patches is not None:
-        yield patches.grid
-    if len(shape) == 4 and (name.startswith("conv") or name in POOLING):
-        yield shape[2], shape[3]
-    elif len(shape) == 6 or (len(shape) == 4 and shape[3] == features and min(shape[1:3]) > 1):
-        yield shape[1], shape[2]  # (batch, row, column, ...): a patch or the features
 
 
 def starts_linear(inside: Sequence[Operation], shape: tuple[int, ...]) -> bool:
