@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     known = read(options.rows)
     if options.write:
-        options.write.write_text(page(known.values()))
+        options.write.write_text(page(known.values(), len(choose("1/1", "", 1.0, 0))))
         return
     chosen = choose(options.shard, options.only, options.sample, options.seed)
     failed = 0
@@ -280,7 +280,7 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
         yield f"- {', '.join(names)}: {said}"
 
 
-def page(known: Iterable[Row]) -> str:
+def page(known: Iterable[Row], everything: int) -> str:
     """The page of the documentation."""
     rows = sorted(known, key=lambda row: row["name"])
     built = [row for row in rows if "discovery" in row]
@@ -288,14 +288,15 @@ def page(known: Iterable[Row]) -> str:
     dates = sorted({row["date"] for row in rows})
     text = [
         "# Networks of timm, torchvision and transformers", "",
-        f"What works on {len(rows)} networks with random weights, by `benchmarks/zoo.py`, measured "
+        f"What works on {len(rows)} of {everything} networks with random weights, by `benchmarks/zoo.py`, measured "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))} with {versions}: the smallest member of every family of "
         "timm, every builder of torchvision for classification, segmentation and detection, and every architecture of "
         "transformers with a head for image classification, masked or causal language modelling, from a tiny "
-        "configuration. Four samples of noise; `hessian` on two, three products.", "",
+        f"configuration; {len(rows) - len(built)} could not be built so. Four samples of noise; `hessian` on two, with "
+        "three products.", "",
         "x: a number for every layer (`hessian`: an eigenvalue). part: numbers for so many of the layers. -: the "
-        "network has nothing of the kind. refused: one line says why. FAILED: an error of another library, or none "
-        "of these. The reasons stand below.", "",
+        "network has nothing of the kind, such as maps of positions or self-attention. refused: one line says why. "
+        "FAILED: an error of another library. The reasons stand below.", "",
         "## Shares", "", "| | networks | " + " | ".join(COLUMNS) + " |", "|" + " --- |" * (2 + len(COLUMNS)),
         *shares(built), "", "## Networks", "",
         "| network | layers | with a grid | attentions read | units | " + " | ".join(COLUMNS) + " |",

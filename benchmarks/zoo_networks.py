@@ -30,7 +30,7 @@ def tiny(entries: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, A
             found[name] = tiny(entries, value) | {key: value[key] for key in ("model_type",) if key in value}
         pattern = next((p for p in entries if re.fullmatch(p, name)), "")
         most = entries.get(pattern, 0)
-        if value is None and re.fullmatch(ALWAYS, name):
+        if value is None and (re.fullmatch(ALWAYS, name) or (name == "head_dim" and most)):
             found[name] = most or 3
         elif type(value) in (int, float) and value > most > 0:
             found[name] = most
