@@ -24,7 +24,7 @@ from landscape.results.headline_numbers import measured
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.symmetry.networks import recorded, tensors_of
-from landscape.weight_space.aligned_networks import with_weights
+from landscape.weight_space.barriers import with_weights
 
 pytestmark = pytest.mark.slow
 

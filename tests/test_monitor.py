@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import landscape
 from landscape.monitoring.budget import Budget
-from landscape.monitoring.distance import BUCKETS, Start, sketch_of
-from landscape.monitoring.gradients import gram, noise
+from landscape.monitoring.gradients import BUCKETS, Start, gram, noise, sketch_of
 from landscape.monitoring.measurement import TrackedEigenvalues
 from landscape.options import OptionError
 from landscape.results import reader

@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.preconditioner import RULES, NoUpdateYet, preconditioner
 from landscape.curvature.spectrum import memory
-from landscape.monitoring.distance import Start
-from landscape.monitoring.gradients import gradients_of, gram, noise, parts_of
+from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import length, random_unit

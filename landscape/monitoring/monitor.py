@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from landscape.data.structure import common_length
 from landscape.monitoring.budget import Budget
-from landscape.monitoring.distance import Start
+from landscape.monitoring.gradients import Start
 from landscape.monitoring.measurement import Measurement
 from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
 from landscape.options import OptionError, at_least, require

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
-from landscape.monitoring.distance import BUCKETS
-from landscape.monitoring.gradients import parts_of
+from landscape.monitoring.gradients import BUCKETS, parts_of
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results.run_key import RunKey, readable_label, versions

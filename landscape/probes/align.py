@@ -16,8 +16,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import barriers
-from landscape.weight_space.aligned_networks import Alignment, alignment, write_aligned
-from landscape.weight_space.barriers import curves, line_of, points
+from landscape.weight_space.barriers import Alignment, alignment, curves, line_of, points, write_aligned
 from landscape.weight_space.directions import beside_ends
 
 

@@ -14,8 +14,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers
-from landscape.weight_space.aligned_networks import with_weights
-from landscape.weight_space.barriers import Curve, curves, line_of, points
+from landscape.weight_space.barriers import Curve, curves, line_of, points, with_weights
 from landscape.weight_space.directions import beside_ends
 
 MATRIX = {

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.curvature.relative_flatness import has_relative_flatness
 from landscape.headline import FLATTER, FLATTER_ABOVE, Headline
 from landscape.options import OptionError, at_least, did_you_mean, one_of, parse_choices, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
@@ -24,7 +23,7 @@ from landscape.subject.linear_head import with_normalised_logits
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
-from landscape.weight_space.flatness_terms import FlatnessTerms, Product
+from landscape.weight_space.flatness_terms import FlatnessTerms, Product, has_relative_flatness
 
 OF_HESSIAN = ("top-eigenvalue", *OF_VECTORS)
 SEARCH = 40  # Hessian products of the top eigenvalue, about

@@ -18,11 +18,10 @@ from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
 from landscape.results import group as groups
 from landscape.results.command_line import OPTIONS, chosen
-from landscape.results.in_memory import MemoryWriter
 from landscape.results.protocols import SEVERAL, USES
 from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
 from landscape.results.unmerged_journals import merge_orphans
-from landscape.results.writer import Writer, discard
+from landscape.results.writer import MemoryWriter, Writer, discard
 from landscape.running.executor import IN_PROCESS, Executor, with_smaller_mini_batches
 from landscape.running.lockstep import Measure, follow, followed, leading, require_equal
 from landscape.subject.loading.checks import refuse_stochastic
