@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from landscape.checkpoints.raw_files import sha256_of
 from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
@@ -83,10 +84,16 @@ def unfinished(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
         return
     command = result.command()
-    yield found(
-        "unfinished", "suspicious", result, f"{missing:,} of {total:,} units are missing",
-        f"run: {command}" if command else f"see: landscape show {result.file} --pending",
-    )  # fmt: skip
+    remedy = f"run: {command}" if command else f"see: landscape show {result.file} --pending"
+    if _replaced(result):
+        remedy = f"{result.spec['checkpoint']} is another checkpoint since: only its older file can finish them"
+    yield found("unfinished", "suspicious", result, f"{missing:,} of {total:,} units are missing", remedy)
+
+
+def _replaced(result: Result) -> bool:
+    """Whether the file that was measured has another content now."""
+    path, sha256 = result.spec.get("checkpoint"), result.attribute("checkpoint_sha256")
+    return bool(path and sha256 and Path(path).is_file() and sha256_of(Path(path)) != sha256)
 
 
 OF_ONE: Sequence[Rule] = (
