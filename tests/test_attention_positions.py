@@ -187,7 +187,8 @@ def test_distance_and_entropy_are_those_of_the_softmax_at_positions_by_hand(name
     with torch.no_grad():
         for parameter in model.parameters():  # sharper maps than those of small weights
             parameter.mul_(2.0 if parameter.ndim == 2 else 1.0)
-    found = run_probe(Attention(), Subject(model, [(images, torch.tensor([0, 1]))]))
+    subject = Subject(model, [(images, torch.tensor([0, 1]))])
+    found, facts = run_probe(Attention(), subject), Attention().plan(subject).facts
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
@@ -200,6 +201,8 @@ def test_distance_and_entropy_are_those_of_the_softmax_at_positions_by_hand(name
         maps = softmax.found[numbers[row]]
         if expected is None:
             assert np.isnan(found["distance"][row]).all()
+            assert str(found["name"][row]) in facts["distance_unmeasured"]
+            assert facts["distance_unmeasured"].endswith(": its maps are between channels")
             continue
         queries, keys = expected if isinstance(expected, Sequence) else (expected, expected)
         distance, entropy = _written_out(maps, queries, keys, name in HEADS_FIRST)

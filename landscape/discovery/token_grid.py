@@ -15,7 +15,6 @@ from landscape.discovery.graph import Flow, Node, Operation
 from landscape.discovery.layer import NOWHERE, Grid, Layout, Place
 from landscape.discovery.positions import FINEST
 
-
 PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of a grid
 
 

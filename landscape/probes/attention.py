@@ -41,7 +41,8 @@ PER_LAYER = {
 class Attention(Probe):
     """Attention distance, entropy and normalised mutual information per head; cosines and singular values per layer.
 
-    Prefix tokens are removed from the maps and the rows renormalised; maps of windows count per window. The output of a
+    Tokens that are no positions (class token, padding) are removed from the maps and the rows renormalised; maps of
+    windows count per window. The output of a
     head is its map times the values, all tokens among them, for the queries that are no prefix tokens. Tokens are those
     of the residual stream after the self-attention, without prefix. Mutual information 0 means that all queries attend
     alike (attention collapse). Padding of sequences is left out. Singular values are those of each image's tokens
