@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from landscape.data.structure import Nested
+from landscape.data.structure import Nested, tensors_in
 from landscape.discovery.graph import Key, name_of
 from landscape.discovery.layer import AttentionCall, HeadOutputs, Layer, Side, Tap, chunks
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, in_windows, maps_in_windows, over_the_grid
@@ -181,8 +181,7 @@ def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[
         positions.setdefault(layer.tap, []).append(position)
 
     def give(tap: Tap, args: tuple[Any, ...], value: Any) -> None:
-        value = tuple(value.values()) if isinstance(value, Mapping) else value  # a dataclass-like output
-        tensor = value[0] if isinstance(value, tuple | list) else value
+        tensor = next(tensors_in(value), None)  # of a tuple, a mapping or a dataclass, nested in any way, the first
         for position in positions.get(tap, ()):
             assert isinstance(tensor, Tensor)
             with torch._C.DisableTorchFunction():  # functions are counted, and these are none of the model

@@ -237,7 +237,7 @@ def unmeasured(model: nn.Module, example: Nested, layers: Sequence[Layer], forwa
         if whole and (len(whole[-1][1]) > 1 or read >> weights[i].writes[0] & 1):
             parts[whole[-1][0].module] = len(whole[-1][1])
     return [
-        f"no layer depends on {name} ({n} weights); measure it too: {_beside(re.escape(name))}"
+        f"no layer depends on {name} ({n} weight{'s' * (n > 1)}); measure it too: {_beside(re.escape(name))}"
         for name, n in parts.items()
     ]
 
