@@ -355,6 +355,7 @@ def test_a_folder_of_transformers_itself(mine: Path, monkeypatch: pytest.MonkeyP
     assert subject.checkpoint.missing == ("classifier.weight", "classifier.bias")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_timm_itself(mine: Path) -> None:
     torchvision_models()
     timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))

@@ -214,6 +214,7 @@ def test_single_precision_claims_no_residual_below_its_rounding() -> None:
     np.testing.assert_allclose(found.values, sorted(values)[:-6:-1], atol=1e-6 * 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
 @pytest.mark.parametrize("name", ["outliers over a bulk", "mixed signs", "a slow bulk"])
 def test_restarts_change_the_memory_and_not_the_spectrum(name: str, which: Which) -> None:

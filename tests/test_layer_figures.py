@@ -18,6 +18,7 @@ from landscape.plots.figures import hessian, lesion
 from landscape.statistics.stored import half_width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "quantity"), [("fourier_depth", "high_frequency"), ("variance", "variance"), ("probe_linear", "accuracy")]
 )
@@ -43,6 +44,7 @@ def test_bands_span_each_attention_unit_and_each_reduction() -> None:
     assert to_rgb(blue.get_facecolor()[:3]) == to_rgb("tab:blue")
 
 
+@pytest.mark.slow
 def test_fourier_lines_end_at_each_layers_own_highest_frequency(study: Path) -> None:
     data = result_of(study, "fourier", "resnet50-cifar100")
     ax = FIGURES["fourier"].module.draw(data, Figure().subplots())
@@ -73,6 +75,7 @@ def test_the_areas_of_the_spectrum_are_the_share_of_negative_eigenvalues_and_the
         assert trapezoid(hessian.density(values, at), at) == pytest.approx(share, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_both_panels_of_the_spectrum_show_the_density_of_all_values_on_one_scale(study: Path) -> None:
     data = result_of(study, "hessian")
     left, right = hessian.draw(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
@@ -89,6 +92,7 @@ def test_a_few_equal_eigenvalues_still_draw(values: list[float]) -> None:
         assert np.isfinite(ax.lines[0].get_ydata()).all()
 
 
+@pytest.mark.slow
 def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
     data = result_of(study, "lesion")
     ax = lesion.draw(data, Figure().subplots())
@@ -98,6 +102,7 @@ def test_lesion_bars_are_the_stored_drops_coloured_by_kind(study: Path) -> None:
     assert [label.get_text() for label in ax.get_xticklabels()][:2] == ["0.stem", "1.msa"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["lesion", "noise"])
 def test_a_loss_without_accuracy_is_drawn_beside_one_with_it(study: Path, probe: str) -> None:
     data = [result_of(study, probe, network.label) for network in synthetic.NETWORKS[:2]]
@@ -116,6 +121,7 @@ def test_a_loss_without_accuracy_is_drawn_beside_one_with_it(study: Path, probe:
     np.testing.assert_array_equal(drawn, other["loss_increase"].dropna("band" if probe == "noise" else "unit").values)
 
 
+@pytest.mark.slow
 def test_a_removal_that_blows_up_the_loss_does_not_hide_the_others(study: Path) -> None:
     data = result_of(study, "lesion").copy(deep=True)
     assert lesion.bars(data, Figure().subplots(), "loss_increase", "loss").get_yscale() == "linear"
@@ -125,6 +131,7 @@ def test_a_removal_that_blows_up_the_loss_does_not_hide_the_others(study: Path) 
     assert np.isfinite(ax.get_ylim()).all()
 
 
+@pytest.mark.slow
 def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -> None:
     data = result_of(study, "noise")
     ax = FIGURES["noise"].module.draw(data, Figure().subplots())
@@ -137,6 +144,7 @@ def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -
     assert top == pytest.approx(upper.max().item())
 
 
+@pytest.mark.slow
 def test_spectra_are_tiles_at_their_true_frequencies_with_one_scale(study: Path) -> None:
     data = [result_of(study, "fourier", network.label) for network in synthetic.NETWORKS[:2]]
     module = FIGURES["fourier_spectrum"].module
@@ -161,6 +169,7 @@ def test_spectra_are_tiles_at_their_true_frequencies_with_one_scale(study: Path)
             assert np.unravel_index(np.nanargmax(image.get_array()), (side, side)) == (side // 2, side // 2)
 
 
+@pytest.mark.slow
 def test_the_classifier_of_linear_probes_is_named(study: Path) -> None:
     data = [result_of(study, "probe-linear", network.label) for network in synthetic.NETWORKS[:2]]
     module = FIGURES["probe_linear"].module
@@ -172,12 +181,14 @@ def test_the_classifier_of_linear_probes_is_named(study: Path) -> None:
     assert "logistic regression: " in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_linear_probe_is_drawn_beside_the_network_itself(study: Path) -> None:
     data = result_of(study, "probe-linear")
     *_, own = FIGURES["probe_linear"].module.draw(data, Figure().subplots()).lines
     assert own.get_ydata() == [0.75, 0.75]
 
 
+@pytest.mark.slow
 def test_kinds_of_noise_have_a_panel_each(study: Path) -> None:
     data = [result_of(study, "noise", network.label) for network in synthetic.NETWORKS[:2]]
     other = data[0].assign_attrs(parameters='{"eps": "0.3", "equal_energy": true}')

@@ -297,7 +297,8 @@ def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
     assert {text.get_text() for text in page.legends[0].get_texts()} == {n.label for n in synthetic.NETWORKS}
 
 
-def test_unknown_formats_and_probes_are_usage_errors(study: Path, tmp_path: Path) -> None:
+def test_unknown_formats_and_probes_are_usage_errors(tmp_path: Path) -> None:
+    study = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("variance",))
     with pytest.raises(OptionError, match="unknown format gif; expected png, pdf, svg"):
         drawing.draw(study, tmp_path, formats=("gif",))
     with pytest.raises(OptionError, match="probe nobody"):

@@ -90,8 +90,9 @@ def test_every_figure_has_a_line_in_the_documentation() -> None:
     assert [name for name in STUDIES if f"`{name}`" not in page] == []
 
 
-def test_a_figure_shows_the_results_of_its_own_probe(study: Path) -> None:
-    with reader.streaming(study) as stored:
+def test_a_figure_shows_the_results_of_its_own_probe(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("surface", "hessian", "variance"))
+    with reader.streaming(path) as stored:
         results = reader.by_checkpoint(stored)
         pages = dict(drawing._pages(results, drawing.EVERYTHING, None, ()))
         for name, page in pages.items():

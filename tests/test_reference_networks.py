@@ -164,6 +164,7 @@ class Committee(nn.Module):
         return self.head(torch.cat(found, dim=1)) if self.joined == "head" else torch.stack(found).mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", ["sum", "stack", "probabilities"])
 @pytest.mark.parametrize("members", [(Vgg, Vgg, Vgg), (Vgg, MobileNet), (MobileNet, partial(MobileNet, 20))])
 def test_networks_side_by_side_have_a_depth_axis_each_and_are_measured_one_at_a_time(

@@ -83,6 +83,7 @@ def test_rounding_leaves_an_error_and_a_residual() -> None:
     assert rule.converged(pairs.values, pairs.residuals, pairs.errors).tolist() == [True, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["LM", "LA", "SA", "both"])
 @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-6])
 def test_values_are_right_to_the_tolerance_and_cost_no_more_than_a_small_residual(which: Which, tol: float) -> None:

@@ -104,6 +104,7 @@ def test_lines_without_an_accuracy_have_the_panel_of_the_loss_alone(study: Path)
     assert panels == [2, 1, 2]
 
 
+@pytest.mark.slow
 def test_lines_of_one_checkpoint_differ_in_label_and_line_style(study: Path) -> None:
     data = [result_of(study, "line").copy() for _ in range(2)]
     for one, bn in zip(data, ("auto", "recalibrate:4"), strict=True):
@@ -128,6 +129,7 @@ def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> Non
         assert text.get_horizontalalignment() == ("right" if text.xy[0] > sum(ax.get_xlim()) / 2 else "left")  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_plane_of_a_run_stands_beside_the_snapshots_own_losses(study: Path) -> None:
     data = result_of(study, "trajectory")
     losses, distances = FIGURES["trajectory_loss"].module.draw(data, tuple(Figure().subplots(1, 2)))
@@ -136,6 +138,7 @@ def test_the_plane_of_a_run_stands_beside_the_snapshots_own_losses(study: Path) 
     np.testing.assert_array_equal(distances.lines[0].get_ydata(), data["off_plane"].values)
 
 
+@pytest.mark.slow
 def test_a_heat_map_marks_evaluated_and_capped_points(study: Path) -> None:
     data = result_of(study, "surface")
     evaluated = (data["x"] + data["y"] > 0).astype(float)
@@ -149,6 +152,7 @@ def test_a_heat_map_marks_evaluated_and_capped_points(study: Path) -> None:
     assert len(np.asarray(crosses.get_xdata())) == int((n < 128).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["surface", "surface_heat", "surface_error"])
 def test_a_plane_through_checkpoints_marks_and_names_the_others(study: Path, name: str) -> None:
     names = ["", "sgd", "adam", "far", "off"][: result_of(study, "surface").sizes["snapshot"]]
@@ -174,6 +178,7 @@ def test_maps_of_several_networks_share_one_logarithmic_colour_scale(study: Path
     assert (norm.vmin, norm.vmax) == (finite.min(), finite.max())
 
 
+@pytest.mark.slow
 def test_the_error_map_shows_the_error_as_a_share_of_the_loss(study: Path) -> None:
     data = result_of(study, "surface")
     ax = surface_error.draw(data, Figure().add_subplot())
@@ -181,6 +186,7 @@ def test_the_error_map_shows_the_error_as_a_share_of_the_loss(study: Path) -> No
     np.testing.assert_allclose(np.asarray(shown).reshape(21, 21), (0.01 / data["loss"]).transpose("y", "x").values)
 
 
+@pytest.mark.slow
 def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
     data = result_of(study, "surface")
     ax = surface_height.draw(data, Figure().add_subplot())
@@ -198,6 +204,7 @@ def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high:
     assert low <= ticks.min() <= ticks.max() <= high
 
 
+@pytest.mark.slow
 def test_heights_in_other_units_have_their_own_panel(study: Path) -> None:
     data = result_of(study, "surface")
     other = data.assign_coords(x=data["x"].assign_attrs(units="share of the way"))
