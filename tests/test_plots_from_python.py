@@ -91,7 +91,7 @@ def test_every_figure_has_a_line_in_the_documentation() -> None:
 
 
 def test_a_figure_shows_the_results_of_its_own_probe(tmp_path: Path) -> None:
-    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("surface", "hessian", "variance"))
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("line", "barriers", "hessian", "density"))
     with reader.streaming(path) as stored:
         results = reader.by_checkpoint(stored)
         pages = dict(drawing._pages(results, drawing.EVERYTHING, None, ()))
