@@ -45,10 +45,10 @@ class Attention(Probe):
     windows count per window. The output of a head is its map times the values, all tokens among them, for the queries
     that are positions. Tokens are those of the residual stream after the self-attention, without prefix. Mutual
     information 0 means that all queries attend alike (attention collapse). Padding of sequences is left out. Singular
-    values are those of each image's tokens
-    (token, channel), for the first `spectra_images` of every mini-batch, and of each mini-batch's token means, or class
-    tokens (`pool`): ln(sigma_k / sigma_0), which is then averaged. `centred` subtracts the mean token, or image,
-    before: its values are half the logarithms of the eigenvalues of the covariance. One forward pass per mini-batch.
+    values are those of each image's tokens (token, channel), for the first `spectra_images` of every mini-batch, and of
+    each mini-batch's token means, or class tokens (`pool`): ln(sigma_k / sigma_0), which is then averaged. `centred`
+    subtracts the mean token, or image, before: its values are half the logarithms of the eigenvalues of the covariance.
+    One forward pass per mini-batch.
     """
 
     name: ClassVar[str] = "attention"
