@@ -17,7 +17,7 @@ from landscape.products.hessian_product import differentiable_attention
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
-DIRECTIONS = 3  # of which the one that agrees best counts: a kink of ReLU may lie within the step of one
+DIRECTIONS = 3  # each with a tenth of the last step, as kinks of ReLU may lie within one; the best counts
 FIRST, SECOND = 1e-5, 1e-7  # steps of differences of the loss and of the gradient, in units of the weights
 TOLERANCE = 1e-3
 LARGEST = 1 << 32  # bytes of the weights in double precision, above which nothing is checked
@@ -75,25 +75,27 @@ def _disagreement(subject: Subject, copy: nn.Module, weights: Tensors, inputs: N
     generator = torch.Generator().manual_seed(0)
     pairs: list[list[float]] = []
     found = ""
-    for _ in range(DIRECTIONS):
+    for i in range(DIRECTIONS):
         u, v = ([scale * torch.randn(w.shape, generator=generator).to(w) for w in weights] for _ in range(2))
-        pairs += torch.stack([_slopes(weights, u, loss, gradient), _curvatures(weights, u, v, gradient)]).tolist()
+        pairs += torch.stack(
+            [_slopes(weights, u, loss, gradient, FIRST / 10**i), _curvatures(weights, u, v, gradient)]
+        ).tolist()
         found = _in_words(_closest(pairs[::2]), _closest(pairs[1::2]))
         if not found:
             break
     return found
 
 
-def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: Gradient) -> Tensor:
+def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: Gradient, step: float) -> Tensor:
     """The derivative of the loss along u: by autograd, by differences, and the size that is typical."""
     values = []
     for sign in (1, -1):
-        _move(weights, u, sign * FIRST)
+        _move(weights, u, sign * step)
         values.append(loss().detach())
-        _move(weights, u, -sign * FIRST)
+        _move(weights, u, -sign * step)
     slope = gradient(False)
     typical = (_inner(slope, slope) * _inner(u, u) / sum(w.numel() for w in weights)).sqrt()
-    return torch.stack([_inner(slope, u), (values[0] - values[1]) / (2 * FIRST), typical]).detach()
+    return torch.stack([_inner(slope, u), (values[0] - values[1]) / (2 * step), typical]).detach()
 
 
 def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient) -> Tensor:
