@@ -170,7 +170,8 @@ def measured(network: Any, data: Callable[..., Any]) -> Row:
         finite = values.notnull().any(dim=others).values
         names = result["name"].values if result.get("name") is not None else np.arange(len(finite))
         lost = [str(name) for name, is_finite in zip(names, finite, strict=True) if not is_finite]
-        return {"finite": int(finite.sum()), "of": len(finite), **({"nan": lost} if lost else {})}
+        why = result.attrs.get(f"{quantity}_unmeasured", f"not finite in {', '.join(lost)}")
+        return {"finite": int(finite.sum()), "of": len(finite), **({"nan": lost, "said": f"{why}"} if lost else {})}
 
     def lesion() -> Row:
         from landscape.probes import probe_class
@@ -269,7 +270,7 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
         for column in ("discovery", *COLUMNS):
             found = row.get(column, {"outcome": ""})
             if found["outcome"] in ("refused", "failed", "partial"):
-                said = found.get("said") or f"not finite in {', '.join(found.get('nan', ()))}"
+                said = found.get("said", "not finite")
                 columns.setdefault(said, []).append(column)
         for key in ("broken", "not_built"):
             if key in row:
