@@ -1,6 +1,7 @@
 """The `landscape` command: its subcommands, exit codes and one-line errors."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from landscape.cli.command_options import ProbeCommand
 from landscape.cli.measuring import command_of
 from landscape.cli.process_setup import (
     INTERRUPTED,
+    RECEIVED,
     TERMINATED,
     Terminated,
     end_by_signals,
@@ -141,6 +143,7 @@ def exit_code(arguments: Sequence[str]) -> int:
     0 done, 1 error, 2 usage error, 3 findings of `doctor`, 130 interrupted, 143 terminated.
     """
     usage_error: Any = typer.BadParameter.__base__
+    RECEIVED.clear()
     try:
         _refuse_process_group(arguments)
         quiet, verbose = ("--quiet" in arguments, "--verbose" in arguments)
@@ -160,9 +163,9 @@ def exit_code(arguments: Sequence[str]) -> int:
     except OptionError as error:
         return _fail(_one_line(error), 2)
     except Terminated:
-        return _fail("terminated; everything finished is kept, run the same command to resume", TERMINATED)
+        return _ended(TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted; everything finished is kept, run the same command to resume", INTERRUPTED)
+        return _ended(INTERRUPTED)
     except (BrokenPipeError, SystemExit) as error:
         if "_LANDSCAPE_COMPLETE" in os.environ:
             return 0  # a shell has its words
@@ -175,11 +178,18 @@ def exit_code(arguments: Sequence[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
+        if RECEIVED:
+            return _ended(INTERRUPTED if RECEIVED[0] == signal.SIGINT else TERMINATED)
         if isinstance(error, OSError) and error.strerror and error.filename:  # raised by the system, not by us
             return _fail(f"cannot use {error.filename} ({error.strerror}); correct it or give another path", 1)
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
         text = _one_line(error)
         return _fail(text if known else f"{type(error).__name__}: {text}; --debug shows where", 1)
+
+
+def _ended(code: int) -> int:
+    how = "terminated" if code == TERMINATED else "interrupted"
+    return _fail(f"{how}; everything finished is kept, run the same command to resume", code)
 
 
 def _refuse_process_group(arguments: Sequence[str]) -> None:

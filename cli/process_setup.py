@@ -94,6 +94,10 @@ class Terminated(BaseException):
     """SIGTERM, handled like Ctrl-C: finished units are merged into the results file."""
 
 
+# Signals that are to end this command: what is just imported may make an error of its own of their exception.
+RECEIVED: list[int] = []
+
+
 def end_by_signals() -> None:
     """End the command at Ctrl-C and SIGTERM by an exception, so that it merges what is finished; at a second one now.
 
@@ -106,6 +110,7 @@ def end_by_signals() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    RECEIVED.append(number)
     for each in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(each) is _end:
             signal.signal(each, _end_now)

@@ -12,6 +12,7 @@ import sys
 import forked
 import pytest
 
+from landscape.cli import main, process_setup
 from landscape.cli.process_setup import MALLOC, WAITING, end_by_signals, executor_of, importing
 from landscape.options import OptionError
 
@@ -173,3 +174,18 @@ def test_a_program_with_torch_keeps_its_garbage_collection() -> None:
     with importing():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_an_import_makes_an_error_of_ends_the_command_as_a_signal(
+    number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str], standalone_mode: bool) -> None:
+        try:
+            process_setup._end(number, None)
+        except BaseException as error:  # as extensions do whose initialisation it interrupts
+            raise ImportError("initialization failed") from error
+
+    monkeypatch.setattr(main, "_tree", lambda: interrupted)
+    assert main.exit_code([]) == code
+    assert "everything finished is kept" in capsys.readouterr().err

@@ -169,7 +169,7 @@ class Limits:
         if isinstance(held, Handle):
             if reason := _unreadable(held.id):
                 raise ValueError(f"{self._name} keeps the numbers of {where} in {reason}; refused")
-            self._check_scales(held.id, where)
+            self._check_scales(held, where)
             count = 0 if held.shape is None else math.prod(held.shape)
             self._more(held.dtype.itemsize * count)
             if count and held.dtype.hasobject and not self._few(count):
@@ -181,15 +181,15 @@ class Limits:
             self._texts += count * self._longest
         return few
 
-    def _check_scales(self, item: h5py.h5d.DatasetID, where: str) -> None:
+    def _check_scales(self, held: Handle, where: str) -> None:
         """Refuse lists of scales without end, all of which may be one in the file."""
-        if not h5py.h5a.exists(item, LIST):
+        if not h5py.h5a.exists(held.id, LIST):
             return
-        listed = h5py.h5a.open(item, LIST)
-        if listed.get_storage_size() > ENTRY * _AXES or listed.shape != (len(item.shape or ()),):
+        axes = len(held.shape or ())
+        if h5py.h5a.get_info(held.id, LIST).data_size != ENTRY * axes or axes > _AXES:
             raise ValueError(f"{self._name} has scales of more axes than {where} has; refused")
         if self._longest > _FEW and (
-            many := [n for axis in range(len(item.shape)) if (n := h5py.h5ds.get_num_scales(item, axis)) > MOST_SCALES]
+            many := [n for axis in range(axes) if (n := h5py.h5ds.get_num_scales(held.id, axis)) > MOST_SCALES]
         ):
             raise ValueError(
                 f"{self._name} has {many[0]:,} scales of an axis of {where}, expected at most {MOST_SCALES}; refused"
