@@ -220,3 +220,23 @@ def test_the_command_prints_how_layers_were_found(tmp_path: Path, capsys: pytest
     assert "note: this network has no residual blocks; its layers are" in said
     assert "note: attention is left out: no self-attention was found" in said
     assert said.count(f"in {tmp_path / 'results.h5'})") == 4
+
+
+def test_a_norm_that_holds_its_activation_is_bypassed_with_its_convolution() -> None:
+    class Normed(nn.BatchNorm2d):
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels)
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(super().forward(x))  # type: ignore[no-any-return]
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), Normed(4), nn.Conv2d(4, 4, 3, padding=1), Normed(4),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    ).eval()  # fmt: skip
+    images = torch.randn(2, 3, 6, 6)
+    (unit,) = removals(model, discover(model, images))
+    assert [tap.module for tap in unit.bypassed] == ["2", "3"]
+    with torch.no_grad(), removed(model, unit):
+        torch.testing.assert_close(model(images), model[4:](model[:2](images)))

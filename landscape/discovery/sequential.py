@@ -83,13 +83,17 @@ def _extent(flow: Flow, first: int, readers: dict[Node, list[int]]) -> list[int]
 
 
 def _leaves(flow: Flow, extent: Sequence[int]) -> tuple[Tap, ...]:
-    """Calls of the modules that perform some operations; () where a module with children performs one of them.
+    """Calls of the modules that perform some operations; () where a module performs one of them and others beside.
 
     Such a module may call dropout, which changes no values in evaluation and acts on whatever replaces the others.
     """
     parents = {call.parent for call in flow.calls} | {-1}
     operations = [flow.operations[i] for i in extent]
     calls = list(dict.fromkeys(o.call for o in operations if "dropout" not in o.name or o.call not in parents))
-    if any(call < 0 or call in parents for call in calls):
+    if any(
+        call < 0 or (call in parents and not set(range(flow.calls[call].start, flow.calls[call].stop)) <= set(extent))
+        for call in calls
+    ):
         return ()
+    calls = [call for call in calls if not parents & {*calls} & {*flow.enclosing(flow.calls[call].parent)}]
     return tuple(Tap(flow.calls[call].module, "output", flow.calls[call].number) for call in calls)
