@@ -41,7 +41,7 @@ def forms(path: Path) -> dict[str, Form]:
             for name, group in groups.results_in(file)
             if group.attrs["label"] == synthetic.NETWORKS[0].label
             for arrays in [groups.datasets(group)]
-            for places in [groups.places(arrays)]
+            for places in [groups.places(group.id)]
         }
 
 

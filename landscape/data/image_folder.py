@@ -41,14 +41,14 @@ def load(
     entries = [f"{folder}/{entry}" for entry in _folders(folder)]
     with ThreadPoolExecutor() as pool:  # listing a folder on a network disk takes time
         listed = list(pool.map(pictures, entries))
-    if empty := [os.path.basename(entry) for entry, files in zip(entries, listed, strict=True) if not files]:
-        _log.warning("note: %s: no images in %s, which count as classes; remove them if they are none", folder, empty)
     numbers = [classes.index(os.path.basename(entry)) for entry in entries]
     targets = np.repeat(np.array(numbers, np.int64), [len(files) for files in listed])
     if not len(targets):
         raise FileNotFoundError(
             f"{folder} holds no images in class folders; expected {folder}/CLASS/*.png (or jpg, webp, bmp)"
         )
+    if empty := [os.path.basename(entry) for entry, files in zip(entries, listed, strict=True) if not files]:
+        _log.warning("note: %s: no images in %s, which count as classes; remove them if they are none", folder, empty)
     rows = subset(targets, samples, ordered=ordered)
     starts = np.cumsum([0, *(len(files) for files in listed)])
     places = np.searchsorted(starts, rows, side="right") - 1  # folder of each selected row
