@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -269,17 +270,17 @@ def test_what_a_measurement_gives_is_told_from_where_its_error_arises(benchmark_
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("shard", ["1/2", "2/2"])
-def test_a_tenth_of_the_libraries_networks_has_numbers_or_refusals(shard: str, tmp_path: Path) -> None:
+def test_a_sample_of_the_libraries_networks_has_numbers_or_refusals(tmp_path: Path) -> None:
+    """Ten networks; NETWORKS=0.1 in the environment takes a tenth of all, seven minutes on one core."""
     for library in ("timm", "transformers", "torchvision"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
-    rows = tmp_path / "rows.jsonl"
-    command = [sys.executable, str(BENCHMARK), "--rows", str(rows), "--shard", shard, "--sample", "0.1", "--seed", "10"]
+    rows, share = tmp_path / "rows.jsonl", os.environ.get("NETWORKS", "0.02")
+    command = [sys.executable, str(BENCHMARK), "--rows", str(rows), "--sample", share, "--seed", "10"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     built = [row for row in map(json.loads, rows.read_text().splitlines()) if "discovery" in row]
-    assert len(built) > 15
+    assert len(built) > 6
     for column in ("variance", "similarity", "lesion", "hessian"):
         kinds = Counter(row[column]["outcome"] for row in built)
         assert kinds["number"] >= 0.9 * (len(built) - kinds["none"]), (column, kinds)
