@@ -184,12 +184,13 @@ def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[
         tensor = next(tensors_in(value), None)  # of a tuple, a mapping or a dataclass, nested in any way, the first
         for position in positions.get(tap, ()):
             assert isinstance(tensor, Tensor)
-            with torch._C.DisableTorchFunction():  # functions are counted, and these are none of the model
+            with functions.paused():
                 receive(position, tensor)
 
     modules = dict.fromkeys((tap.module, tap.side) for tap in positions if tap.side != "function")
-    functions = {tap for tap in positions if tap.side == "function"}
-    with hooked_calls(model, modules, give), _Functions(functions, give) if functions else nullcontext():
+    heard = {tap for tap in positions if tap.side == "function"}
+    functions = _Functions(heard, give)
+    with hooked_calls(model, modules, give), functions if heard else nullcontext():
         yield
 
 
@@ -200,11 +201,23 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._taps, self._give = taps, give
         self._counts: dict[str, int] = {}
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count no calls meanwhile: they are none of the model."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if self._paused:
+            return result
         name = name_of(func, args)
         number = self._counts[name] = self._counts.get(name, -1) + 1
         if (tap := Tap(name, "function", number)) in self._taps:
