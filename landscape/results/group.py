@@ -180,14 +180,9 @@ def datasets(group: h5py.Group) -> dict[str, h5py.h5d.DatasetID]:
 
 def places(group: h5py.h5g.GroupID) -> dict[int, str]:
     """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
-    found: dict[int, str] = {}
-
-    def note(name: bytes, link: h5py.h5l.LinkInfo) -> None:
-        if link.type == h5py.h5l.TYPE_HARD:
-            found[link.u] = name.decode()
-
-    group.links.iterate(note, info=True)
-    return found
+    found = list[tuple[bytes, int, int]]()  # decoded afterwards: HDF5 loses an error that is raised while it iterates
+    group.links.iterate(lambda name, link: found.append((name, link.type, link.u)), info=True)
+    return {place: name.decode() for name, kind, place in found if kind == h5py.h5l.TYPE_HARD}
 
 
 def dims(

@@ -86,12 +86,10 @@ class Attributes(Mapping[str, Any]):
         self, item: ObjectID, guard: Guard = contextlib.nullcontext, check: Callable[[str, Any], None] | None = None
     ) -> None:
         self._item, self._guard, self._check, self._known = item, guard, check, dict[str, Any]()
-        self._sizes = dict[str, int]()
-        h5py.h5a.iterate(item, self._note, info=True)
-
-    def _note(self, name: bytes, info: h5py.h5a.AttrInfo) -> None:
-        if (text := name.decode()) not in CONVENTION:
-            self._sizes[text] = info.data_size
+        named = list[tuple[bytes, int]]()  # decoded afterwards: HDF5 loses an error that is raised while it iterates
+        h5py.h5a.iterate(item, lambda name, info: named.append((name, info.data_size)), info=True)
+        with guard():
+            self._sizes = {text: size for name, size in named if (text := name.decode()) not in CONVENTION}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sizes)
