@@ -19,7 +19,7 @@ from hostile_commands import beside_a_model, everything, refused
 
 from landscape.checkpoints import raw_files
 from landscape.cli.main import exit_code
-from landscape.plots import drawing
+from landscape.plots import drawing, headlines
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
 from landscape.results.journal import MAGIC, Journal, Record
@@ -399,3 +399,18 @@ def test_compressed_results_are_read(study: Path) -> None:
 
     ((_, data),) = reader.groups(changed(study / "r.h5", pack))
     assert data["more"].sum() == data["other"].sum() == 499500
+
+
+@pytest.mark.parametrize("read", [reader.open, headlines.summary])
+@pytest.mark.parametrize("kind", ["attribute", "link"])
+def test_names_that_are_no_text_are_refused_in_one_line(kind: str, read: Callable[[Path], Any], tmp_path: Path) -> None:
+    path = stored(tmp_path / "r.h5")
+    with h5py.File(path, "r+") as file:
+        group = next(iter(next(iter(file.values())).values()))
+        if kind == "attribute":
+            h5py.h5a.create(group.id, b"n\xe1\xff", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create(h5py.h5s.SCALAR))
+        else:
+            h5py.h5g.create(group.id, b"n\xe1\xff")
+    with pytest.raises(ValueError, match=re.escape(str(path))) as refused:
+        read(path)
+    assert "\n" not in str(refused.value)

@@ -18,7 +18,16 @@ import numpy as np
 
 from landscape.probe import AXES, MICRO_BATCHES, Plan, Quantity, Values
 from landscape.results import counts
-from landscape.results.handles import CONVENTION, Handle, array_of, attributes_of, hard_links, scales_of
+from landscape.results.handles import (
+    CONVENTION,
+    Handle,
+    array_of,
+    attributes_of,
+    hard_links,
+    links,
+    opened,
+    scales_of,
+)  # fmt: skip
 from landscape.results.hdf5_file import CHECK, check, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
@@ -174,15 +183,13 @@ def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
 
 def datasets(group: h5py.Group) -> dict[str, h5py.h5d.DatasetID]:
     """The arrays of a group by name, by hard links alone, without h5py's objects, which take most of the time."""
-    items = ((name, h5py.h5o.open(group.id, name.encode())) for name in places(group.id).values())
+    items = ((name, opened(group.id, name)) for name in places(group.id).values())
     return {name: item for name, item in items if isinstance(item, h5py.h5d.DatasetID)}
 
 
 def places(group: h5py.h5g.GroupID) -> dict[int, str]:
     """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
-    found = list[tuple[bytes, int, int]]()  # decoded afterwards: HDF5 loses an error that is raised while it iterates
-    group.links.iterate(lambda name, link: found.append((name, link.type, link.u)), info=True)
-    return {place: name.decode() for name, kind, place in found if kind == h5py.h5l.TYPE_HARD}
+    return {place: name for name, kind, place in links(group) if kind == h5py.h5l.TYPE_HARD}
 
 
 def dims(

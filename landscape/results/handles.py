@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import h5py
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from landscape.options import printable
 
 ObjectID: TypeAlias = h5py.h5g.GroupID | h5py.h5d.DatasetID
+T = TypeVar("T")
 Guard: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]  # surrounds what is read
 
 # Attributes that the HDF5 dimension-scale convention and netCDF-4 add to a dataset's own.
@@ -62,10 +63,24 @@ class Handle:
         return _printable(found) if text else found
 
 
+def links(group: h5py.h5g.GroupID) -> list[tuple[str, int, int]]:
+    """The links of a group: name, kind, and where in the file the object lies; bytes that are no text are kept.
+
+    They are decoded after the iteration, in which HDF5 loses errors.
+    """
+    found = list[tuple[bytes, int, int]]()
+    group.links.iterate(lambda name, link: found.append((name, link.type, link.u)), info=True)
+    return [(name.decode("utf-8", "surrogateescape"), kind, place) for name, kind, place in found]
+
+
 def hard_links(group: h5py.Group) -> list[str]:
     """Names in a group that are hard links, not soft or external ones."""
-    links = group.id.links
-    return [group._d(name) for name in group.id if links.get_info(name).type == h5py.h5l.TYPE_HARD]
+    return [name for name, kind, _ in links(group.id) if kind == h5py.h5l.TYPE_HARD]
+
+
+def opened(group: h5py.h5g.GroupID, name: str) -> Any:
+    """What lies in a group under a name that `links` gives."""
+    return h5py.h5o.open(group, name.encode("utf-8", "surrogateescape"))
 
 
 def array_of(dataset: h5py.Dataset) -> np.ndarray:
@@ -79,41 +94,46 @@ def _printable(texts: np.ndarray) -> np.ndarray:
     return np.array([printable(text.decode()) for text in texts.ravel()], object).reshape(texts.shape)
 
 
-class Attributes(Mapping[str, Any]):
-    """The attributes of a group or an array that are its own, each of which is read when it is asked for."""
+class OnDemand(Mapping[str, T]):
+    """What lies under names, each of which is read once, when it is asked for."""
 
-    def __init__(
-        self, item: ObjectID, guard: Guard = contextlib.nullcontext, check: Callable[[str, Any], None] | None = None
-    ) -> None:
-        self._item, self._guard, self._check, self._known = item, guard, check, dict[str, Any]()
-        named = list[tuple[bytes, int]]()  # decoded afterwards: HDF5 loses an error that is raised while it iterates
-        h5py.h5a.iterate(item, lambda name, info: named.append((name, info.data_size)), info=True)
-        with guard():
-            self._sizes = {text: size for name, size in named if (text := name.decode()) not in CONVENTION}
+    def __init__(self, names: Iterable[str], read: Callable[[str], T]) -> None:
+        self._names, self._read, self._known = dict.fromkeys(names), read, dict[str, T]()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sizes)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._sizes
+        return name in self._names
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> T:
+        if name not in self._names:
+            raise KeyError(name)
         if name not in self._known:
-            size = self._sizes[name]
-            with self._guard():
-                value = _value(self._item, name.encode(), size)
-                if self._check is not None:
-                    self._check(name, value)
-            self._known[name] = value
+            self._known[name] = self._read(name)
         return self._known[name]
 
 
-def attributes_of(item: ObjectID) -> dict[str, Any]:
-    """Own attributes, with values as Python has them; None of several texts."""
-    return dict(Attributes(item))
+def attributes_of(
+    item: ObjectID, guard: Guard = contextlib.nullcontext, check: Callable[[str, Any], None] | None = None
+) -> OnDemand[Any]:
+    """Own attributes of a group or an array, read on demand, with values as Python has them; None of several texts."""
+    named = list[tuple[bytes, int]]()  # decoded afterwards, as `links`
+    h5py.h5a.iterate(item, lambda name, info: named.append((name, info.data_size)), info=True)
+    with guard():
+        sizes = {text: size for name, size in named if (text := name.decode()) not in CONVENTION}
+
+    def read(name: str) -> Any:
+        with guard():
+            value = _value(item, name.encode(), sizes[name])
+            if check is not None:
+                check(name, value)
+        return value
+
+    return OnDemand(sizes, read)
 
 
 def _value(item: ObjectID, name: bytes, size: int) -> Any:

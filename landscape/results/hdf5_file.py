@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ import h5py
 import numpy as np
 
 from landscape.options import printable
+from landscape.results import handles
 from landscape.results.declared_size import EXPANSION, SLACK, expanding, refuse_oversized
-from landscape.results.handles import ENTRY, LIST, MOST_SCALES, Handle, ObjectID, attributes_of
+from landscape.results.handles import ENTRY, LIST, MOST_SCALES, Handle, ObjectID, OnDemand, attributes_of
 
 FORMAT = 1
 _PIECE = 1 << 24  # bytes of a file that are searched at a time
@@ -54,30 +55,6 @@ def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
         pass
 
 
-class _OnDemand(Mapping[str, Handle]):
-    """The arrays of a result by name, each of which is opened and checked when it is asked for."""
-
-    def __init__(self, names: list[bytes], opened: Callable[[bytes], ObjectID | Handle]) -> None:
-        self._names, self._opened, self._known = {_text(name): name for name in names}, opened, dict[str, Handle]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __getitem__(self, name: str) -> Handle:
-        if name not in self._known:
-            found = self._opened(self._names[name])
-            if not isinstance(found, Handle):
-                raise ValueError(f"{name} is no array")
-            self._known[name] = found
-        return self._known[name]
-
-
 def checked_groups(file: h5py.File, path: Path, *, links: bool = False, on_demand: bool = False) -> Iterator[Group]:
     """Every group with its datasets, all of which may be read; the root first, then in alphabetical order.
 
@@ -97,42 +74,42 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False, on_deman
         count += len(names)
         if count > MOST_LINKS:
             raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
-        opened = functools.partial(_opened, path, limits, where, group)
         if on_demand and depth == DEPTH:
-            yield Group(where, group, _OnDemand(names, opened))
+            yield Group(where, group, OnDemand(names, functools.partial(_array, path, limits, where, group)))
             continue
-        items = {_text(name): opened(name) for name in names}
+        items = {name: _opened(path, limits, where, group, name) for name in names}
         yield Group(where, group, {name: item for name, item in items.items() if isinstance(item, Handle)})
         groups = ((f"{where}/{name}", item) for name, item in items.items() if isinstance(item, h5py.h5g.GroupID))
         waiting += reversed([(*found, depth + 1) for found in groups if depth < DEPTH])
 
 
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
-
-
-def _members(path: Path, where: str, group: h5py.h5g.GroupID, *, links: bool) -> list[bytes]:
+def _members(path: Path, where: str, group: h5py.h5g.GroupID, *, links: bool) -> list[str]:
     """Names of the hard links in a group.
 
     Raises:
         ValueError: one cannot be shown, or, with `links`, is a link of another kind.
     """
-    found: list[tuple[bytes, int]] = []
-    group.links.iterate(lambda name, info: found.append((name, info.type)), info=True)
-    for name, kind in found:
-        if not _text(name).isprintable():
-            raise ValueError(f"{path} holds a name that cannot be shown ({printable(_text(name))}); refused")
+    found = handles.links(group)
+    for name, kind, _ in found:
+        if not name.isprintable():
+            raise ValueError(f"{path} holds a name that cannot be shown ({printable(name)}); refused")
         if links and kind != h5py.h5l.TYPE_HARD:
             raise ValueError(
-                f"{path} holds a link instead of data ({where}/{_text(name)}), which may lead to another file; "
+                f"{path} holds a link instead of data ({where}/{name}), which may lead to another file; "
                 "give another --out, or remove the link"
             )
-    return [name for name, kind in found if kind == h5py.h5l.TYPE_HARD]
+    return [name for name, kind, _ in found if kind == h5py.h5l.TYPE_HARD]
 
 
-def _opened(path: Path, limits: Limits, where: str, group: h5py.h5g.GroupID, name: bytes) -> ObjectID | Handle:
+def _array(path: Path, limits: Limits, where: str, group: h5py.h5g.GroupID, name: str) -> Handle:
+    if isinstance(found := _opened(path, limits, where, group, name), Handle):
+        return found
+    raise ValueError(f"{name} is no array")
+
+
+def _opened(path: Path, limits: Limits, where: str, group: h5py.h5g.GroupID, name: str) -> ObjectID | Handle:
     """What lies in a group under a name, counted."""
-    item, place = h5py.h5o.open(group, name), f"{where}/{_text(name)}"
+    item, place = handles.opened(group, name), f"{where}/{name}"
     if isinstance(item, h5py.h5d.DatasetID):
         limits.add(handle := Handle(item), place)
         return handle

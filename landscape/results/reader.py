@@ -20,7 +20,7 @@ from xarray.core import indexing
 
 from landscape.results import hdf5_file
 from landscape.results.group import datasets, dims, places, results_in
-from landscape.results.handles import Attributes, Guard, Handle, attributes_of
+from landscape.results.handles import Guard, Handle, OnDemand, attributes_of
 from landscape.results.malformed import (
     REPAIR,
     check_array,
@@ -46,7 +46,9 @@ def open(path: Path | str) -> xr.DataTree:
         for name, group in results_in(file):
             with readable(path, name, advice=f"{REPAIR}{path}"):
                 nodes[name] = dataset_of(group)
-        return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes_of(h5py.h5g.open(file.id, b"/"))), **nodes})
+        return xr.DataTree.from_dict(
+            {"/": xr.Dataset(attrs=dict(attributes_of(h5py.h5g.open(file.id, b"/")))), **nodes}
+        )
 
 
 def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
@@ -203,7 +205,7 @@ class Array:
     def attrs(self) -> Mapping[str, Any]:
         """Its attributes."""
         with self._guard():
-            return Attributes(self._array.id, self._guard)
+            return attributes_of(self._array.id, self._guard)
 
     @cached_property
     def held(self) -> Any:
@@ -234,27 +236,12 @@ class Array:
         return getattr(self.variable, name)
 
 
-class _Arrays(Mapping[str, Array]):
+def _arrays(
+    group: h5py.h5g.GroupID, arrays: Mapping[str, Handle], *, lazy: bool, guard: Guard = contextlib.nullcontext
+) -> Mapping[str, Array]:
     """The arrays of a result; `lazy` leaves large ones in the file, which must stay open."""
-
-    def __init__(self, group: h5py.h5g.GroupID, arrays: Mapping[str, Handle], *, lazy: bool, guard: Guard) -> None:
-        self._arrays, self._places, self._lazy, self._guard = arrays, places(group), lazy, guard
-        self._known = dict[str, Array]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._arrays
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._known:
-            array = self._arrays[name]
-            self._known[name] = Array(name, array, self._places, self._lazy, self._guard)
-        return self._known[name]
+    where = places(group)
+    return OnDemand(arrays, lambda name: Array(name, arrays[name], where, lazy, guard))
 
 
 class Stored(Mapping[str, xr.DataArray]):
@@ -265,9 +252,9 @@ class Stored(Mapping[str, xr.DataArray]):
 
     def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle]) -> None:
         self._path, self._name = path, group.name.strip("/")
-        self.attrs = Attributes(group.id, self._reading, check_attribute)
+        self.attrs = attributes_of(group.id, self._reading, check_attribute)
         check_identity(self.attrs, self._name.partition("/")[0])
-        self.variables = _Arrays(group.id, arrays, lazy=True, guard=self._reading)
+        self.variables = _arrays(group.id, arrays, lazy=True, guard=self._reading)
 
     @cached_property
     def whole(self) -> xr.Dataset:
@@ -317,7 +304,7 @@ def _array(array: Handle, lazy: bool) -> Any:
 
 def attributes(group: h5py.Group, probe: str = "") -> dict[str, Any]:
     """The attributes of a stored result, checked as those of `dataset_of`."""
-    found = attributes_of(group.id)
+    found = dict(attributes_of(group.id))
     check_attributes(found, probe or group.name.strip("/").partition("/")[0])
     return found
 
@@ -330,7 +317,7 @@ def dataset_of(group: h5py.Group, probe: str = "") -> xr.Dataset:
     """
     about = attributes(group, probe)
     arrays = {name: Handle(item) for name, item in datasets(group).items()}
-    stored = _Arrays(group.id, arrays, lazy=False, guard=contextlib.nullcontext)
+    stored = _arrays(group.id, arrays, lazy=False)
     return _dataset(stored, about, group.name.strip("/"))
 
 

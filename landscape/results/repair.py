@@ -162,7 +162,7 @@ def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list
         for place, at in zip(places, _references(places), strict=True):
             try:
                 group = file[at]
-                about = attributes_of(group.id)
+                about = dict(attributes_of(group.id))
                 probe = place.partition("/")[0] if isinstance(place, str) else str(about.get("probe"))
                 identity = [probe, str(about.get("label", "")), str(about.get("digest", ""))]
                 flaw = _flaw(group, about, probe, size, longest)
