@@ -85,7 +85,7 @@ def windows_of(maps: Positions, images: int) -> tuple[Windows | None, str]:
         return None, ""
     if count % images:
         return None, UNKNOWN
-    both = torch.cat([rows.reshape(images, -1, queries, 2), columns.reshape(images, -1, keys, 2)], dim=2).cpu()
+    both = torch.cat([rows.reshape(images, -1, queries, 2), columns.reshape(images, -1, keys, 2)], dim=2)
     both = ((both * FINEST).round() / FINEST).nan_to_num(math.inf)
     if not torch.equal(both, both[:1].expand_as(both)):
         return None, "the maps of an image do not lie together"

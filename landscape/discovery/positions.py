@@ -1,8 +1,9 @@
 """Follow the positions of an image through a pass: where in the image the numbers of each tensor come from.
 
 The positions of a tensor are tensors of its shape, of stride 0 along axes on which they do not change: rows and columns
-of pixels, NaN for tokens that are no positions (class token, padding). A product of queries and keys has four: those of
-its queries, then those of its keys. After a sum of products over the positions themselves there are none, ().
+of pixels, NaN for tokens that are no positions (class token, padding). They lie on the host, where they are compared,
+whatever the device of the pass. A product of queries and keys has four: those of its queries, then those of its keys.
+After a sum of products over the positions themselves there are none, ().
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ def of_image(image: Tensor) -> Positions | None:
     """Rows and columns of the pixels of images (N, C, H, W)."""
     if image.ndim != 4 or not image.is_floating_point():
         return None
-    sides = (torch.arange(side, dtype=torch.float64, device=image.device) for side in image.shape[2:])
+    sides = (torch.arange(side, dtype=torch.float64) for side in image.shape[2:])
     return tuple(side.expand(image.shape) for side in torch.meshgrid(*sides, indexing="ij"))
 
 
@@ -124,8 +125,8 @@ def _moved(
         if positions is not None and len(positions) == count:
             return positions[i]
         if not tensor.is_floating_point():
-            return tensor  # an index
-        return tensor.new_full((), nan, dtype=torch.float64).expand(tensor.shape)
+            return tensor.cpu()  # an index
+        return torch.full((), nan, dtype=torch.float64).expand(tensor.shape)
 
     columns = []
     for i in range(count):

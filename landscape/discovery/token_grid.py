@@ -52,7 +52,7 @@ def places_of(flow: Flow, node: Node) -> tuple[Place, ...]:
         found = tuple(p.movedim(1, -1) for p in found)
     if any(p.stride(-1) for p in found):
         return ()
-    places = torch.stack([p[..., 0].reshape(images, -1) for p in found], dim=-1).cpu()
+    places = torch.stack([p[..., 0].reshape(images, -1) for p in found], dim=-1)
     places = ((places * FINEST).round() / FINEST).nan_to_num(math.inf)
     return tuple((row, column) for row, column in places[0].tolist()) if (places == places[:1]).all() else ()
 
