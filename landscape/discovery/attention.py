@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from landscape.discovery.graph import ATTENTION, PRODUCTS, Flow, Operation
+from landscape.discovery.graph import ATTENTION, Flow, Operation
 from landscape.discovery.layer import AttentionCall, Grid, HeadOutputs, Place, Windows
-from landscape.discovery.positions import FINEST, Positions, spelt
+from landscape.discovery.positions import FINEST, PRODUCTS, Positions, spelt
 from landscape.discovery.token_grid import grid_of
 
 # What may stand between an explicit softmax and its product with the values without changing what a map is.
@@ -66,7 +66,7 @@ def _sides(flow: Flow, operation: Operation) -> tuple[int, int]:
 def _is_of_product(flow: Flow, position: int) -> bool:
     """Whether a softmax is of a product of two tensors of the pass, unlike a gate."""
     past = flow.ancestors[flow.operations[position].reads[0]]
-    products = (o for o in flow.operations[:position] if o.name in PRODUCTS | {"baddbmm"} and len(o.reads) > 1)
+    products = (o for o in flow.operations[:position] if o.name in PRODUCTS and len(o.reads) > 1)
     return any(past >> product.writes[0] & 1 for product in products)
 
 

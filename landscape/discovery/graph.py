@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from landscape.data.structure import Forward, Nested, call_model, tensors_in
-from landscape.discovery.positions import Positions, follow, maps_of, of_image
+from landscape.discovery.positions import PRODUCTS, Positions, follow, maps_of, of_image
 
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
-PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}  # of which one mixes the values by an explicit softmax
 VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten"}
 # Operations with weights, matrix products and attention: a residual branch has at least one.
-HEAVY = ATTENTION | PRODUCTS | {"conv1d", "conv2d", "conv3d", "linear", "baddbmm"}
+HEAVY = ATTENTION | PRODUCTS | {"conv1d", "conv2d", "conv3d", "linear"}
 CONVERSIONS = {"to", "float", "double", "half", "bfloat16", "type", "type_as"}  # no operation where they change nothing
 Key = tuple[str, int]  # name of a torch function, and the number of its call in a pass
 Node = int  # one value of a tensor: an in-place operation makes a new node of the same tensor

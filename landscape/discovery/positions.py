@@ -30,7 +30,7 @@ MOVES = {  # functions that only move the numbers of tensors, so that they are c
 }  # fmt: skip
 RESAMPLING = {"interpolate", "upsample", "adaptive_avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool1d"}
 REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min"}
-MATRIX_PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum", "baddbmm"}
+PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum", "baddbmm"}  # of matrices
 POOLING_WORDS = ("input", "kernel_size", "stride", "padding")
 STRIDED = ("conv1d", "conv2d", "conv3d", "max_pool", "avg_pool", "boolean_dispatch", "fractional_max_pool")
 
@@ -57,7 +57,7 @@ def follow(
         if name in MOVES:
             count = max(len(positions) for _, positions in given)
             return _moved(name, func, args, kwargs, find, count) if count else [()] * len(results)
-        if name in MATRIX_PRODUCTS or name == "scaled_dot_product_attention":
+        if name in PRODUCTS or name == "scaled_dot_product_attention":
             return [_of_product(name, args, kwargs, find, shape)]
         positions = next(iter(given))[1]
         if name == "multi_head_attention_forward":  # of its queries

@@ -10,8 +10,9 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 
-from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, PRODUCTS, VIEWS, Call, Flow, Node, Operation
+from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node, Operation
 from landscape.discovery.layer import Kind, Tap
+from landscape.discovery.positions import PRODUCTS
 
 JOINING = {"cat", "concat", "concatenate"}
 
@@ -118,14 +119,14 @@ def kind_of(flow: Flow, inside: Sequence[int]) -> Kind:
 
 
 def _attends(flow: Flow, operation: Operation, beside: Sequence[Operation]) -> bool:
-    """Whether an operation is attention: a softmax is a gate unless matrix products or patches stand beside it."""
+    """Whether an operation is attention; a softmax whose block multiplies no matrices and unfolds nothing is a gate."""
     if operation.name not in ATTENTION or "softmax" not in operation.name:
         return operation.name in ATTENTION
     maps = operation.writes[0]
     return any(
         o.patches is not None
         or (
-            o.name in PRODUCTS | {"baddbmm"}
+            o.name in PRODUCTS
             and len(o.reads) > 1
             and (flow.ancestors[maps] >> o.writes[0] | flow.ancestors[o.writes[0]] >> maps) & 1
         )

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from landscape.discovery.graph import ATTENTION, PRODUCTS, Key, Patches
+from landscape.discovery.graph import ATTENTION, Key, Patches
 from landscape.discovery.layer import HeadOutputs, Windows
+from landscape.discovery.positions import PRODUCTS
 
 
 @dataclass(frozen=True)
