@@ -1,4 +1,4 @@
-"""The commands `evaluate` (loss, accuracy and calibration of checkpoints) and `layers` (what probes measure)."""
+"""The command `evaluate`: loss, accuracy and calibration of checkpoints."""
 
 from __future__ import annotations
 
@@ -20,81 +20,10 @@ from landscape.cli.command_options import (
     reading_values,
     with_options,
 )
-from landscape.cli.loading import CHECKPOINT, load, several_checkpoints
-from landscape.cli.text_table import text_table
+from landscape.cli.loading import load, several_checkpoints
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from landscape.subject.subject import Subject
-
-FEW = 2  # inputs that pass through the network
-
-
-def layers(checkpoint: Path | None, layers: list[str], json: bool, **options: Any) -> None:
-    """List the layers that probes measure: name, kind, stage, depth, shape, grid.
-
-    Needs no data: without --data, images of the size that the checkpoint or the model names pass through the network.
-    """
-    from landscape.layers.selection import remarks, select_layers, unmeasured
-
-    model, example = _model_and_example(checkpoint, loading_values(options))
-    found = select_layers(model, example, tuple(layers))
-    rows = [
-        {
-            "layer": i,
-            "name": layer.name,
-            "kind": layer.kind,
-            "reduces": "subsample" if layer.reduces else "",
-            "stage": layer.stage,
-            "depth": f"{layer.depth:.3f}",
-            "shape": " x ".join(map(str, layer.shape)),
-            "grid": " x ".join(map(str, layer.grid)) if layer.spatial else "?" if layer.grid_unknown else "",
-        }
-        for i, layer in enumerate(found)
-    ]
-    typer.echo(encoding.dumps(rows) if json else text_table(rows))
-    for remark in [*remarks(found), *([] if layers else unmeasured(model, example, found))]:
-        typer.echo(f"note: {remark}", err=True)
-
-
-def _model_and_example(checkpoint: Path | None, values: dict[str, Any]) -> tuple[nn.Module, Tensor]:
-    """The model, and a few inputs that it accepts: the first of the data if they are named."""
-    import torch
-
-    from landscape.checkpoints.user_code import first_line
-    from landscape.subject.loading import load as loading
-    from landscape.subject.spec import Spec
-
-    if values.get("data"):
-        few = values.get("batch_size", FEW)  # a program may accept one size only
-        subject = loading.load(checkpoint, **{**values, "samples": few, "batch_size": few, "logits": False})
-        return subject.model, subject.batch(0)[0]
-    model, size = loading.model_without_data(Spec(checkpoint=checkpoint, **values))
-    example = loading.example(model, size)
-    try:
-        with torch.inference_mode():
-            model(example)
-    except Exception as error:  # whatever a foreign model raises
-        raise ValueError(
-            f"the model does not accept inputs of shape {tuple(example.shape[1:])} ({first_line(error)}); give --data, "
-            "whose first inputs are then used, or check --image-size and --model-arg"
-        ) from error
-    return model, example
-
-
-with_options(
-    layers,
-    {
-        "checkpoint": CHECKPOINT,
-        **loading_options({}, without=("weight_decay", "mc_dropout")),
-        "layers": option(
-            list[str], "REGEX[:KIND[:ROWSxCOLUMNS[+PREFIX]]] or file.toml: modules to take as layers", [], DATA
-        ),
-        "json": option(bool, "print JSON", False, OUTPUT, "--json"),
-        "debug": RUN["debug"],
-    },
-)
 
 
 def evaluate(checkpoint: list[Path] | None, passes: int, json: bool, quiet: bool, **options: Any) -> None:

@@ -21,6 +21,8 @@ from landscape.cli import (
     evaluate,
     figures,
     import_export,
+    layers,
+    merging,
     reproduce,
     show,
     studies,
@@ -92,10 +94,10 @@ for _command in (training.train, training.models, demo.demo, reproduce.reproduce
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (
     figures.plot, animate.animate, figures.report,
-    compare.compare, doctor.doctor, show.show, evaluate.layers, evaluate.evaluate,
+    compare.compare, doctor.doctor, show.show, layers.layers, evaluate.evaluate,
 ):  # fmt: skip
     app.command(rich_help_panel=INSPECT)(_command)
-for _command in (import_export.merge, import_export.repair):
+for _command in (merging.merge, merging.repair):
     app.command(rich_help_panel=INSPECT)(_command)
 app.command("import", rich_help_panel=INSPECT)(import_export.import_)
 app.command("export", rich_help_panel=INSPECT)(import_export.export)
