@@ -24,13 +24,9 @@ from landscape.doctor.finding import Finding
 from landscape.plots import FIGURES
 from landscape.plots.comparison import rows as comparison_rows
 from landscape.plots.comparison.compare import compare
-from landscape.plots.report import findings, next_steps, page, panels, report, table
-from landscape.plots.report.next_steps import command_to_measure
-from landscape.probes import probe_class
+from landscape.plots.report import page, panels, report, table
 from landscape.results import reader
-from landscape.results.command_line import chosen
 from landscape.statistics.intervals import interval
-from landscape.subject.spec import Spec
 
 pytestmark = pytest.mark.slow
 
@@ -216,120 +212,6 @@ def test_numbers_of_different_protocols_are_in_different_columns(few: Path, tmp_
     assert any("digest of the samples another" in column.distinct for column in by_title["APE"])
     words = Page(written(path, tmp_path)).words
     assert "another split, 5 samples" in words
-
-
-FLAT = (
-    "hessian",
-    "trace",
-    "density",
-    "flatness",
-    "step",
-    "line",
-    "sensitivity",
-)  # what has measures of flatness beside the surface
-
-
-def answer(path: Path, question: str) -> findings.Finding:
-    found = findings.findings(reader.groups(path), path)
-    return next(finding for finding in found if question in finding.question)
-
-
-def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_path: Path) -> None:
-    def heights(file: h5py.File, values: dict[str, float], error: float) -> None:
-        for probe in {*FLAT} & {*file}:
-            del file[probe]
-        for name, group in file["surface"].items():
-            group["height"][...] = next((v for label, v in values.items() if name.startswith(label)), 9.0)
-            group["height_se"][...] = error
-            for basin in [name for name in group if name.startswith("basin")]:
-                group[basin][...] = np.nan
-
-    apart = {VIT: 1.0, RESNET: 2.0}
-    sure = changed(few, tmp_path / "sure.h5", lambda file: heights(file, apart, 0.1))
-    assert answer(sure, "flatter").certainty == "certain"
-    assert answer(sure, "flatter").answer[0].startswith(f"{VIT} is the flattest by height at 0.1")
-    unsure = changed(few, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
-    assert answer(unsure, "flatter").certainty == "cannot tell"
-    assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
-
-
-def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Path) -> None:
-    def change(file: h5py.File) -> None:
-        for probe in {*FLAT} & {*file}:
-            del file[probe]
-        for name, group in file["surface"].items():
-            group["height"][...] = [2.0, 2.0, 2.0, 1.0] if name.startswith(VIT) else [1.0, 1.0, 1.0, 2.0]
-            group["height_se"][...] = 0.01
-
-    said = answer(changed(few, tmp_path / "r.h5", change), "flatter").answer
-    assert said[0].startswith("There is no single answer")
-    assert said[1] == f"{VIT} is the flattest by height at 1 (surface)."
-    assert said[2].startswith("Not told apart by height at 0.1 (surface): flattest ")
-    assert said[2].endswith("told apart from 1 of 2.")
-
-
-def test_results_of_different_protocols_are_not_compared(few: Path, tmp_path: Path) -> None:
-    def change(file: h5py.File) -> None:
-        for probe in {*FLAT, "surface"} & {*file}:
-            for i, group in enumerate(file[probe].values()):
-                group.attrs["protocol"] = f"split {i}"
-
-    path = changed(few, tmp_path / "r.h5", change)
-    assert answer(path, "flatter").certainty == "not measured"
-
-
-def test_the_layer_that_filters_and_the_unit_that_matters_are_named_with_their_errors(few: Path) -> None:
-    ((_, lesion),) = reader.find(few, "lesion", VIT)
-    drop = lesion["accuracy_drop"].values
-    said = next(line for line in answer(few, "unit matters").answer if line.startswith(VIT))
-    assert str(lesion["name"].values[int(np.argmax(drop))]) in said
-    assert f"{drop.max():.3g}" in said
-    ((_, fourier),) = reader.find(few, "fourier", VIT)
-    steps = np.diff(fourier["high_frequency"].values)
-    filters = next(line for line in answer(few, "filters").answer if line.startswith(VIT))
-    (layer,) = [i for i, name in enumerate(fourier["name"].values) if f" {name} (" in filters.partition(" lowers ")[0]]
-    assert steps[layer - 1] == pytest.approx(steps.min())
-
-
-def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> None:
-    options = json.dumps({"checkpoint": "runs/a b/final.pt", "samples": "64"})
-    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("surface",), share=0.5)
-    with h5py.File(path, "r+") as file:
-        for group in file["surface"].values():
-            group.attrs["options"] = options
-    step = answer(path, "run next")
-    assert step.command.startswith("landscape surface 'runs/a b/final.pt'")
-    assert "units are missing" in step.answer[0]
-    assert "--samples 64" in step.command
-    assert "--batch-size" not in step.command
-    found = Page(written(path, tmp_path))
-    assert "unfinished" in found.words
-    assert json.loads(found.raw["script"][0])["surface"][0]["missing"] > 0
-
-
-def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: Path) -> None:
-    def change(file: h5py.File) -> None:
-        for probe in file:
-            for name, group in file[probe].items():
-                options = {"checkpoint": f"{group.attrs['label']}.pt", **({"top": 3} if probe == "hessian" else {})}
-                group.attrs["spec"] = group.attrs["options"] = json.dumps(options)
-                if probe == "hessian" and name.startswith(RESNET):
-                    del file[probe][name]
-
-    path = changed(few, tmp_path / "r.h5", change)
-    step = next_steps.next_step([(str(d.attrs["label"]), d) for _, d in reader.groups(path)], path)
-    assert step.command == f"landscape hessian {RESNET}.pt --top 3 --out {path}"
-
-
-def test_a_command_holds_all_that_was_asked_for(few: Path) -> None:
-    ((_, data),) = reader.find(few, "surface", VIT)
-    spec = Spec(Path("a.pt"), model_arg={"depth": 2}, mean=(0.5, 0.25), std=(1, 1), split="train", samples=1024)
-    options = chosen(probe_class("surface")(resolution="15", preview=True, seed=3), spec)
-    data = data.assign_attrs(options=json.dumps({**options, "hvp": "exact"}, default=str))
-    assert command_to_measure(data, Path("r.h5")) == (
-        "landscape surface a.pt --resolution 15 --bn frozen --preview --model-arg depth=2 --mean 0.5,0.25 --std 1,1 "
-        "--seed 3 --out r.h5"
-    )
 
 
 def decoded(held: dict[str, Any]) -> np.ndarray:
