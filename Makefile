@@ -17,7 +17,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not campaign"
 
-# The tests not marked `slow` (those compile, train, start processes or draw many figures): under a minute on two cores.
+# The tests not marked `slow` (those compile, train, start processes or draw many figures): about a minute on two cores.
 quick: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not campaign"
 
