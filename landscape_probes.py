@@ -13,6 +13,9 @@ def main() -> None:
             f"landscape: import landscape finds another package, {place}, not that of landscape-probes; install "
             "this one into a virtual environment of its own and unset PYTHONPATH, see docs/faq.md"
         )
+    from landscape.cli.process_setup import end_at_once_by_ctrl_c
+
+    end_at_once_by_ctrl_c()
     from landscape.cli.main import main as run
 
     run()

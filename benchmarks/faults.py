@@ -20,7 +20,7 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     check.__name__: check
     for check in (
         machine.full_disk, machine.read_only_folder, machine.torn_journal, machine.foreign_journals,
-        machine.damaged_file, machine.clock_jumps, machine.fsync, users.sigterm, users.sigint_twice,
+        machine.damaged_file, machine.clock_jumps, machine.fsync, users.sigterm, users.sigint,
         users.same_question_twice, users.polling_reader, users.checkpoint_replaced, users.results_deleted,
         users.two_commands, users.eight_commands,
     )

@@ -6,6 +6,7 @@ Nothing here happens when the library is imported. What the user has set in the 
 from __future__ import annotations
 
 import _thread
+import atexit
 import ctypes
 import gc
 import os
@@ -98,6 +99,12 @@ class Terminated(BaseException):
 RECEIVED: list[int] = []
 
 
+def end_at_once_by_ctrl_c() -> None:
+    """End at Ctrl-C without Python's traceback while the command itself is imported, which hears it from then on."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_now)
+
+
 def end_by_signals() -> None:
     """End the command at Ctrl-C and SIGTERM by an exception, so that it merges what is finished; at a second one now.
 
@@ -106,6 +113,7 @@ def end_by_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+    atexit.register(_ignore_signals)  # before others, so that it is the last to be called
     sys.unraisablehook = _end_after_all
 
 
@@ -115,6 +123,13 @@ def _end(number: int, frame: FrameType | None) -> None:
         if signal.getsignal(each) is _end:
             signal.signal(each, _end_now)
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated("terminated")
+
+
+def _ignore_signals() -> None:
+    """Keep the exit code of a command that has ended: Python, as it ends, takes a signal for the end of the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in (_end, _end_now):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _end_after_all(ignored: sys.UnraisableHookArgs) -> None:

@@ -1,5 +1,8 @@
 """`python -m landscape`: the same as the command `landscape`."""
 
-from landscape.cli.main import main
+from landscape.cli.process_setup import end_at_once_by_ctrl_c
+
+end_at_once_by_ctrl_c()
+from landscape.cli.main import main  # noqa: E402
 
 main()

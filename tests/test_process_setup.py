@@ -55,6 +55,29 @@ try:
 except BaseException as error:
     print(type(error).__name__)
 """
+AT_THE_END = """
+import os, signal, sys
+from landscape.cli.process_setup import end_by_signals
+end_by_signals()
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=int(sys.argv[1])):
+        kill(pid, number)
+last = Last()
+try:
+    os.kill(os.getpid(), int(sys.argv[1]))
+except BaseException:
+    sys.exit(7)
+"""
+AT_THE_START = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "landscape.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+exec(sys.argv[1])
+"""
+AT_ONCE = "landscape: ended at once; everything finished is kept, run the same command to resume\n"
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("GLIBC_TUNABLES", *(name for name, _, _ in MALLOC))}
 
 
@@ -132,7 +155,7 @@ def test_a_second_signal_ends_a_command_that_is_ending_at_once_and_in_one_line(
         process.send_signal(second)
         _, err = process.communicate(timeout=300)
     assert process.returncode == code
-    assert err == "landscape: ended at once; everything finished is kept, run the same command to resume\n"
+    assert err == AT_ONCE
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated")])
@@ -141,6 +164,18 @@ def test_a_signal_within_a_destructor_ends_the_command_too(number: int, raised: 
     command = [sys.executable, "-c", IN_DESTRUCTORS, str(number)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (ended.stdout, ended.stderr) == (f"{raised}\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_python_ends_leaves_the_exit_code(number: int) -> None:
+    assert subprocess.run([sys.executable, "-c", AT_THE_END, str(number)], check=False, timeout=300).returncode == 7
+
+
+@pytest.mark.parametrize("start", ["import landscape.__main__", "import landscape_probes; landscape_probes.main()"])
+def test_ctrl_c_before_the_command_is_imported_ends_it_in_one_line(start: str) -> None:
+    command = [sys.executable, "-c", AT_THE_START, start]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", AT_ONCE)
 
 
 def test_a_command_in_the_background_of_a_shell_ignores_ctrl_c_as_the_shell_wants(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from dask_commands import children
@@ -31,6 +34,7 @@ from fault_checks.commands import (
 )
 from landscape.results import reader
 
+MOMENTS = int(os.environ.get("MOMENTS", "10"))
 GRACE = 20.0  # seconds that a batch system leaves between SIGTERM and SIGKILL; 30 by default under Slurm
 
 
@@ -63,27 +67,47 @@ def _hearing_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def sigint_twice(folder: Path) -> str:
-    """Ctrl-C, and again at once, soon, and later: code 130, no traceback; what was finished is in file or journal."""
-    wrong = []
-    for pause in (0.0, 0.002, 0.01, 0.05, 0.3):
-        process = running(LONG, folder, held(folder / "results.h5") + 50, preexec_fn=_hearing_ctrl_c)
-        before = held(folder / "results.h5")
-        process.send_signal(signal.SIGINT)
-        time.sleep(pause)
-        process.send_signal(signal.SIGINT)
+def sigint(folder: Path) -> str:
+    """Ctrl-C at MOMENTS random moments of runs with and without workers, every other twice: code 130, no traceback.
+
+    All processes of the terminal get it. What was finished is in file or journal, nobody is left, and a run that no
+    signal reached has the numbers of one that nothing happened to.
+    """
+    wanted, moments, since = whole(folder, LONG), random.Random(0), time.monotonic()
+    assert ended(start(["show", str(wanted)], folder))[0] == 0  # what an import takes, the least of a run
+    wrong, hits, took, path = Counter[str](), 0, 3 * (time.monotonic() - since), folder / "results.h5"
+    while hits < MOMENTS:
+        words = [*LONG, *(("--workers", "2") if hits % 3 == 2 else ())]
+        process = start(words, folder, preexec_fn=_hearing_ctrl_c, start_new_session=True)
+        time.sleep(moments.uniform(0.0, took))
+        before = held(path)
+        for pause in (0.0, *([moments.uniform(0.0, 0.3)] if hits % 2 else ())):
+            time.sleep(pause)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=GRACE)
-        kept = held(folder / "results.h5")
-        wrong += [
-            expect(
-                (process.returncode == 130, f"{process.returncode} after {pause} s: {err}"),
-                ("Traceback" not in err and "Exception ignored" not in err, err),
-                (before <= kept < UNITS, f"{kept} units are kept of {before}"),
-            )
-        ]
-    again, said = ended(start(LONG, folder))
-    fine = same(folder / "results.h5", whole(folder, LONG)) and not beside(folder)
-    return "; ".join(filter(None, [*wrong, expect((again == 0, said), (fine, "other numbers, or files are left"))]))
+        hits, over = hits + (process.returncode != 0), process.returncode == 0
+        facts = (
+            (process.returncode in (0, 130), f"{process.returncode}: {err}"),
+            (not _left(process.pid), "a process is left"), (before <= held(path), f"{held(path)} units of {before}"),
+            ("Traceback" not in err and "Exception ignored" not in err, err),
+            (not over or (same(path, wanted) and not beside(folder)), "other numbers, or files are left"),
+        )  # fmt: skip
+        wrong.update(text for holds, text in facts if not holds)
+        if over:
+            path.unlink()
+    return "; ".join(f"{count} of {hits}: {text}" for text, count in wrong.items())
+
+
+def _left(group: int) -> bool:
+    """Whether a process of a group is still there, a second after its first one ended."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def same_question_twice(folder: Path) -> str:
