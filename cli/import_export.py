@@ -76,8 +76,6 @@ def export(
             typer.echo(path)
         say(f"{len(paths)} files in {out}", quiet=quiet)
         return
-    if "vtk" in format.lower():
-        raise OptionError("--format vtk is replaced by vtp, which ParaView reads too; give --format vtp")
     formats = parse_choices("format", format, exporting.WRITERS)
     paths = exporting.export(file, out, formats, label=label)
     for path in paths:

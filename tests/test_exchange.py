@@ -577,7 +577,7 @@ def test_bad_files_end_in_one_line_and_change_nothing(command: Command, tmp_path
         ("import", good, line, "--path", path): (2, "got 2 files"),
         ("export", "none.h5"): (1, "none.h5"),
         ("export", "--format", "stl"): (2, "--format must be tomgoldstein, csv or vtp, got stl"),
-        ("export", "--format", "csv,vtk"): (2, "--format vtk is replaced by vtp"),
+        ("export", "--format", "csv,vtk"): (2, "--format must be tomgoldstein, csv or vtp, got vtk"),
         ("export", "--label", "theirs"): (1, "holds no surface with the label theirs (labels: ours)"),
         ("export", "--out", "good.csv"): (1, "expected a folder"),
     }

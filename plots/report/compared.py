@@ -10,7 +10,7 @@ import xarray as xr
 from landscape.plots.comparison.comparison import REAL
 from landscape.plots.comparison.networks import NAME
 from landscape.plots.comparison.rows import MINUS, outdated, signed
-from landscape.plots.report.sections import Html, element, join
+from landscape.plots.report.markup import Html, element, join
 from landscape.results.stored_table import rows_of
 from landscape.statistics.rounding import interval
 

@@ -15,10 +15,11 @@ from landscape.plots.appearance import looks
 from landscape.plots.report import layer_panels, panels, sections
 from landscape.plots.report.compared import comparisons
 from landscape.plots.report.findings import findings
+from landscape.plots.report.markup import Html, element, join
 from landscape.plots.report.next_steps import unfinished
 from landscape.plots.report.panels import PARTS, Drawn
 from landscape.plots.report.protocols import Protocols
-from landscape.plots.report.sections import Check, Html, checks, element, join
+from landscape.plots.report.sections import Check, checks
 from landscape.plots.report.table import checkpoints, comparison
 from landscape.results import reader
 from landscape.results.protocols import of_several

@@ -1,9 +1,8 @@
 """The written parts of the page: answers, the table of checkpoints, figures with their meaning, protocols."""
 
 import base64
-import html
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -14,42 +13,11 @@ import xarray as xr
 from landscape.plots import FIGURES, STUDIES, headlines, study_module
 from landscape.plots.report import next_steps
 from landscape.plots.report.findings import Finding
+from landscape.plots.report.markup import Html, element, escape, join
 from landscape.plots.report.next_steps import listed, unfinished
 from landscape.plots.report.protocols import Protocols
 from landscape.plots.report.table import Table
 from landscape.results.headline_numbers import Measured
-
-EMPTY = ("img", "meta", "br")  # elements without an end
-
-
-class Html(str):
-    """Text that is markup already."""
-
-    __slots__ = ()
-
-
-def escape(text: object) -> Html:
-    """Anything as text of a page; markup stays as it is."""
-    return text if isinstance(text, Html) else Html(html.escape(str(text)))
-
-
-def join(parts: Iterable[object], between: str = "\n") -> Html:
-    """Parts one after the other, each escaped unless it is markup."""
-    return Html(between.join(escape(part) for part in parts))
-
-
-def element(name: str, *children: object, **attributes: object) -> Html:
-    """One element. `class_` is the attribute `class`, `data_x` is `data-x`; True is an attribute without a value."""
-    given = []
-    for key, value in attributes.items():
-        key = key.rstrip("_").replace("_", "-")
-        if value is True:
-            given.append(f" {key}")
-        elif value not in (None, False):
-            given.append(f' {key}="{html.escape(str(value))}"')
-    start = f"<{name}{''.join(given)}>"
-    return Html(start if name in EMPTY else f"{start}{join(children, '')}</{name}>")
-
 
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 MARK = "◐"  # of what is unfinished
