@@ -21,7 +21,8 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not campaign"
 
-# What looks for unknown faults, and takes long: fuzzing, kills, large files, documentation, runs on a simulated GPU.
+# What looks for unknown faults, or runs what is delivered as a whole, and takes long: fuzzing, kills, large files, coverage by
+# repetition, studies, groups of processes, the report in a browser, every probe on a simulated GPU, the documentation.
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m campaign
 

@@ -164,7 +164,7 @@ def test_values_outside_an_options_range_are_usage_errors(options: dict[str, obj
 # --- a target of the error ---
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_achieved_error_has_the_size_of_the_target() -> None:
     subject, truth = quadratic(symmetric(SPECTRUM)), float(np.mean(SPECTRUM))
     probes = [Density(vectors=8, steps=4, tol=0.3, max_vectors=2000, seed=seed) for seed in range(50)]

@@ -13,7 +13,7 @@ from devices import KINDS, differences, machine, subject_on
 from simulated_accelerator import Simulation
 
 import landscape
-from landscape.probes import CORE, PROBES, probe_class
+from landscape.probes import PROBES, probe_class
 from landscape.products import hvp_backends
 from landscape.subject.subject import Subject
 
@@ -144,8 +144,7 @@ CASES |= {
     for name in PROBES
     if name not in SEVERAL | {case.probe for case in CASES.values()}
 }
-# Options whose products or arithmetic differ, not the way to the device.
-VARIANTS = {name for name in CASES if ", " in name} - {"hessian, double backward", "trace, xtrace"} | {"convexity"}
+ALWAYS = ("hessian, double backward", "surface")  # of products and of moved weights; the others are a campaign
 
 
 def subject_for(case: Case, device: str) -> Subject:
@@ -158,13 +157,7 @@ def waits(simulation: Simulation) -> dict[tuple[str, str], int]:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # imported while a graph is traced
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.campaign if name in VARIANTS or PROBES[case.probe].group != CORE else ())
-        for name, case in CASES.items()
-    ],
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.campaign] * (n not in ALWAYS)) for n in CASES])
 def test_a_device_gives_the_numbers_of_the_cpu(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]
     expected = landscape.measure(case.probe, subject_for(case, "cpu"), out=None, quiet=True, **case.options)

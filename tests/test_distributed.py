@@ -136,6 +136,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("model", "data", "more"), MODELS)
 def test_two_processes_give_the_weights_of_one(
     folder: Path, tmp_path: Path, model: str, data: str, more: dict[str, float]

@@ -445,6 +445,7 @@ def test_workers_say_that_they_divided_mini_batches(tmp_path: Path, monkeypatch:
     assert [values["micro_batches"] for _, values in measure_chunk(work, units)] == [4] * 9
 
 
+@pytest.mark.campaign
 def test_a_command_goes_on_where_a_mini_batch_exceeds_memory_from_its_first_pass_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -305,6 +305,7 @@ def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> Non
     assert verdict("hessian", {"judged": True, "differences": {"matvecs": 0.3, "eigenvalue": 1e-4}}) == ("PASS", [])
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_products_of_any_number_of_mini_batches_can_be_compared(benchmarks: None) -> None:
     from gpu_stages.variants import side_by_side

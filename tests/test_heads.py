@@ -39,6 +39,7 @@ def measured(path: Path) -> Path:
     return path
 
 
+@pytest.mark.campaign
 def test_results_of_one_network_share_a_column_and_have_their_rows(tmp_path: Path) -> None:
     path = measured(tmp_path / "r.h5")
     stored = reader.groups(path)
@@ -72,6 +73,7 @@ def test_networks_of_which_nothing_can_be_measured_are_an_error(
     assert "landscape: nothing to measure: the networks draw random numbers" in capsys.readouterr().err
 
 
+@pytest.mark.campaign
 def test_networks_are_measured_and_drawn_by_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,7 +113,7 @@ def test_it_is_another_measurement_and_plain_noise_keeps_its_run_key() -> None:
     assert keys[0] == keys[3]  # by the samples that are fitted, of which there are 90
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_encoders_are_compared_by_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,7 @@ def _growth(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], hessi
     return float(w.norm() / start.norm())
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("name", "groups"), [*((name, 2) for name in OPTIMIZERS), ("heavy ball", 1), ("Adam", 1), ("RMSprop", 1)]
 )

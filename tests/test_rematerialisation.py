@@ -126,7 +126,7 @@ CONVOLUTIONS: dict[str, object] = {"blocks": (1, 1), "width": 8}
 
 
 # Here the ratios are 0.86, 0.93 and 1.20, without recomputing above 1.1, 1.1 and 1.3.
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("network", "options", "most"),
     [

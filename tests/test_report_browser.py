@@ -18,7 +18,7 @@ from PIL import Image
 from landscape.plots import FIGURES
 from landscape.plots.report import report
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.campaign, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
 RENDERERS = ("?renderer=webgl2", "?renderer=2d")
 

@@ -141,7 +141,7 @@ def test_a_unit_that_takes_far_longer_than_others_is_measured_twice_and_counts_o
     assert schedule.complete
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("workers", "least"), [(1, 0.9), (100, 0.9)])
 def test_simulated_workers_are_used_although_some_are_slow_stall_and_die(
     workers: int, least: float, monkeypatch: pytest.MonkeyPatch

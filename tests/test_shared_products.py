@@ -119,6 +119,7 @@ def test_two_processes_give_the_numbers_of_one(
         np.testing.assert_allclose(np.abs(two[name]), np.abs(one[name]), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.campaign
 def test_torchrun_itself_starts_the_processes(folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "landscape"]
     line = words(folder, "hessian", *DATASET)

@@ -186,7 +186,7 @@ def test_the_standard_error_is_that_of_the_mean_over_samples() -> None:
     assert np.isnan(run_probe(Surface(resolution="2"), attention_net(sizes=(1,)))["loss_se"]).all()  # of one sample
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_standard_error_covers_the_loss_of_all_samples_in_nineteen_of_twenty_subsets() -> None:
     subject = attention_net(sizes=(4000,))
     probe, generator = Surface(resolution="2", range="-0.3:0.5"), torch.Generator().manual_seed(0)

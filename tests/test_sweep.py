@@ -104,6 +104,7 @@ def test_arguments_that_a_checkpoint_leaves_out_are_those_of_the_network() -> No
     assert set(found) - {"classes"} <= set(models.accepts("localvit_ti"))
 
 
+@pytest.mark.campaign
 def test_networks_are_measured_and_drawn_by_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

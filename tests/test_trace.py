@@ -240,7 +240,7 @@ def three_batches() -> Subject:
     return quadratic(symmetric(OUTLIERS), batches=[torch.tensor([[scale, 0.0]]) for scale in (1.0, 3.0, 2.0)])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(("method", "tol"), [("hutchinson", 0.1), ("hutch++", 0.01), ("xtrace", 0.005)])
 def test_the_achieved_error_has_the_size_of_the_target(method: Method, tol: float) -> None:
     subject, truth = three_batches(), 2 * sum(OUTLIERS)
