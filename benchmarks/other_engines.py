@@ -39,9 +39,10 @@ def pyhessian(subject: Subject, i: int, *, tol: float = 1e-3, iterations: int = 
 
     counted = Counted(module.hessian_vector_product)
     replaced = patch.object(module, "hessian_vector_product", counted)
-    with replaced, differentiable_attention(), warnings.catch_warnings():
+    on_gpu = subject.device.type == "cuda"
+    current = torch.cuda.device(subject.device) if on_gpu else contextlib.nullcontext()  # where it moves everything
+    with replaced, differentiable_attention(), current, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # create_graph=True with backward()
-        on_gpu = subject.device.type == "cuda"
         made = module.hessian(subject.model, criterion, data=subject.batch(i), cuda=on_gpu)
         torch.manual_seed(i)
         values, _ = made.eigenvalues(maxIter=iterations, tol=tol, top_n=TOP)

@@ -3,10 +3,12 @@
 Two modes see every call. The storage of a tensor "on the device" is registered; its `device` reads `cuda:0`,
 results of its operations are registered too, and an operation that mixes it with a host tensor raises the error of a
 GPU. Whatever would make a host wait for a GPU is counted by the line of `landscape` that asked for it. The kernels are
-those of the CPU, so that the numbers have to be equal bit for bit.
+those of the CPU, so that the numbers have to be equal bit for bit; but products are rounded as TF32 wherever the
+settings allow it, and recurrent layers have the derivatives that cuDNN has. Copies to the host that do not wait hold
+NaN until something waits. With the kind "mps" there is no double precision.
 
-It does not see: kernels that only a GPU has and their rounding, asynchronous errors, the order of streams, worker
-threads, compiled code, and devices that C++ code reads (TorchScript).
+It does not see: other kernels that only a GPU has and their rounding, asynchronous errors, worker threads, compiled
+code, and devices that C++ code reads (TorchScript).
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import landscape
 
@@ -38,6 +41,8 @@ _WAITING = {
     "unique_consecutive", "bincount", "repeat_interleave", "_linalg_check_errors", "_to_host",
 }  # fmt: skip
 _MOVING = {"copy_", "_foreach_copy_", "_to_copy", "set_", "_has_compatible_shallow_copy_type"}
+_PRODUCTS = {"mm": "matmul", "bmm": "matmul", "addmm": "matmul", "baddbmm": "matmul", "addmv": "matmul"}
+_PRODUCTS |= {"convolution": "conv", "convolution_backward": "conv"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 _JOINING = {"cat", "stack"}
 
@@ -71,19 +76,25 @@ class Simulation:
     """What is on the device, and what it was asked for.
 
     `waits` counts host synchronisations by (line of `landscape`, operation), `draws` random operations on the device's
-    own global generator.
+    own global generator, `doubles` entries written in double precision by line, and `operations` all that ran there.
     """
 
     def __init__(self, kind: str = "cuda", count: int = 2) -> None:
         self.kind, self.count, self.current, self.limit = kind, count, 0, 0
         self.waits: Counter[tuple[str, str]] = Counter()
         self.draws: Counter[tuple[str, str]] = Counter()
+        self.doubles: Counter[str] = Counter()
+        self.operations = 0
+        self.initialised = False  # by the first tensor on a device
+        self.pools: WeakKeyDictionary[Any, tuple[Any, int]] = WeakKeyDictionary()  # of graphs: handle and bytes
+        self.aside = False  # a side stream has run, and nothing waits for it yet
+        self.captures_fail = self.allocator_is_stuck = False  # the second follows from a capture that failed
+        self._pending: list[tuple[Tensor, Tensor]] = []  # copies to the host under way, with what they will hold
         self._stored: dict[int, tuple[StorageWeakRef, torch.device, int]] = {}
         self._prune_at, self._bytes, self.peak = 10_000, 0, 0
         self._generators: dict[int, tuple[torch.device, torch._C.Generator]] = {}  # kept, so that no address is reused
         self._ambient: Place = None  # of the arguments of the function called from Python
         self.recording: Recording | None = None  # of a CUDA graph
-        self.waits_are_errors = False
         self._forced: Any = _KEEP
         self._recorded: Place = None  # of the last operation of a recorded graph
 
@@ -96,18 +107,19 @@ class Simulation:
         """Register the storage of a new tensor."""
         if place is None or (storage := storage_of(tensor))._cdata in self._stored:
             return tensor
+        self.initialised = True
         self._stored[storage._cdata] = (StorageWeakRef(storage), place, storage.nbytes())
         self._bytes += storage.nbytes()  # at least what is alive
-        self.peak = max(self.peak, self._bytes)
-        if len(self._stored) > self._prune_at or (self.limit and self._bytes > self.limit):
-            self._prune()
+        if len(self._stored) > self._prune_at or self._bytes > max(self.peak, self.limit):
+            self.prune()
+            self.peak = max(self.peak, self._bytes)
             if self.limit and self._bytes > self.limit:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {storage.nbytes()} bytes.")
         return tensor
 
     def allocated(self, device: Any = None) -> int:
         """Bytes of the tensors that are alive on a device."""
-        self._prune()
+        self.prune()
         return sum(size for _, place, size in self._stored.values() if place.index == self.index(device))
 
     def index(self, device: Any) -> int:
@@ -115,9 +127,16 @@ class Simulation:
         given = device if device is None or isinstance(device, int) else torch.device(device).index
         return self.current if given is None else given
 
-    def _prune(self) -> None:
+    def _pooled(self) -> int:
+        """Bytes of the pools of recorded graphs; those that share one use the same memory, one after the other."""
+        most: dict[Any, int] = {}
+        for handle, size in self.pools.values():
+            most[handle] = max(most.get(handle, 0), size)
+        return sum(most.values())
+
+    def prune(self) -> None:
         self._stored = {key: entry for key, entry in self._stored.items() if not entry[0].expired()}
-        self._bytes = sum(size for _, _, size in self._stored.values())
+        self._bytes = sum(size for _, _, size in self._stored.values()) + self._pooled()
         self._prune_at = 2 * len(self._stored) + 10_000
 
     def _of(self, device: Any) -> Place:
@@ -138,9 +157,13 @@ class Simulation:
 
     def wait(self, operation: str) -> None:
         """The host waits for the device."""
-        if self.recording is not None or self.waits_are_errors:
+        if self.recording is not None:
             raise RuntimeError(f"called a synchronizing CUDA operation: {operation}")
         self.waits[_line(), operation] += 1
+        with _disable_current_modes():
+            for copy, value in self._pending:
+                copy.copy_(value)
+        self._pending.clear()
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         special = _SPECIAL.get(func)
@@ -198,12 +221,18 @@ class Simulation:
         if target is _KEEP or target == here:
             with self.within(here):
                 return func(tensor, *rest, **kwargs) if rest or kwargs else tensor
-        self._moved(here, target)
+        if not kwargs.get("non_blocking"):
+            self._moved(here, target)
         kwargs["copy"] = True
         if not rest and "dtype" not in kwargs:
             rest = [tensor.dtype]
         with self.within(target, target):
-            return func(tensor, *rest, **kwargs)
+            moved: Tensor = func(tensor, *rest, **kwargs)
+        if kwargs.get("non_blocking") and target is None and moved.is_floating_point():
+            with _disable_current_modes():
+                self._pending.append((moved.detach(), moved.detach().clone()))
+                moved.detach().fill_(torch.nan)
+        return moved
 
     def as_tensor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """`as_tensor` and `asarray`: copies only where it has to."""
@@ -223,11 +252,17 @@ class Simulation:
         if source is not None and target is None:
             self.wait("to the host")
 
+    def recurrent(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Recurrent layers: those of cuDNN have no second derivative, and in evaluation mode no first."""
+        result = self._plainly(func, args, kwargs)
+        if self.place(args[0]) is None or not torch.backends.cudnn.enabled or not torch.is_grad_enabled():
+            return result
+        packed = isinstance(args[3], list | tuple)
+        return _CudnnRecurrence.apply(args[6 + packed], *result)  # type: ignore[no-untyped-call]
+
     def read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`tolist`: copies to the host and reads there."""
-        if self.place(args[0]) is not None:
-            self.wait("tolist")
-        return func(*args, **kwargs)
+        return func(self.to(Tensor.to, (args[0], "cpu"), {}), **kwargs)
 
     def refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`numpy` and what uses it."""
@@ -244,7 +279,11 @@ class Simulation:
             self._check(name, args, tensors, places, on)
         target: Place = self._target(name, kwargs, tensors, on)
         self._check_generator(name, [*args, *kwargs.values()], target, random=random)
+        if on is not None and name in _PRODUCTS and _rounds(_PRODUCTS[name]):
+            args = tuple(_as_tf32(a) if isinstance(a, Tensor) and a.dtype == torch.float32 else a for a in args)
         result = func(*args, **kwargs)
+        if target is not None:
+            self._counted(result)
         if name in _WAITING and on is not None:
             self.wait(name)
         if self.recording is not None and target is not None:
@@ -252,6 +291,14 @@ class Simulation:
         for tensor in tensors_in(result):
             self.put(tensor, target) if not any(tensor is given for given in tensors) else None
         return result
+
+    def _counted(self, result: Any) -> None:
+        self.operations += 1
+        assert not self.aside, "a side stream may not have finished"
+        if written := sum(t.numel() for t in tensors_in(result) if t.dtype == torch.float64):
+            if self.kind == "mps":
+                raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support it.")
+            self.doubles[_line()] += written
 
     def _target(self, name: str, kwargs: dict[str, Any], tensors: list[Tensor], on: Place) -> Place:
         device = kwargs.get("device")
@@ -291,6 +338,36 @@ class Simulation:
                 raise RuntimeError(f"Expected a {target or 'cpu'} device type for generator but found {place or 'cpu'}")
         if random and not given and target is not None:
             self.draws[_line(), name] += 1
+
+
+class _CudnnRecurrence(torch.autograd.Function):
+    """Passes outputs of a recurrent layer on, and refuses the derivatives that cuDNN does not have."""
+
+    @staticmethod
+    def forward(ctx: Any, training: bool, *outputs: Tensor) -> Any:
+        ctx.training = training
+        return tuple(output.view_as(output) for output in outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        if not ctx.training:
+            raise RuntimeError("cudnn RNN backward can only be called in training mode")
+        return None, *slopes
+
+
+def _rounds(product: str) -> bool:
+    """Whether the settings let the device compute float32 products with 10 bits."""
+    backend = torch.backends.cuda.matmul if product == "matmul" else getattr(torch.backends.cudnn, product, None)
+    if (precision := getattr(backend, "fp32_precision", "none")) != "none":
+        return bool(precision == "tf32")
+    return torch.backends.cudnn.allow_tf32 if product == "conv" else torch.get_float32_matmul_precision() != "highest"
+
+
+def _as_tf32(tensor: Tensor) -> Tensor:
+    """Rounded to the 10 bits of mantissa that TF32 keeps."""
+    with _disable_current_modes():
+        return ((tensor.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
 @cache
@@ -345,6 +422,9 @@ _SPECIAL: dict[Any, Callable[[Simulation, Any, tuple[Any, ...], dict[str, Any]],
     torch.nn.functional.one_hot: lambda s, f, a, k: s.unwatched(f, a, k),  # reads the targets on a CPU only
     torch.as_tensor: lambda s, f, a, k: s.as_tensor(a, k),
     torch.asarray: lambda s, f, a, k: s.as_tensor(a, k),
+    **dict.fromkeys(
+        map(torch._C._VariableFunctions.__getattribute__, ("lstm", "gru", "rnn_tanh", "rnn_relu")), Simulation.recurrent
+    ),
     Tensor.pin_memory: lambda s, f, a, k: a[0],
     Tensor.tolist: Simulation.read,
     Tensor.numpy: Simulation.refuse,

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from simulated_accelerator import Functions, Operations, Recording, Simulation, storage_of, tensors_in
+from simulated_accelerator import Functions, Operations, Simulation, storage_of, tensors_in
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from landscape.subject import graph_replay
 
 TOTAL_MEMORY = 16 * 2**30
 
 
 @contextlib.contextmanager
-def simulated_cuda(count: int = 2) -> Iterator[Simulation]:
-    """A machine with some simulated CUDA devices."""
-    simulation = Simulation("cuda", count)
+def simulated_cuda(count: int = 2, kind: str = "cuda") -> Iterator[Simulation]:
+    """A machine with some simulated CUDA devices, or of another kind."""
+    simulation = Simulation(kind, count)
     with pytest.MonkeyPatch.context() as patch:
         for name, function in {**_devices(simulation), **_memory(simulation), **_graphs(simulation)}.items():
             patch.setattr(torch.cuda, name, function)
         patch.setattr(torch, "Generator", type("Generator", (torch._C.Generator,), {"__new__": simulation.generator}))
         patch.setattr(torch, "autocast", _Autocast)
+        patch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # to lay out weights for
+        patch.setattr(graph_replay, "_on_host", lambda tensor: simulation.place(tensor) is None)
+        patch.setattr(graph_replay, "_failed_captures", [])
         patch.setattr(torch._C, "_group_tensors_by_device_and_dtype", _grouped(simulation))
         patch.setattr(torch.autograd, "_engine_run_backward", _backward(simulation))
         with Functions(simulation), Operations(simulation):
@@ -35,10 +44,23 @@ def _devices(simulation: Simulation) -> dict[str, Any]:
     def set_device(device: Any) -> None:
         simulation.current = simulation.index(device)
 
+    def initialise() -> None:
+        simulation.initialised = True
+
+    @contextlib.contextmanager
+    def current(device: Any) -> Iterator[None]:
+        before, simulation.current = simulation.current, simulation.index(device)
+        try:
+            yield
+        finally:
+            simulation.current = before
+
     return {
         "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "_lazy_init": lambda: None,
+        "is_initialized": lambda: simulation.initialised,
+        "_lazy_init": initialise,
+        "init": initialise,
+        "default_generators": states,
         "device_count": lambda: simulation.count,
         "current_device": lambda: simulation.current,
         "set_device": set_device,
@@ -49,13 +71,17 @@ def _devices(simulation: Simulation) -> dict[str, Any]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_rng_state": lambda device=0: states[simulation.index(device)].get_state(),
         "set_rng_state": lambda state, device=0: states[simulation.index(device)].set_state(state),
-        "device": lambda device: contextlib.nullcontext(),
+        "device": current,
     }
 
 
 def _memory(simulation: Simulation) -> dict[str, Any]:
     def set_fraction(fraction: float, device: Any = None) -> None:
         simulation.limit = 0 if fraction >= 1 else int(fraction * TOTAL_MEMORY)
+
+    def empty_cache() -> None:
+        if simulation.allocator_is_stuck:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
     def reset_peak(device: Any = None) -> None:
         simulation.peak = simulation.allocated(device)
@@ -65,7 +91,7 @@ def _memory(simulation: Simulation) -> dict[str, Any]:
         return total - simulation.allocated(device), total
 
     return {
-        "empty_cache": lambda: None,
+        "empty_cache": empty_cache,
         "memory_allocated": simulation.allocated,
         "max_memory_allocated": lambda device=None: simulation.peak,
         "reset_peak_memory_stats": reset_peak,
@@ -76,57 +102,114 @@ def _memory(simulation: Simulation) -> dict[str, Any]:
 
 
 def _graphs(simulation: Simulation) -> dict[str, Any]:
-    """Streams that do nothing, and graphs that run the recorded operations again at the same addresses."""
+    """Streams that have to wait for each other, and graphs that run recorded operations again at the same addresses.
+
+    As on a GPU, a graph keeps neither its arguments nor its results alive, what lies between them has no address of its
+    own, and results hold nothing before the first replay.
+    """
 
     class Graph:
-        recorded: Recording
+        def __init__(self) -> None:
+            self.steps: list[tuple[Any, Any, list[_At]]] = []
+            self.made: dict[int, StorageWeakRef] = {}
 
         def replay(self) -> None:
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-                for operation, arguments, options, result in self.recorded:
-                    if _is_view(operation):
-                        continue
-                    again = operation(*arguments, **options)
-                    given = {storage_of(t)._cdata for t in tensors_in(arguments, options)}
-                    for old, new in zip(tensors_in(result), tensors_in(again), strict=True):
-                        if storage_of(old)._cdata not in given:
-                            old.copy_(new)
+                storages: dict[int, torch.UntypedStorage] = {}
+                for operation, given, results in self.steps:
+                    arguments, options = tree_map_only(_At, lambda at: at.tensor(storages), given)
+                    for at, tensor in zip(results, tensors_in(operation(*arguments, **options)), strict=True):
+                        if at.key in self.made:
+                            storages.setdefault(at.key, tensor.untyped_storage())
+                for key, weak in self.made.items():
+                    if not weak.expired():
+                        _alive(weak).copy_(storages[key])
 
     @contextlib.contextmanager
-    def record(graph: Graph, **_: Any) -> Iterator[None]:
-        simulation.recording = graph.recorded = []
+    def record(graph: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+        simulation.recording = recording = []
+        simulation.prune()
         try:
             yield
+            if simulation.captures_fail:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        except BaseException:
+            simulation.allocator_is_stuck = True
+            raise
         finally:
             simulation.recording = None
-        for operation, arguments, options, result in graph.recorded:  # kernels run at the first replay
-            given = {storage_of(t)._cdata for t in tensors_in(arguments, options)}
-            for tensor in tensors_in(result):
-                if not _is_view(operation) and storage_of(tensor)._cdata not in given and tensor.is_floating_point():
-                    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            given: set[int] = set()  # storages that operations were given before one of them made it
+            for operation, arguments, options, result in recording:
+                given |= {_key(t) for t in tensors_in(arguments, options)} - graph.made.keys()
+                made = [t for t in tensors_in(result) if _key(t) not in given | graph.made.keys()]
+                graph.made |= {_key(t): StorageWeakRef(storage_of(t)) for t in made}
+                for tensor in made:
+                    if tensor.is_floating_point():  # kernels run at the first replay
                         tensor.fill_(torch.nan)
-
-    def debug(mode: Any) -> None:
-        simulation.waits_are_errors = mode in ("error", 2)
+                step = tree_map_only(Tensor, _At.of, (arguments, options))
+                graph.steps.append((operation, step, [_At.of(t) for t in tensors_in(result)]))
+            size = sum(_alive(weak).nbytes() for weak in graph.made.values())
+            simulation.pools[graph] = pool or object(), size
 
     return {
         "CUDAGraph": Graph,
         "graph": record,
-        "Stream": lambda device=None: _Stream(),
-        "current_stream": lambda device=None: _Stream(),
-        "stream": lambda stream: contextlib.nullcontext(),
-        "get_sync_debug_mode": lambda: 2 if simulation.waits_are_errors else 0,
-        "set_sync_debug_mode": debug,
+        "graph_pool_handle": object,
+        "Stream": lambda device=None: _Stream(simulation),
+        "current_stream": lambda device=None: _Stream(simulation),
+        "stream": lambda stream: stream,
     }
 
 
+@dataclass(frozen=True)
+class _At:
+    """Where a tensor of a recording is: its storage, which it does not keep alive, and its place there."""
+
+    key: int
+    weak: StorageWeakRef
+    layout: tuple[Any, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _At:
+        layout = tensor.storage_offset(), tensor.size(), tensor.stride()
+        return cls(_key(tensor), StorageWeakRef(storage_of(tensor)), layout, tensor.dtype)
+
+    def tensor(self, made: dict[int, torch.UntypedStorage]) -> Tensor:
+        storage = made[self.key] if self.key in made else _alive(self.weak)
+        return torch.empty(0, dtype=self.dtype).set_(storage, *self.layout)  # type: ignore[call-overload, no-any-return]
+
+
+def _key(tensor: Tensor) -> int:
+    return storage_of(tensor)._cdata
+
+
+def _alive(weak: StorageWeakRef) -> torch.UntypedStorage:
+    storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+    if storage is None:
+        raise RuntimeError("CUDA error: a graph reads memory that was freed")
+    return storage
+
+
 class _Stream:
-    def wait_stream(self, other: _Stream) -> None: ...
-    def synchronize(self) -> None: ...
+    """A stream: what runs on another one than the present has to wait for it, and the other way round."""
 
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation, self.waited = simulation, False
 
-def _is_view(operation: Any) -> bool:
-    return bool(operation.is_view)
+    def wait_stream(self, other: _Stream) -> None:
+        self.waited = True
+        self.simulation.aside = False
+
+    def synchronize(self) -> None:
+        self.simulation.wait("synchronize")
+
+    def __enter__(self) -> None:
+        assert self.waited, "a stream begins before what it reads is there"
+
+    def __exit__(self, *_: object) -> None:
+        self.simulation.aside = True
 
 
 class _Autocast(torch.amp.autocast_mode.autocast):

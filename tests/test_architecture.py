@@ -74,7 +74,7 @@ LIGHT = [
 # Where CUDA is chosen, set up or measured. Elsewhere code must follow the device of the tensors that it is given.
 NAMED = {
     "checkpoints/user_code.py",
-    "products/micro_batches.py", "products/kinks.py", "curvature/pyhessian_engine.py",
+    "products/kinks.py", "curvature/pyhessian_engine.py",
     "curvature/spectrum.py", "data/memory.py", "running/local_processes.py",
     "layers/partial_forward.py", "subject/device.py", "subject/graph_replay.py", "subject/precision.py",
     "subject/process_group.py", "training/train.py", "training/updates.py", "weight_space/forward_mode.py",

@@ -175,7 +175,8 @@ def test_evaluate_and_features(kind: str) -> None:
         assert max(differences(one[name], other[name]).values()) <= (1e-6 if kind == "simulated" else 1e-4)
 
 
-def test_training_and_its_trajectory(kind: str, tmp_path: Path) -> None:
+def test_training_and_its_trajectory(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which torch delivers on
     recipe = {**vars(RECIPES["cifar-vit"]), "epochs": 2, "warmup": 1.0, "precision": "fp32", "batch_size": 32}
     given: dict[str, Any] = {"recipe": type(RECIPES["cifar-vit"])(**recipe), "fraction": 0.1, "snapshots": 1}
     arguments = {**SIZES["vit_demo"], "drop_path": 0.0}  # which would be drawn on the device

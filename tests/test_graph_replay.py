@@ -85,6 +85,38 @@ def test_a_replay_that_differs_is_not_used(caplog: pytest.LogCaptureFixture) -> 
     assert "no CUDA graph of the test (a replay of length" in caplog.messages[0]
 
 
+def test_a_recording_that_misses_a_kernel_is_not_used() -> None:
+    recorder = Recorder(misses=True)
+    a, b = _numbers(0), _numbers(1)
+    bound = GraphReplay(Function(), "test", capture=recorder).at([a, b])
+    for seed in (2, 2, 3):  # the first products are often of one vector: those that choose a backend
+        v = _numbers(seed)
+        assert _agrees(bound(v), a, b, v)
+    assert recorder.replays == 1
+
+
+def test_what_a_recording_prepares_stays_at_its_addresses_for_another() -> None:
+    recorder = Recorder()
+    prepare = GraphReplay(lambda x: [x + 1, 2 * x], "test", capture=recorder)
+    replay = GraphReplay(Function(), "test", capture=recorder)
+
+    def prepared(x: Tensor) -> Callable[..., Sequence[Tensor]]:
+        replay.release()
+        return replay.at(prepare.at([])(x), of=prepare)
+
+    inputs = [_numbers(seed) for seed in range(4)]
+    products = [prepared(x) for x in inputs]  # all before the first is called
+    for turn in range(2):
+        for x, product in zip(inputs, products, strict=True):
+            assert _agrees(product(v := _numbers(9 + turn)), x + 1, 2 * x, v)
+    held = [t.data_ptr() for t in replay._kept]
+    assert held == [t.data_ptr() for t in prepare._results]
+    replay.forget(), prepare.forget()
+    for x in inputs[:2]:
+        assert _agrees(prepared(x)(v), x + 1, 2 * x, v)
+    assert recorder.recordings == 4
+
+
 def test_as_many_replays_are_compared_as_asked_for() -> None:
     recorder, function = Recorder(), Function()
     bound = GraphReplay(function, "test", checks=2, capture=recorder).at([_numbers(0), _numbers(1)])

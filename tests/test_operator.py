@@ -30,7 +30,6 @@ from landscape.products.operator import Curvature, Operator
 from landscape.products.vectors import random_unit
 from landscape.results import reader
 from landscape.running.run import run
-from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's forward mode
@@ -374,8 +373,7 @@ def test_replayed_products_are_those_of_every_mini_batch(together: int, monkeypa
     curved = curvature(subject, subject.parameters, "traced", batched=True)
     assert curved._traced is not None
     recorder = Recorder()
-    replay = GraphReplay(curved._traced._each, "test", capture=recorder)
-    replayed = replace(curved, _traced=replace(curved._traced, _replay=replay))
+    replayed = replace(curved, _traced=curved._traced.with_graphs(*curved._traced.graphs, capture=recorder))
     vectors = torch.stack([
         random_unit(subject.size, seed, device=torch.device("cpu"), dtype=torch.float64) for seed in range(2)
     ])  # fmt: skip
@@ -385,4 +383,4 @@ def test_replayed_products_are_those_of_every_mini_batch(together: int, monkeypa
             for rows in (vectors, vectors.flip(0)):
                 given = rows if together else rows[0]
                 torch.testing.assert_close(other(given), one(given), rtol=0, atol=0)
-    assert (recorder.recordings, recorder.replays) == (1, 8)
+    assert (recorder.recordings, recorder.replays) == (2, 4 + 8)

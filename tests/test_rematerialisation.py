@@ -49,7 +49,7 @@ def _kept(traced: TracedHessian, subject: Subject, pattern: list[Tensor]) -> int
     inputs, targets = subject.batch(0)
     given = traced._given(traced._weights(), inputs, targets, *pattern)  # type: ignore[arg-type]
     with torch.no_grad():
-        memories = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in traced._once(*given)[1:]}
+        memories = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in traced.graphs[0](*given)[1:]}
     return sum(size for at, size in memories.items() if at not in {t.untyped_storage().data_ptr() for t in given})
 
 

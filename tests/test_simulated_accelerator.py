@@ -11,6 +11,8 @@ import torch
 from simulated_cuda import simulated_cuda
 from torch import Tensor, nn
 
+from landscape.subject.graph_replay import recordable
+
 WRONG: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a sum of both": lambda here, there: here + there,
     "a product of both": lambda here, there: here @ there.T,
@@ -46,11 +48,14 @@ def test_what_a_gpu_refuses_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", WAITING)
-def test_every_wait_is_counted_once(name: str, inference: bool) -> None:
+def test_every_wait_is_counted_once_and_refused_where_it_is_to_be_recorded(name: str, inference: bool) -> None:
     with simulated_cuda() as simulation, torch.inference_mode(inference):
         there = torch.ones(2, 3).to("cuda")
         (there * 2).sum(dim=0)
         assert not simulation.waits
+        with recordable(), pytest.raises(RuntimeError, match=r"waits|copies"):
+            WAITING[name](there)
+        simulation.waits.clear()
         WAITING[name](there)
         assert sum(simulation.waits.values()) == 1
 

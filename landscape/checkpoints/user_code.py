@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+HOST = torch.device("cpu")
 _ran: dict[Path, str] = {}  # SHA-256 of files that were imported: they may be replaced afterwards
 
 
@@ -154,8 +155,10 @@ def rng_states() -> list[Any]:
 
 
 @contextmanager
-def kept_rng() -> Iterator[None]:
-    """Restore the states of the global generators afterwards."""
+def kept_rng(device: torch.device = HOST) -> Iterator[None]:
+    """Restore the states of the global generators afterwards, also where a device is used for the first time."""
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     with torch.random.fork_rng(devices=_accelerators()):
         try:
@@ -169,10 +172,20 @@ def kept_rng() -> Iterator[None]:
 def fixed_rng(seed: int) -> Iterator[None]:
     """Seed the global generators, and restore their states afterwards."""
     with kept_rng():
-        torch.manual_seed(seed)
+        seed_torch(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
         yield
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's global generators of every device in use.
+
+    `torch.manual_seed` would leave a seed behind for GPUs that are not in use yet, in place of the caller's.
+    """
+    torch.default_generator.manual_seed(seed)
+    for i in _accelerators():
+        torch.cuda.default_generators[i].manual_seed(seed)
 
 
 def _legacy_state() -> tuple[Any, ...]:

@@ -110,7 +110,7 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
 def _of_parameter(name: str, kind: type, group: Group, state: State, p: Tensor) -> tuple[Tensor, float]:
     """Diagonal of P with the shape of the parameter, and its threshold."""
     diagonal, threshold = RULES[kind][0](group, state)
-    diagonal = _wide(torch.as_tensor(diagonal, device=p.device)).expand(p.shape)
+    diagonal = torch.as_tensor(diagonal, device=p.device).double().expand(p.shape)
     rate, decay = float(group["lr"]), float(group["weight_decay"])
     threshold = threshold / rate * (1 - rate * decay / 2 if _decouples(kind, group) else 1.0)
     if threshold <= 0:
@@ -133,26 +133,21 @@ def _sgd(group: Group, _: State) -> tuple[Any, float]:
 def _adam(group: Group, state: State) -> tuple[Any, float]:
     beta1, beta2 = (float(beta) for beta in group["betas"])
     step = float(state["step"])
-    second = _wide(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
+    second = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].double()
     diagonal = (1 - beta1**step) * ((second / (1 - beta2**step)).sqrt() + group["eps"])
     return diagonal, (2 + 2 * beta1) / (1 - beta1)
 
 
 def _rmsprop(group: Group, state: State) -> tuple[Any, float]:
-    second = _wide(state["square_avg"])
+    second = state["square_avg"].double()
     if group["centered"]:
-        second = (second - _wide(state["grad_avg"]).square()).clamp(min=0)
+        second = (second - state["grad_avg"].double().square()).clamp(min=0)
     return second.sqrt() + group["eps"], 2 + 2 * float(group["momentum"])
 
 
 def _adagrad(group: Group, state: State) -> tuple[Any, float]:
     shrunk = 1 + (_updates(state) - 1) * float(group["lr_decay"])  # the rate that lr_decay has left of lr
-    return _wide(state["sum"]).sqrt() + group["eps"], 2.0 * shrunk
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """In double precision where the device has it."""
-    return tensor.float() if tensor.device.type == "mps" else tensor.double()
+    return state["sum"].double().sqrt() + group["eps"], 2.0 * shrunk
 
 
 def _updates(state: State) -> float:

@@ -67,9 +67,16 @@ def power_iteration(
         # Also where shift is 0: it links every parameter to the loss, and PyHessian fails on those that are not.
         return loss + 0.5 * shift * torch.stack([p.square().sum() for p in parameters]).sum()
 
-    with _left_as_found(subject.model, parameters), differentiable_attention(), torch.random.fork_rng(devices=[]):
+    on_gpu = subject.device.type == "cuda"
+    current = torch.cuda.device(subject.device) if on_gpu else contextlib.nullcontext()  # where it moves everything
+    with (
+        _left_as_found(subject.model, parameters),
+        differentiable_attention(),
+        torch.random.fork_rng(devices=[]),
+        current,
+    ):
         torch.default_generator.manual_seed(seed)
-        engine = hessian(counted, objective, data=batch, cuda=batch[0].device.type == "cuda")
+        engine = hessian(counted, objective, data=batch, cuda=on_gpu)
         found, vectors = engine.eigenvalues(maxIter=iterations, tol=tol, top_n=k)
     if not np.isfinite(found).all():
         raise FloatingPointError("a Hessian product is not finite")

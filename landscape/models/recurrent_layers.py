@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+# Not `torch.lstm`, in whose place `precision.exact_arithmetic` puts its own.
+RECURRENT = {getattr(torch._C._VariableFunctions, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 class RecurrentCall(NamedTuple):

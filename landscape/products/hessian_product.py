@@ -25,6 +25,12 @@ WITHOUT_SECOND_DERIVATIVE = {
     'attn_implementation="eager" in transformers)',
     "checkpoint": "switch checkpointing off while measuring, or use torch.utils.checkpoint with use_reentrant=False",
 }
+# What torch says where memory is exhausted: on a CPU, in the libraries of a GPU, and of its driver.
+NO_MEMORY = (
+    "allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED", "unable to find an engine", "CUDA error: out of memory",
+)  # fmt: skip
+OF_DEVICE = ("CUDA error", "cuDNN error", "cuBLAS error", "NCCL", "CUDNN_STATUS", "CUBLAS_STATUS")
 _attention_switches = threading.RLock()
 
 
@@ -145,19 +151,18 @@ def require_second_derivative(gradients: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def second_derivative_errors() -> Iterator[None]:
-    """Turn torch's error about a missing second derivative into a ValueError; out-of-memory errors pass unchanged."""
+    """Turn torch's error about a missing second derivative into a ValueError; those of a device pass unchanged."""
     try:
         yield
     except RuntimeError as error:
-        if out_of_memory(error):
+        if out_of_memory(error) or str(error).startswith(OF_DEVICE):
             raise
         raise ValueError(f"the model cannot be differentiated twice ({str(error).splitlines()[0]})") from error
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error reports exhausted memory; torch has a class for it on accelerators only."""
-    texts = ("allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in texts)
+    """Whether an error reports exhausted memory; torch has a class for that of its own allocator on devices alone."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in NO_MEMORY)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.probe import report_micro_batches, report_products
 from landscape.products.hessian_product import HessianProduct, Product, out_of_memory
 from landscape.products.side_by_side import proceed
+from landscape.subject.graph_replay import empty_cache
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -165,5 +166,4 @@ def _gradient_of(product: Product) -> Tensor:
 def free_memory() -> None:
     """Give back what a computation held that ran out of memory."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    empty_cache()

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.data import user_cache
 from landscape.products.interpreted_graph import InterpretedGraph
-from landscape.products.traced_hessian import TracedHessian, shape_of
-from landscape.subject.graph_replay import GraphReplay
+from landscape.products.traced_hessian import TracedHessian, replays, shape_of
 from landscape.subject.loading.code_identity import object_sha256
 from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
@@ -102,10 +101,7 @@ def load(
         return None
     inputs, targets = subject.batch(0)
     assert isinstance(targets, Tensor)
-    replay = GraphReplay(each, "Hessian product")
-    return TracedHessian(
-        dict(parameters), shape_of(inputs, targets), layout, 0, constants, once, each, replay
-    )  # fmt: skip
+    return TracedHessian(dict(parameters), shape_of(inputs, targets), layout, 0, constants, *replays(once, each))
 
 
 def store(subject: Subject, recorded: TracedHessian, key: str) -> None:

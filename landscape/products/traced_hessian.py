@@ -58,9 +58,8 @@ class TracedHessian:
     layout: torch.memory_format  # memory format of the inputs
     batched: int  # mini-batches per product; 0 for a trace without an axis for them
     constants: Sequence[Tensor]  # what else the loss depends on, such as buffers: read at each `at` too
-    _once: Graph
-    _each: Graph
-    _replay: GraphReplay  # of `_each`
+    _once: GraphReplay  # both in one pool
+    _each: GraphReplay
 
     def at(self, inputs: Inputs, targets: Tensor, *, pattern: Sequence[Tensor] = (), shift: float = 0.0) -> Product:
         """Run the part that does not depend on the vector; with the activation `pattern` if one was given to `trace`.
@@ -71,9 +70,7 @@ class TracedHessian:
         if not self.suits(inputs, targets):
             raise ValueError(f"the graph was traced for {self.shape}, got {shape_of(inputs, targets)}")
         weights = self._weights()
-        with torch.no_grad():
-            value, *kept = self._once(*self._given(weights, *tensors_of(inputs), targets, *pattern))
-        each = self._replay.at(kept)
+        value, each = self._prepared(self._given(weights, *tensors_of(inputs), targets, *pattern))
 
         def products(vector: Tensor) -> Sequence[Tensor]:
             with torch.no_grad():
@@ -88,9 +85,13 @@ class TracedHessian:
         weights = self._weights()
         given = [[*tensors_of(inputs), targets] for inputs, targets in batches]
         stacked = [torch.stack(tensors) for rows in (given, patterns) for tensors in zip(*rows, strict=True)]
-        with torch.no_grad():
-            values, *kept = self._once(*self.constants, *weights, *stacked)
-        return BatchedProduct(values, weights, shift, self._replay.at(kept))
+        values, each = self._prepared([*self.constants, *weights, *stacked])
+        return BatchedProduct(values, weights, shift, each)
+
+    def forget(self) -> None:
+        """Drop what is recorded on a device, and its memory."""
+        self._each.forget()
+        self._once.forget()
 
     def suits(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether the trace is valid for a mini-batch."""
@@ -98,20 +99,33 @@ class TracedHessian:
 
     def interpreted(self) -> TracedHessian:
         """The same products by torch's interpreter, in which several threads do not wait for each other."""
-        assert isinstance(self._once, fx.GraphModule)
-        assert isinstance(self._each, fx.GraphModule)
-        once, each = interpreted(self._once), interpreted(self._each)
-        return replace(self, _once=once, _each=each, _replay=GraphReplay(each, "Hessian product"))
+        once, each = self.graphs
+        assert isinstance(once, fx.GraphModule)
+        assert isinstance(each, fx.GraphModule)
+        return self.with_graphs(interpreted(once), interpreted(each))
 
     @property
     def graphs(self) -> tuple[Graph, Graph]:
         """What runs once per mini-batch, and once per product."""
-        return self._once, self._each
+        return self._once.function, self._each.function
+
+    def with_graphs(self, once: Graph, each: Graph, **options: Any) -> TracedHessian:
+        """The same with other graphs, and options of their `GraphReplay`."""
+        recorded = replays(once, each, **options)
+        return replace(self, _once=recorded[0], _each=recorded[1])
 
     @property
     def code(self) -> str:
         """What is computed, as text."""
         return "\n".join(graph.code for graph in self.graphs if isinstance(graph, fx.GraphModule))
+
+    def _prepared(self, given: Sequence[Tensor]) -> tuple[Tensor, Graph]:
+        """Loss, and products of the mini-batch that is given; another one may hold the addresses of a recording."""
+        self._each.release()
+        with torch.no_grad():
+            value, *kept = self._once.at([])(*given)
+            value = value.clone() if self._once.holds(value) else value
+        return value, self._each.at(kept, of=self._once)
 
     def _weights(self) -> list[Tensor]:
         return [_laid_out(p, self.layout) for p in self.parameters.values()]
@@ -206,10 +220,14 @@ def trace(
         layout,
         batched,
         constants,
-        once,
-        each,
-        GraphReplay(each, "Hessian product"),
+        *replays(once, each),
     )
+
+
+def replays(once: Graph, each: Graph, **options: Any) -> tuple[GraphReplay, GraphReplay]:
+    """Both graphs, recorded on a CUDA device into one pool, where what the first keeps stays for the second."""
+    first = GraphReplay(once, "preparation of Hessian products", **options)
+    return first, GraphReplay(each, "Hessian product", **{"pool": first.pool, **options})
 
 
 def _recorded(model: nn.Module, function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:

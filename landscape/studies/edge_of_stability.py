@@ -112,7 +112,7 @@ def followed(name: str, *, data: str, data_root: Path | None, seed: int, device:
     place = devices.device(device)
     inputs, targets = (part.to(place) for part in _samples(training, data, data_root))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = _network(training, inputs[0].numel(), targets.shape[1]).to(place)
     optimizer = getattr(torch.optim, training.optimizer)(model.parameters(), **training.arguments)
     with Monitor(

@@ -283,9 +283,8 @@ def _kind(options: OptimizerOptions, state: OptimizerState | None) -> str:
 
 
 def _copy(parameter: Tensor) -> nn.Parameter:
-    """A parameter in double precision, where rounding hides no part of a small update, unless the device has none."""
-    dtype = parameter.dtype if parameter.device.type == "mps" else torch.float64
-    return nn.Parameter(parameter.detach().to(dtype).clone())
+    """A parameter in double precision, where rounding hides no part of a small update."""
+    return nn.Parameter(parameter.detach().to(torch.float64, copy=True))
 
 
 def _built(

@@ -7,7 +7,7 @@ of half-precision tensors may be rounded. The relative error is 1e-3 or more: no
 curvature would mean anything. `exact_arithmetic` switches all of this off for the duration of a measurement and then
 restores what it found, also after an error. It also lets cuDNN neither choose its algorithms by a benchmark nor take
 one that adds in a random order, so that the same unit gives the same numbers again, and takes the one path of
-transformer layers that has gradients.
+transformer and recurrent layers that has gradients.
 
 The one place that asks for less is the execution mode bf16 of surfaces (`weight_space.forward_mode`), whose deviation
 is measured at control points. Training has its own precision, that of the recipe.
@@ -16,6 +16,7 @@ is measured at control points. Training has its own precision, that of the recip
 import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -62,6 +63,9 @@ def _exact_process() -> Iterator[None]:
             _switch(found, owner, "_weight_norm", composed_weight_norm)
         for name, function in DENSE.items():
             _switch(found, torch, name, function)
+        for name, function in RECURRENT.items():
+            for owner in (torch, torch._VF):
+                _switch(found, owner, name, function)
         _forbid_tf32(found)
         _blocks.append(block := _Block(found.pop_all()))
     try:
@@ -80,8 +84,15 @@ def _forbid_tf32(found: contextlib.ExitStack) -> None:
     """No TF32 and no bf16 within float32 products.
 
     PyTorch has two interfaces for it, an old one (all versions) and from 2.9 on `fp32_precision`. Reading the old one
-    raises an error where the caller used the new one, so that only the new one is restored then.
+    raises an error where the caller used the new one, so that only the new one is restored then. Some versions warn
+    once that the old one will go.
     """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
+        _forbid_tf32_by_both(found)
+
+
+def _forbid_tf32_by_both(found: contextlib.ExitStack) -> None:
     if hasattr(_backends.cuda.matmul, "fp32_precision"):
         for backend, operation in (
             ("cuda", "matmul"), ("cudnn", "conv"), ("cudnn", "rnn"),
@@ -137,7 +148,26 @@ def _dense(function: Callable[..., Any], position: int) -> Callable[..., Any]:
     return dense
 
 
+def _composed_recurrence(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The recurrent layer without cuDNN where gradients are recorded: cuDNN has none in evaluation mode, nor second."""
+
+    @wraps(function)
+    def composed(*args: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled() or not _backends.cudnn.enabled:
+            return function(*args, **options)
+        with _without_cudnn:  # the setting is the process's: another thread would restore what this one has set
+            _backends.cudnn.enabled = False
+            try:
+                return function(*args, **options)
+            finally:
+                _backends.cudnn.enabled = True
+
+    return composed
+
+
+_without_cudnn = threading.RLock()
 DENSE = {"embedding": _dense(torch.embedding, 4), "embedding_bag": _dense(torch.embedding_bag, 5)}
+RECURRENT = {name: _composed_recurrence(getattr(torch, name)) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 def _switch(found: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

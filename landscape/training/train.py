@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.checkpoints.file_names import DECODER, FINAL, FINAL_EMA
+from landscape.checkpoints.user_code import kept_rng, seed_torch
 from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import Recipe, at_size, validated
 from landscape.monitoring.monitor import Monitor
@@ -111,7 +112,7 @@ def train(
         recipe, arguments = _resolved(recipe, out, model, model_args or {}, images, processes)
         identity = RunIdentity(model, arguments, _about(data, images), _settings(recipe, fraction, smoothing), seed)
         if not processes.on_main_process(lambda: _is_finished(out, identity)):
-            stack.enter_context(torch.random.fork_rng(devices=[place] if place.type == "cuda" else []))
+            stack.enter_context(kept_rng(place))
             network, tested = _network(identity, recipe, images, smoothing), Batches(tests.to(place), recipe.batch_size)
             trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
             _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype, snapshot_optimizer, monitor), report)
@@ -121,7 +122,7 @@ def train(
 
 def _network(identity: RunIdentity, recipe: Recipe, images: Images, smoothing: SmoothingOptions | None) -> nn.Module:
     """The freshly initialised network of a run; seeds the global generator."""
-    torch.manual_seed(identity.seed)
+    seed_torch(identity.seed)
     network = objective_of(recipe).build(identity.model, identity.model_args)
     if smoothing is not None:
         if recipe.objective == "mim":

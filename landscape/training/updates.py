@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from landscape import models
+from landscape.checkpoints.user_code import seed_torch
 from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe
 from landscape.probe import derived_seed
@@ -227,7 +228,7 @@ def _gradient(trainer: Trainer, inputs: Tensor, targets: Tensor, *, dropout: int
 
     `dropout` is the seed of the random numbers drawn in the network.
     """
-    torch.manual_seed(dropout)
+    seed_torch(dropout)
     trainer.optimizer.zero_grad()
     recipe, processes, rows = trainer.recipe, trainer.processes, len(inputs)
     least = min(2, max(1, recipe.batch_size // processes.size))  # rows of a part: batch norm needs two

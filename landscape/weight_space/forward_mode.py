@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ def _control_indices(count: int) -> set[int]:
 
 @once_per_weights
 def _compiled(subject: Subject) -> Callable[..., Any]:
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # that they are not used is on purpose
     return torch.compile(subject.model)
 
 

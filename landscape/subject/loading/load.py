@@ -196,6 +196,8 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     if first is None:
         raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")
     device = first.device if module is not None and spec.device == "auto" else device
+    if device.type == "mps":
+        raise ValueError("the module is on an Apple GPU, which has no double precision; give device='cpu'")
     if module is None:
         model = converted(model, device).eval()
     elif first.dtype in HALF or not is_on(first, device):
