@@ -30,10 +30,11 @@ from landscape.probe import listening
 from landscape.results import group as groups
 from landscape.results import reader
 from landscape.running import local_processes
+from landscape.running.dask_cluster import slots
 from landscape.running.executor import PoisonUnits
 from landscape.running.local_processes import Processes, on_devices
 from landscape.running.run import digest, run
-from landscape.running.work import measure_chunk, work_of
+from landscape.running.work import _on_own_device, measure_chunk, work_of
 from landscape.running.worker_process import LEAVE, Ended, Measure, Ready
 from landscape.subject.loading import load as loading
 from landscape.subject.subject import Subject
@@ -239,6 +240,15 @@ def test_with_cuda_every_worker_has_its_own_device(folder: Path, monkeypatch: py
     assert [one.spec.device for one in on_devices(work, gpu, 8)] == ["cuda:0", "cuda:1", "cuda:2"]
     assert [one.spec.device for one in on_devices(work, gpu, 2)] == ["cuda:0", "cuda:1"]
     assert on_devices(work, SimpleNamespace(device=torch.device("cpu")), 2) == [work, work]  # type: ignore[arg-type]
+    # Threads of dask: a worker that starts anew takes the free slots of its host.
+    known = slots({"tcp://a:1": 1, "tcp://a:2": 2, "tcp://b:1": 1}, {})
+    assert known == {"tcp://a:1": 0, "tcp://a:2": 1, "tcp://b:1": 0}
+    assert slots({"tcp://a:2": 2, "tcp://a:3": 1}, known) == {"tcp://a:2": 1, "tcp://a:3": 0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [_on_own_device(work, rank, 1).spec.device for rank in range(2)] == ["cuda:1", "cuda:2"]
+    with pytest.raises(ValueError, match="is thread 4 of its host, which has 3 GPUs, and each thread needs its own"):
+        _on_own_device(work, 2, 1)
+    assert _on_own_device(replace(work, spec=replace(work.spec, device="cpu")), 9, 9).spec.device == "cpu"
 
 
 # --- the command ---

@@ -4,12 +4,13 @@ What travels is a plan of a few kilobytes and the results; every worker loads th
 gives the tasks of a lost worker to another one, and workers may join and leave at any time.
 """
 
+import itertools
 import logging
 import pickle
 import queue
 import socket
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,7 @@ class DaskCluster:
     def __init__(self, scheduler: str) -> None:
         self.scheduler = scheduler
         self._client: Any = None
+        self._slots: dict[str, int] = {}  # see `slots`
 
     def __enter__(self) -> Self:
         try:
@@ -100,7 +102,7 @@ class DaskCluster:
                     for slot in range(threads):
                         if slot not in tasks and (chunk := schedule.next(slot, threads, time.monotonic())):
                             of_chunk = pickle.dumps([units[number] for number in chunk.units])
-                            task = self._client.submit(dask_task.measure, work, of_chunk, pure=False)
+                            task = self._client.submit(dask_task.measure, work, of_chunk, dict(self._slots), pure=False)
                             task.add_done_callback(lambda _, slot=slot: finished.put(slot))
                             tasks[slot] = task, chunk
                     for slot in _ready(finished):
@@ -165,13 +167,27 @@ class DaskCluster:
     def _threads(self) -> int:
         try:
             if self._client.status == "running":
-                return sum(self._client.nthreads().values())
+                threads: dict[str, int] = self._client.nthreads()
+                self._slots = slots(threads, self._slots)
+                return sum(threads.values())
         except (OSError, TimeoutError):
             pass
         raise ConnectionError(self._gone())
 
     def _gone(self) -> str:
         return f"the scheduler at {self.scheduler} is gone; everything finished is stored: run the command again"
+
+
+def slots(threads: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """The first slot of every worker among those of its host, one per thread; workers `before` keep theirs."""
+    found = {address: before[address] for address in threads if address in before}
+    for address, count in threads.items():
+        host = address.rpartition(":")[0]
+        taken = {first + i for other, first in found.items() if other.rpartition(":")[0] == host
+                 for i in range(threads[other])}  # fmt: skip
+        if address not in found:
+            found[address] = next(i for i in itertools.count() if taken.isdisjoint(range(i, i + count)))
+    return found
 
 
 def _ready(finished: queue.SimpleQueue[int]) -> Iterator[int]:

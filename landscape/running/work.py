@@ -4,12 +4,14 @@ A worker loads the subject by itself, from the same paths and seeds, and compare
 unit: a file that was replaced meanwhile, or another version of a library, must not enter under the old digest.
 """
 
+import itertools
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from landscape.checkpoints.user_code import refusing_exit
 from landscape.probe import Probe, Sweeps, Unit, Values
 from landscape.results.run_key import versions
 from landscape.running.memory_limit import sweep_within_memory
+from landscape.subject.device import device_count
 from landscape.subject.loading.identity import digest, weights_sha256
 from landscape.subject.loading.load import load_spec
 from landscape.subject.precision import exact_arithmetic
@@ -111,13 +114,34 @@ def measured(work: Work, subject: Subject, units: Sequence[Unit]) -> Generator[T
 
 _loaded = threading.local()  # one subject per thread of a worker: probes write to the model's weights in place
 _loading = threading.Lock()  # a fresh model draws from torch's global generator
+_ranks = itertools.count()  # of the threads of this process
 
 
-def measure_chunk(work: Work, units: Sequence[Unit]) -> list[Timed]:
-    """Units on a subject that this thread keeps for the next chunk."""
+def measure_chunk(work: Work, units: Sequence[Unit], first: int = 0) -> list[Timed]:
+    """Units on a subject that this thread keeps for the next chunk; `first`: slot of the worker on its host.
+
+    Raises:
+        ValueError: also where the host has fewer GPUs than threads.
+    """
     if getattr(_loaded, "work", None) != work:
         with _loading:
+            if not hasattr(_loaded, "rank"):
+                _loaded.rank = next(_ranks)
             _loaded.work = _loaded.subject = None  # its memory is free before the next is loaded
-            _loaded.subject = loaded(work)
+            _loaded.subject = loaded(_on_own_device(work, _loaded.rank, first))
             _loaded.work = work
     return list(measured(work, _loaded.subject, units))
+
+
+def _on_own_device(work: Work, rank: int, first: int) -> Work:
+    """The work on a GPU that no other thread of a worker has, where it is for GPUs: each loads a subject of its own."""
+    name = work.spec.device
+    if name == "cpu" or (count := device_count()) == 0:
+        return work
+    place = rank if "dask_cuda" in sys.modules else first + rank  # whose workers see their own GPU first
+    if place >= count or (":" in name and rank):
+        raise ValueError(
+            f"worker {os.getpid()} on {platform.node()} is thread {place + 1} of its host, which has {count} GPUs, and "
+            f"each thread needs its own: start `dask worker --nworkers {count} --nthreads 1`, or give --device cpu"
+        )
+    return work if ":" in name else replace(work, spec=replace(work.spec, device=f"cuda:{place}"))

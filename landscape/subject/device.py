@@ -18,6 +18,11 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def device_count() -> int:
+    """The number of CUDA devices of this machine."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def device(name: str) -> torch.device:
     """The device named "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
 
@@ -25,7 +30,7 @@ def device(name: str) -> torch.device:
         OptionError: the name is invalid.
         ValueError: this machine has no such device.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = device_count()
     if name == "auto":
         return torch.device("cuda" if count else "cpu")
     kind, _, index = name.partition(":")
