@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from landscape.data.memory import available_on
 from landscape.products import kinks as patterns
 from landscape.products import stored_hessian
 from landscape.products.chunked_cross_entropy import tokens_at_once
@@ -17,6 +18,8 @@ from landscape.products.hvp_reference import (
     PlannedProducts,
     Reference,
     agrees,
+    flops,
+    learn,
     predicted,
     reason,
     reference,
@@ -24,7 +27,7 @@ from landscape.products.hvp_reference import (
     seconds_of,
 )
 from landscape.products.kinks import activation_pattern, check_pattern, compact_bytes, has_kinks
-from landscape.products.memory_forecast import planned_micro_batches
+from landscape.products.memory_forecast import SHARE, forecast, planned_micro_batches
 from landscape.products.micro_batches import MicroBatching
 from landscape.products.operator import Curvature, Operator
 from landscape.products.parameter_selection import matching
@@ -42,6 +45,8 @@ CODES_MEANING = f"how products were made: {', '.join(f'{i} {hvp}' for i, hvp in 
 HVP_HELP = "Hessian-vector products, equal to rounding: double-backward, traced, or auto: the faster one here"
 KINKS_HELP = "precision of the activation pattern (ReLU, max pooling): double, by one more pass, or single"
 BATCHED = 8  # mini-batches per product on a GPU; which number is the fastest is not measured
+FILLING = 2e11  # operations of a product of one mini-batch from which it fills a GPU: an estimate
+WORTH = 10.0  # times as long as recording a graph everything planned takes, where a second layout is tried
 ONE_BATCH = PlannedProducts()
 
 log = logging.getLogger(__name__)
@@ -85,10 +90,10 @@ def curvature(
     if hvp == "auto" and parts > 1:
         log.debug("Hessian products: kept, as a mini-batch does not fit into memory as a whole")
         return kept
-    together = mini_batches_per_product(subject, planned) if batched else 0
+    together = mini_batches_per_product(subject, parameters, planned) if batched else 0
     if hvp == "auto":
         return _faster(subject, parameters, fixed, together, planned)
-    return _prepared(subject, parameters, fixed, together)
+    return _prepared(subject, parameters, fixed, together, _layouts(subject)[0])
 
 
 def autotuned(subject: Subject, pattern: str, hvp: Hvp, **options: Any) -> dict[str, str]:
@@ -152,7 +157,7 @@ def _predicted(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, 
     """The costs of the traced graph before it is prepared."""
     expected = reference(subject, parameters, fixed)
     stored = not together and stored_hessian.is_stored(stored_hessian.key_of(subject, parameters, fixed))
-    return predicted(expected.costs, expected.functions, batched=bool(together), stored=stored)
+    return predicted(expected.costs, expected.functions, subject.device, batched=bool(together), stored=stored)
 
 
 def _faster(
@@ -163,12 +168,14 @@ def _faster(
     costs = {"double-backward": expected.costs}
     if together in known.tried or _predicted(subject, parameters, fixed, together).faster(expected.costs, planned):
         if together not in known.tried:
-            known.tried[together] = _measured(subject, parameters, fixed, together)
+            known.tried[together] = _measured(subject, parameters, fixed, together, planned)
         tried = known.tried[together]
         costs |= {} if tried is None else {"traced": tried[1]}
     else:
         tried, costs["traced"] = None, _predicted(subject, parameters, fixed, together)
     traced = tried is not None and tried[1].faster(expected.costs, planned)
+    if tried is not None and not traced:
+        _forget(tried[0])
     said = reason("traced" if traced else "double-backward", costs, planned)
     if said != known.said:
         log.debug("Hessian products: %s", said)
@@ -177,16 +184,37 @@ def _faster(
 
 
 def _measured(
-    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int, planned: PlannedProducts
 ) -> tuple[Curvature, Costs] | None:
-    """Prepare the traced graph and measure it; None if it does not work with this model."""
-    try:
-        made = _prepared(subject, parameters, fixed, together)
-        once, each = seconds_of(replace(made, patterns=reference(subject, parameters, fixed).patterns))
-    except Exception as error:  # whatever a model's code or a pass over its graph raises
-        log.debug("no traced Hessian products: %s", str(error).partition("\n")[0] or type(error).__name__)
-        return None
-    return made, Costs(0.0, once, each)
+    """Prepare the traced graph and measure it, in the faster layout; None if it does not work with this model.
+
+    Another layout is tried where all that is planned takes far longer than to record it.
+    """
+    expected, best = reference(subject, parameters, fixed), None
+    for layout in _layouts(subject)[: 1 if together else None]:
+        if best is not None and best[1].total(planned) < WORTH * _predicted(subject, parameters, fixed, 0).start:
+            break
+        try:
+            made = _prepared(subject, parameters, fixed, together, layout)
+            costs = Costs(0.0, *seconds_of(replace(made, patterns=expected.patterns)))
+        except Exception as error:  # whatever a model's code or a pass over its graph raises
+            log.debug("no traced Hessian products: %s", str(error).partition("\n")[0] or type(error).__name__)
+            continue
+        if best is None or costs.faster(best[1], planned):
+            if best is not None:
+                _forget(best[0])
+            best = made, costs
+        else:
+            _forget(made)
+    if best is not None:
+        learn(subject.device, expected.costs, best[1], batched=bool(best[0].batched))
+    return best
+
+
+def _forget(loser: Curvature) -> None:
+    """Free what a backend that is not taken has recorded on the device."""
+    if loser._traced is not None:
+        loser._traced.forget()
 
 
 def convolves(model: nn.Module) -> bool:
@@ -195,23 +223,33 @@ def convolves(model: nn.Module) -> bool:
     return any(k > s for m in convolutions for k, s in zip(m.kernel_size, m.stride, strict=True))
 
 
-def mini_batches_per_product(subject: Subject, planned: PlannedProducts) -> int:
-    """How many mini-batches a traced graph takes at once; 0: one by one, as on a CPU."""
-    return 0 if subject.device.type == "cpu" or planned.batches < 2 * BATCHED else BATCHED
+def mini_batches_per_product(subject: Subject, parameters: Mapping[str, Tensor], planned: PlannedProducts) -> int:
+    """How many mini-batches a traced graph takes at once; 0: one by one.
+
+    As on a CPU, where several do not fit into memory, and where one of them leaves no part of the device idle.
+    """
+    if subject.device.type == "cpu" or planned.batches < 2 * BATCHED or flops(subject) > FILLING:
+        return 0
+    needed = BATCHED * forecast(subject, parameters, planned.stored).total(1)
+    return BATCHED if needed <= SHARE * available_on(subject.device) else 0
 
 
-def _prepared(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Curvature:
+def _prepared(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int, layout: torch.memory_format
+) -> Curvature:
     """The traced graph; for one mini-batch at a time where its operations do not take several."""
     if together:
         try:
-            return _traced(subject, parameters, fixed, together)
+            return _traced(subject, parameters, fixed, together, torch.contiguous_format)
         except Exception as error:  # whatever a model's code or its batched operations raise
             log.debug("one mini-batch at a time: %s", str(error).partition("\n")[0] or type(error).__name__)
-    return _traced(subject, parameters, fixed, 0)
+    return _traced(subject, parameters, fixed, 0, layout)
 
 
 @once_per_weights
-def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> Curvature:
+def _traced(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int, layout: torch.memory_format
+) -> Curvature:
     """The traced graph for the first mini-batch's shape; on a CPU in torch's interpreter, where that runs it.
 
     One that an earlier run left on disk is found by what it was made of, before the model is traced, and is used if its
@@ -226,10 +264,10 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, tog
     expected = reference(subject, parameters, fixed)
     interpreted = subject.device.type == "cpu" and not together
     key = stored_hessian.key_of(subject, parameters, fixed) if interpreted else ""
-    loaded = stored_hessian.load(subject, parameters, _layout(subject), key)
+    loaded = stored_hessian.load(subject, parameters, layout, key)
     if loaded is not None and agrees(candidate := _with_graph(expected, loaded), expected):
         return candidate
-    graph = _graph(subject, parameters, fixed, together)
+    graph = _graph(subject, parameters, fixed, together, layout)
     if interpreted and agrees(candidate := _with_graph(expected, faster := graph.interpreted()), expected):
         stored_hessian.store(subject, faster, key)
         return candidate
@@ -237,20 +275,24 @@ def _traced(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, tog
     return candidate
 
 
-def _layout(subject: Subject) -> torch.memory_format:
-    """Channels last is faster for convolutions on a CPU."""
-    last = subject.device.type == "cpu" and convolves(subject.model)
-    return torch.channels_last if last else torch.contiguous_format
+def _layouts(subject: Subject) -> tuple[torch.memory_format, ...]:
+    """Memory formats worth a trial: channels last is faster for convolutions on a CPU, and may be elsewhere."""
+    if not convolves(subject.model):
+        return (torch.contiguous_format,)
+    on_cpu = subject.device.type == "cpu"
+    return (torch.channels_last,) if on_cpu else (torch.contiguous_format, torch.channels_last)
 
 
 @once_per_weights
-def _graph(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int) -> TracedHessian:
+def _graph(
+    subject: Subject, parameters: Mapping[str, Tensor], fixed: bool, together: int, layout: torch.memory_format
+) -> TracedHessian:
     inputs, targets = subject.batch(0)
     assert isinstance(targets, Tensor)
     return trace(
         subject.model, subject.losses, parameters, inputs, targets, forward=subject.forward,
         pattern=reference(subject, parameters, fixed).pattern() if fixed else (),
-        channels_last=not together and _layout(subject) is torch.channels_last, batched=together,
+        channels_last=layout is torch.channels_last, batched=together,
     )  # fmt: skip
 
 

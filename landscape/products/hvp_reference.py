@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from landscape.checkpoints.raw_files import json_of
+from landscape.data import user_cache
 from landscape.data.structure import rows_of
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.kinks import PatternCache, has_kinks
 from landscape.products.operator import Curvature
 from landscape.products.vectors import length, random_unit
-from landscape.subject.device import wait_for
+from landscape.subject.device import name_of, wait_for
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -71,13 +77,39 @@ class Costs:
         return self.total(planned) < other.total(planned)
 
 
-def predicted(kept: Costs, functions: int, *, batched: bool, stored: bool) -> Costs:
+def predicted(kept: Costs, functions: int, device: torch.device, *, batched: bool, stored: bool) -> Costs:
     """The costs of a traced graph from those of double backward and the number of functions in the forward pass.
 
-    `batched`: of several mini-batches in one product; `stored` says that the graph is on disk.
+    `batched`: of several mini-batches in one product; `stored` says that the graph is on disk. On a GPU the shares are
+    those that the last graph had on one of its kind.
     """
-    each, once = SHARES["batched" if batched else "traced"]
+    kind = "batched" if batched else "traced"
+    each, once = _learned(device).get(kind, SHARES[kind])
     return Costs(LOADED if stored else TRACE[0] * functions + TRACE[1], once * kept.once, each * kept.each)
+
+
+def learn(device: torch.device, kept: Costs, found: Costs, *, batched: bool) -> None:
+    """Keep the measured shares of a traced graph for later predictions on GPUs of this kind."""
+    path = _kept(device)
+    if path is not None and min(kept.each, kept.once) > 0:
+        shares = {"batched" if batched else "traced": (found.each / kept.each, found.once / kept.once)}
+        with contextlib.suppress(OSError):
+            path.write_text(json.dumps(_learned(device) | shares))
+
+
+def _learned(device: torch.device) -> dict[str, tuple[float, float]]:
+    path = _kept(device)
+    try:
+        return {} if path is None else {str(kind): (each, once) for kind, (each, once) in json_of(path).items()}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _kept(device: torch.device) -> Path | None:
+    """The file of the shares of this kind of GPU; None for a CPU, whose shares were measured."""
+    if device.type == "cpu" or (place := user_cache.folder("forecasts", "forecasts of products")) is None:
+        return None
+    return place / (re.sub(r"\W+", "-", name_of(device)) + ".json")
 
 
 def reason(hvp: str, costs: Mapping[str, Costs], planned: PlannedProducts) -> str:
@@ -125,7 +157,7 @@ def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -
         cached.pattern(0)
     vector = random_unit(curved.size, 0, device=subject.device, dtype=subject.dtype)
     try:
-        once, product = timed(lambda: cached.product(0), subject.device)
+        once, product = _prepared_warm(lambda: cached.product(0), subject.device)
         each, expected = timed(lambda: product(vector), subject.device)
     except ValueError:
         return Reference(curved, cached.patterns, Costs(0.0, 0.0, 0.0), 0, None)
@@ -137,7 +169,7 @@ def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -
 def _functions(subject: Subject) -> int:
     """How many differentiable functions a forward pass calls."""
     with torch.enable_grad(), differentiable_attention():
-        loss = _loss_of_few(subject)
+        loss, _ = _loss_of_few(subject)
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -148,14 +180,26 @@ def _functions(subject: Subject) -> int:
     return len(seen)
 
 
-def _loss_of_few(subject: Subject) -> Tensor:
-    """The loss of one sample, or of the mini-batch where that cannot be split or the model wants its size."""
+@once_per_weights
+def flops(subject: Subject) -> float:
+    """Floating-point operations of a Hessian product of the first mini-batch, from those of a few samples, or 0.
+
+    A forward pass of doubled numbers, and two backward passes of each.
+    """
+    with FlopCounterMode(display=False) as counter, differentiable_attention(), contextlib.suppress(Exception):
+        _, samples = _loss_of_few(subject)
+        return 6.0 * float(counter.get_total_flops()) * subject.samples(0) / samples
+    return 0.0
+
+
+def _loss_of_few(subject: Subject) -> tuple[Tensor, int]:
+    """The loss of one sample, or of the mini-batch where that cannot be split or the model wants its size; how many."""
     inputs, targets = subject.batch(0)
     if subject.divisible:
         first = [rows_of(nested, slice(0, 1)) for nested in (inputs, targets)]
         with contextlib.suppress(Exception):  # whatever a model's own code raises
-            return subject.losses(subject.outputs(first[0]), first[1]).mean()
-    return subject.losses(subject.outputs(inputs), targets).mean()
+            return subject.losses(subject.outputs(first[0]), first[1]).mean(), 1
+    return subject.losses(subject.outputs(inputs), targets).mean(), subject.samples(0)
 
 
 def agrees(candidate: Curvature, expected: Reference) -> bool:
@@ -202,9 +246,16 @@ def seconds_of(candidate: Curvature) -> tuple[float, float]:
     """Seconds to prepare a mini-batch, its activation pattern aside, and per product, the best of a few."""
     subject, batches = candidate.subject, max(candidate.batched, 1)
     vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
-    once, product = timed(lambda: _first_product(candidate), subject.device)
+    once, product = _prepared_warm(lambda: _first_product(candidate), subject.device)
     times = [timed(lambda: product(vector), subject.device)[0] for _ in range(1 + REPEATS)]
     return once / batches, min(times) / batches
+
+
+def _prepared_warm(prepare: Callable[[], T], device: torch.device) -> tuple[float, T]:
+    """Seconds to prepare a product, with it; on a device the second time, because the first one loads kernels."""
+    if device.type != "cpu":
+        prepare()
+    return timed(prepare, device)
 
 
 def _first_product(candidate: Curvature) -> Callable[[Tensor], Tensor]:

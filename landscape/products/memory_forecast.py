@@ -58,12 +58,16 @@ class MemoryForecast:
 def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], stored: int) -> int:
     """Into how many parts mini-batches are divided from the start; logs the forecast, `stored` bytes of it vectors.
 
+    A GPU raises an error where its memory is exhausted, and mini-batches are divided then: without a limit that was
+    given, the forecast, which is an upper estimate, divides none there.
+
     Raises:
         ValueError: not even single samples keep within the limit that was given.
     """
     found, limit = forecast(subject, parameters, stored), memory.limit()
-    free = memory.available() if subject.device.type == "cpu" else memory.available_on(subject.device)
-    parts = found.micro_batches(SHARE * free if limit is None else min(limit, free))
+    on_cpu = subject.device.type == "cpu"
+    free = memory.available() if on_cpu else memory.available_on(subject.device)
+    parts = found.micro_batches(SHARE * free if limit is None else min(limit, free)) if on_cpu or limit else 1
     needed = found.total(parts)
     if limit is not None and needed > limit:
         raise ValueError(

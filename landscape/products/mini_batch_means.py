@@ -88,6 +88,7 @@ class _Sum:
     def __init__(self, curvature: Curvature, shares: Sequence[Share]) -> None:
         self._curvature, self._shares = curvature, shares
         self._kept: MicroBatchedProduct | None = None
+        self._weights: Tensor | None = None  # of the shares, on the device: made once, because copying them waits
 
     def __call__(self, vector: Tensor, total: Tensor) -> None:
         step = max(self._curvature.batched, 1)
@@ -95,8 +96,11 @@ class _Sum:
             group = self._shares[at : at + step]
             indices = [share.batch for share in group]
             if all(share.part == WHOLE for share in group) and self._curvature.fits_batched(indices):
-                weights = torch.tensor([share.weight for share in group], dtype=vector.dtype, device=vector.device)
-                total += weights @ self._curvature.batched_product(indices)(vector.expand(len(group), -1))
+                if self._weights is None:
+                    self._weights = vector.new_tensor([share.weight for share in self._shares])
+                total += self._weights[at : at + step] @ self._curvature.batched_product(indices)(
+                    vector.expand(len(group), -1)
+                )
                 continue
             for share in group:
                 total.add_(self._product(share)(vector), alpha=share.weight)

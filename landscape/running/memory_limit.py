@@ -10,6 +10,7 @@ from landscape.products.hessian_product import out_of_memory
 from landscape.products.micro_batches import SampleTooLargeError, free_memory
 from landscape.subject.other_samples import rebatched
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import cache_of
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -62,9 +63,15 @@ def _halvable(probe: Probe | Sweeps, subject: Subject, unit: Unit) -> bool:
 
 
 def _halved(subject: Subject) -> Subject | None:
-    """The subject in mini-batches of half the size; None where they cannot be halved."""
+    """The subject in mini-batches of half the size; None where they cannot be halved.
+
+    What was recorded and prepared for the larger ones would still fill the memory: it is dropped.
+    """
     smaller = rebatched(subject, max(min(subject.batch_size, len(subject)) // 2, 1))
-    return None if smaller.batch_size == subject.batch_size else smaller
+    if smaller.batch_size == subject.batch_size:
+        return None
+    cache_of(subject).values.clear()
+    return smaller
 
 
 def _noted(probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit], parts: int) -> Iterator[Values]:

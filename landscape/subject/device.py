@@ -12,6 +12,11 @@ HALF = (torch.float16, torch.bfloat16)
 _log = logging.getLogger(__name__)
 
 
+def name_of(device: torch.device) -> str:
+    """The kind of GPU, or of another device its type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until a GPU has finished its work, so that a clock read before and after tells the time of it."""
     if device.type == "cuda":
