@@ -50,7 +50,9 @@ class Images:
 
     def to(self, device: torch.device | str) -> Images:
         """The same images on another device."""
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+        moved = replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+        vars(moved)["_copies"] = moved.inputs is not self.inputs and moved.targets is not self.targets
+        return moved
 
     def for_device(self, device: torch.device) -> Images:
         """As `to`; inputs that a GPU has no room for stay on the host, and `Batches` copies its mini-batches."""
@@ -201,7 +203,7 @@ class Batches(BatchSource):
         return self.images.sha256
 
     def forget_sha256(self) -> None:
-        vars(self.images).pop("_digest", None)
+        _forget(self.images)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +236,9 @@ class BatchList(BatchSource):
             return moved.setdefault(id(tensor), tensor.to(device))
 
         pairs, wholes = ([map_tensors(part, move) for part in parts] for parts in (self.pairs, self.wholes))
-        return replace(self, pairs=pairs, wholes=wholes)
+        made = replace(self, pairs=pairs, wholes=wholes)
+        vars(made)["_copies"] = all(id(tensor) != source for source, tensor in moved.items())
+        return made
 
     def for_device(self, device: torch.device) -> BatchList:
         """As `to`; mini-batches that a GPU has no room for together stay on the host."""
@@ -260,7 +264,7 @@ class BatchList(BatchSource):
         return digest.hexdigest()
 
     def forget_sha256(self) -> None:
-        vars(self).pop("_digest", None)
+        _forget(self)
 
     @property
     def images(self) -> None:  # type: ignore[override]
@@ -277,6 +281,15 @@ def count_of(targets: Nested, whole: Nested) -> int | None:
 def version(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     """Numbers that change when a tensor is changed in place."""
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def _forget(samples: Images | BatchList) -> None:
+    """Compute a digest again when it is asked for, unless the samples are copies on a device: nobody writes to those.
+
+    To hash gigabytes there takes seconds.
+    """
+    if not vars(samples).get("_copies"):
+        vars(samples).pop("_digest", None)
 
 
 def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Callable[[], str]) -> str:

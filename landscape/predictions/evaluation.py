@@ -171,8 +171,8 @@ def _of_masks(subject: Subject) -> dict[str, float]:
     for i in range(len(subject.batches)):
         logits, targets = logits_and_targets(subject, i)
         parts.append(sample_scores(logits, targets))
-        pixels += [overlaps(*image) for image in zip(logits, targets, strict=True)]
-    images = torch.stack(pixels).cpu().numpy()
+        pixels.append(overlaps(logits, targets))
+    images = torch.cat(pixels).cpu().numpy()
     total, n = images.sum(axis=0), len(images)
     left_out = calibration.mean_iou(total - images)
     error = math.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()) if n > 1 else math.nan

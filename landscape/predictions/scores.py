@@ -100,13 +100,14 @@ def sample_scores(log_probabilities: Tensor, targets: Tensor) -> SampleScores:
 
 
 def overlaps(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Pixels of every class where it is predicted and true, and either, (2, C): of (rows, C) and (rows,)."""
-    there, classes = targets >= 0, log_probabilities.shape[1]
-    predicted, targets = log_probabilities.argmax(dim=1)[there], targets[there].long()
+    """Pixels of every class where it is predicted and true, and either, (..., 2, C): of (..., rows, C), (..., rows)."""
+    there, predicted, targets = targets >= 0, log_probabilities.argmax(dim=-1), targets.clamp(min=0).long()
+    zeros = log_probabilities.new_zeros((*targets.shape[:-1], log_probabilities.shape[-1]), dtype=torch.float64)
     own, other, hits = (
-        torch.bincount(of, minlength=classes) for of in (predicted, targets, targets[predicted == targets])
+        zeros.scatter_add(-1, of, counted.double())  # whole numbers: exact in any order
+        for of, counted in ((predicted, there), (targets, there), (targets, there & (predicted == targets)))
     )
-    return torch.stack([hits, own + other - hits]).double()
+    return torch.stack([hits, own + other - hits], dim=-2)
 
 
 def labelled(targets: Tensor) -> Tensor | None:

@@ -135,7 +135,8 @@ class Attention(Probe):
 
         head_sums = {name: empty(2, n, shape["heads"]) for name in PER_HEAD}
         layer_sums = {name: empty(2, n) for name in PER_LAYER}
-        token_values, image_values = empty(n, shape["tokens"]), empty(n, shape["images"])
+        spectra = {name: np.full((n, shape[f"{name}s"]), np.nan) for name in ("token", "image")}
+        matrices: dict[str, Tensor] = {}  # by kind and position
         previous: dict[str, Tensor] = {}  # the tokens after the previous self-attention
 
         def on_attention(position: int, maps: AttentionMaps) -> None:
@@ -161,22 +162,22 @@ class Attention(Probe):
                 layer_sums["depth_cosine"][:, position] = _sums(metrics.depth_cosine(tokens, last))
             previous["tokens"] = tokens.clone()  # the network may work in place
             if self.spectra_images:
-                some = self._spectra(tokens[: self.spectra_images])
-                token_values[position, : some.shape[1]] = some.sum(dim=0)
+                matrices[f"token {position}"] = self._centred(tokens[: self.spectra_images])
             images = tensor[:, 0] if self.pool == "cls" else tokens.mean(dim=1, dtype=torch.float64)
-            ranks = self._spectra(images)
-            image_values[position, : len(ranks)] = ranks
+            matrices[f"image {position}"] = self._centred(images)
 
         def values() -> Values:
-            arrays = transferred({**head_sums, **layer_sums, "tokens": token_values, "images": image_values})
-            token_sum, image_mean = arrays.pop("tokens"), arrays.pop("images")
+            arrays = transferred({**head_sums, **layer_sums, **matrices})
+            for key in matrices:  # on the host: a GPU takes one matrix after the other, and waits for each
+                ranks, (kind, position) = metrics.singular_values(torch.from_numpy(arrays.pop(key))), key.split()
+                spectra[kind][int(position), : ranks.shape[-1]] = ranks.sum(dim=0) if ranks.dim() > 1 else ranks
             return {
                 "samples": subject.samples(i),
                 **{f"{name}_sum": value[0] for name, value in arrays.items()},
                 **{f"{name}_square_sum": value[1] for name, value in arrays.items()},
                 "token_samples": min(self.spectra_images, subject.samples(i)),
-                "token_singular_value_sum": token_sum,
-                "batch_singular_value": image_mean,
+                "token_singular_value_sum": spectra["token"],
+                "batch_singular_value": spectra["image"],
             }
 
         return FeatureHooks(layers, on_features, values, on_attention, on_heads)
@@ -200,10 +201,10 @@ class Attention(Probe):
             "image_singular_value": images.mean(axis=0) if len(images) else np.full(images.shape[1:], np.nan),
         }
 
-    def _spectra(self, matrices: Tensor) -> Tensor:
-        """ln(sigma_k / sigma_0) of matrices (..., sample, channel), (..., rank) float64."""
+    def _centred(self, matrices: Tensor) -> Tensor:
+        """Matrices (..., sample, channel), float64, whose singular values are stored."""
         centre = matrices.mean(dim=-2, keepdim=True, dtype=torch.float64) if self.centred else 0.0
-        return metrics.singular_values(matrices - centre)
+        return matrices.double() - centre
 
     def _shape(self, subject: Subject) -> dict[str, int]:
         """Lengths of the padded axes."""

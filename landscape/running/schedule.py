@@ -55,6 +55,7 @@ class Schedule:
         self._done: set[int] = set()
         self.poisoned: list[int] = []  # units that were given up
         self.unit_seconds = 0.0  # mean of the recent units, without set-up; 0 while unknown
+        self._longest = 0.0  # of the recent ones: of those that come together, as a row, the first takes all the time
         self.setup_seconds = 0.0
         self._first = 0.0  # seconds of the first unit of all, with its set-up
 
@@ -156,7 +157,7 @@ class Schedule:
 
     def _slow(self, now: float) -> list[int]:
         """The unit that has been measured for the longest time, if for far longer than usual."""
-        limit = max(SLOW * self.unit_seconds, SLOWEST)
+        limit = max(SLOW * max(self.unit_seconds, self._longest), SLOWEST)
         begun = [
             (chunk.since + (self.setup_seconds if chunk.fresh else 0.0), chunk.units[0])
             for chunk in self._chunks.values()
@@ -175,6 +176,7 @@ class Schedule:
             else:
                 self.setup_seconds = max(seconds - self.unit_seconds, 0.0)
             return
+        self._longest = max(seconds, 0.98 * self._longest)
         weight = 0.2 if self.unit_seconds else 1.0
         if not self.unit_seconds and self._shared_setup:
             self.setup_seconds = max(self._first - seconds, 0.0)
