@@ -16,8 +16,16 @@ from torch import Tensor, nn
 import landscape
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.curvature.pyhessian_engine import power_iteration
-from landscape.products.hessian_product import hessian_product, out_of_memory, second_derivative_errors
+from landscape.data.dataset import Batches, Images
+from landscape.predictions.scores import overlaps
+from landscape.products.hessian_product import (
+    _note_rounding,
+    hessian_product,
+    out_of_memory,
+    second_derivative_errors,
+)
 from landscape.products.micro_batches import free_memory
+from landscape.subject.device import converted
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.precision import exact_arithmetic
 
@@ -143,3 +151,67 @@ def test_pyhessian_works_on_the_second_device() -> None:
         subject = subject_on("cuda:1", "resnet_demo")
         found: Any = power_iteration(subject, 0, list(subject.parameters.values()), lambda v: v, 1, iterations=2)
     assert found.vectors.device == torch.device("cpu")
+
+
+@pytest.mark.slow
+def test_an_exported_program_makes_its_tensors_where_it_is_measured() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight + torch.arange(3, device=x.device)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(3))
+
+    module = torch.export.export(Shifted(), (torch.ones(2, 3),)).module()
+    with simulated_cuda():
+        moved: Any = converted(module, torch.device("cuda"))
+        devices = {node.kwargs["device"] for node in moved.graph.nodes if "device" in node.kwargs}
+        assert devices == {torch.device("cuda")}
+        assert moved(torch.ones(2, 3, device="cuda")).device.type == "cuda"
+
+
+def test_a_network_that_adds_in_any_order_on_a_device_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    def product(device: str) -> None:
+        weight = torch.randn(1, 1, 4, 4).to(device).requires_grad_()
+        grown = nn.functional.interpolate(weight.square(), scale_factor=2, mode="bilinear")
+        hessian_product(lambda: grown.square().sum(), [weight])
+
+    _note_rounding.cache_clear()
+    with simulated_cuda(), caplog.at_level(logging.INFO, logger="landscape"):
+        product("cpu")
+        assert not caplog.messages
+        product("cuda"), product("cuda")
+    (said,) = caplog.messages
+    assert "UpsampleBilinear2D adds in any order on a GPU" in said
+
+
+def test_masks_are_scored_without_a_wait_for_every_image() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4, 6, 3), torch.randint(-1, 3, (4, 6))
+    predicted = logits.argmax(dim=-1)
+    both = [[((p == c) & (t == c)).sum().item() for c in range(3)] for p, t in zip(predicted, targets, strict=True)]
+    either = [
+        [(((p == c) | (t == c)) & (t >= 0)).sum().item() for c in range(3)]
+        for p, t in zip(predicted, targets, strict=True)
+    ]
+    with simulated_cuda() as simulation:
+        found = overlaps(logits.to("cuda"), targets.to("cuda"))
+        assert not simulation.waits
+        assert found.tolist() == [[a, b] for a, b in zip(both, either, strict=True)]
+
+
+def test_copies_of_samples_on_a_device_are_hashed_once() -> None:
+    def transfers(device: str) -> list[int]:
+        images = Images(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.long), "test", 2, 2)
+        data, counts = Batches(images.to(device), 2), []
+        for _ in range(2):
+            simulation.waits.clear()
+            assert data.sha256
+            data.forget_sha256()
+            counts.append(sum(simulation.waits.values()) if device == "cuda" else int("_digest" in vars(data.images)))
+        return counts
+
+    with simulated_cuda() as simulation:
+        assert transfers("cuda") == [2, 0]
+        assert transfers("cpu") == [0, 0]

@@ -141,6 +141,21 @@ def test_a_unit_that_takes_far_longer_than_others_is_measured_twice_and_counts_o
     assert schedule.complete
 
 
+def test_a_unit_that_brings_those_of_its_row_is_not_slow() -> None:
+    schedule = Schedule(3, seconds=1.0)
+    worked(schedule, "a")
+    for seconds in (30.0, *[0.1] * 20):  # a row, which a GPU computes at once
+        schedule._learn(seconds, fresh=False)
+    for worker in "ab":
+        assert schedule.next(worker, 2, 0.0) is not None
+    assert schedule.finished("b", 2, 1.0, 1.0)
+    schedule.idle("b")
+    assert schedule.next("b", 2, 40.0) is None
+    repeated = schedule.next("b", 2, 100.0)
+    assert repeated is not None
+    assert repeated.units == [1]
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(("workers", "least"), [(1, 0.9), (100, 0.9)])
 def test_simulated_workers_are_used_although_some_are_slow_stall_and_die(

@@ -1,9 +1,11 @@
 """Hessian-vector products by double backward; where a model has no second derivative, the layer is named."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +33,15 @@ NO_MEMORY = (
     "CUSOLVER_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED", "unable to find an engine", "CUDA error: out of memory",
 )  # fmt: skip
 OF_DEVICE = ("CUDA error", "cuDNN error", "cuBLAS error", "NCCL", "CUDNN_STATUS", "CUBLAS_STATUS")
+# Functions that add in any order on a GPU, or their derivatives: from torch's list for `use_deterministic_algorithms`.
+IN_ANY_ORDER = {f"{name}Backward0" for name in (
+    "UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleBicubic2D", "UpsampleTrilinear3D", "UpsampleBilinear2DAa",
+    "GridSampler2D", "GridSampler3D", "AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AvgPool3D",
+    "MaxPool3DWithIndices", "FractionalMaxPool2D", "FractionalMaxPool3D", "ReflectionPad1D", "ReflectionPad2D",
+    "ReflectionPad3D", "ReplicationPad1D", "ReplicationPad2D", "ReplicationPad3D", "IndexSelect",
+    "ScatterAdd", "ScatterReduce", "Cumsum", "NllLoss2D", "MaxUnpool2D",
+)}  # fmt: skip
+_log = logging.getLogger(__name__)
 _attention_switches = threading.RLock()
 
 
@@ -130,6 +141,12 @@ def with_graphs(gradients: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple
     return tuple(g if g.requires_grad else g + 0 * p for g, p in zip(gradients, sources, strict=True))
 
 
+@cache
+def _note_rounding(operation: str) -> None:
+    """Say once that a network is reproducible to rounding alone."""
+    _log.info("note: %s adds in any order on a GPU: the same unit gives the same numbers again to rounding", operation)
+
+
 def require_second_derivative(gradients: Sequence[Tensor]) -> None:
     """Reject gradients that are cut off from the weights: otherwise products would silently be zero.
 
@@ -142,6 +159,8 @@ def require_second_derivative(gradients: Sequence[Tensor]) -> None:
         node = waiting.pop()
         if node is None:
             continue
+        if node.name() in IN_ANY_ORDER and gradients[0].device.type != "cpu":
+            _note_rounding(node.name().removesuffix("Backward0"))
         if node.name().endswith("Error"):  # what torch inserts for a function marked once_differentiable
             raise ValueError("the model cannot be differentiated twice (one of its functions is once_differentiable)")
         following = {function for function, _ in node.next_functions} - seen

@@ -14,12 +14,14 @@ from typing import Any, Self
 import torch
 
 from landscape.probe import Probe, Sweeps, Unit, Values, report_workers
+from landscape.products.micro_batches import free_memory
 from landscape.running.executor import PoisonUnits, name_of
 from landscape.running.schedule import Schedule
 from landscape.running.work import Work, work_of
 from landscape.running.worker_process import LEAVE, Ended, Failed, Measure, Ready
 from landscape.subject.subject import Subject
 from landscape.subject.threads import thread_limit
+from landscape.subject.weights_cache import cache_of
 
 CHUNK_SECONDS = 10.0  # results come one by one, so that a chunk only saves set-up
 POLL_SECONDS = 0.5  # after which a death is noticed that the pipe does not tell, because a child still holds it
@@ -190,6 +192,8 @@ def on_devices(work: Work, subject: Subject, workers: int) -> list[Work]:
     """The work of every worker: with CUDA one per device, unless a device is named, else all the same."""
     if subject.device.type != "cuda":
         return [work] * workers
+    cache_of(subject).values.clear()  # what this process prepared would take memory beside the first worker's
+    free_memory()
     named = work.spec.device.startswith("cuda:")
     devices = [work.spec.device] if named else [f"cuda:{i}" for i in range(torch.cuda.device_count())][:workers]
     if len(devices) < workers:

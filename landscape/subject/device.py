@@ -4,7 +4,7 @@ import copy
 import logging
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from landscape.options import invalid
 
@@ -49,6 +49,10 @@ def device(name: str) -> torch.device:
 def converted(model: nn.Module, device: torch.device) -> nn.Module:
     """The model itself, moved to a device, in single precision if it was in half."""
     model = model.to(device)
+    for graph in [part for part in model.modules() if isinstance(part, fx.GraphModule)]:
+        for node in [node for node in graph.graph.nodes if "device" in node.kwargs]:  # of where it was exported
+            node.kwargs = {**node.kwargs, "device": device}
+        graph.recompile()
     return model.float() if next(model.parameters()).dtype in HALF else model
 
 

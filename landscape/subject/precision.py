@@ -7,7 +7,8 @@ of half-precision tensors may be rounded. The relative error is 1e-3 or more: no
 curvature would mean anything. `exact_arithmetic` switches all of this off for the duration of a measurement and then
 restores what it found, also after an error. It also lets cuDNN neither choose its algorithms by a benchmark nor take
 one that adds in a random order, so that the same unit gives the same numbers again, and takes the one path of
-transformer and recurrent layers that has gradients.
+transformer and recurrent layers that has gradients. Some functions of PyTorch itself add in any order on a GPU, such as
+the derivative of bilinear interpolation: networks with those are reproducible to rounding, which is noted.
 
 The one place that asks for less is the execution mode bf16 of surfaces (`weight_space.forward_mode`), whose deviation
 is measured at control points. Training has its own precision, that of the recipe.

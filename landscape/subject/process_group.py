@@ -103,12 +103,13 @@ class ProcessGroup:
         """
         sums, error = vector.new_zeros(vector.numel() + HEADER), None
         mark = _fingerprint(vector)
+        sums[-HEADER + 1] = mark
+        sums[-HEADER + 2] = mark**2
         try:
             add(sums[:-HEADER])
-            header = [0.0, mark, mark**2]
         except Exception as raised:
-            error, header = raised, [1.0, mark, mark**2]
-        sums[-HEADER:] = sums.new_tensor(header)
+            error = raised
+            sums[-HEADER] = 1.0
         failed, marks, squares = self.all_reduce(sums)[-HEADER:].tolist()
         if failed:
             self._raise_first(error)
@@ -144,7 +145,9 @@ def process_group() -> Iterator[ProcessGroup]:
     if not dist.is_available() or not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
         yield SINGLE_PROCESS
         return
-    # Only gradients and products go over NCCL; everything else goes over the CPU, also between GPUs.
+    # Only gradients and products go over NCCL; everything else goes over the CPU, also between GPUs. Where a process
+    # has died, the others raise an error after the time-out of the group, instead of being aborted.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size())
@@ -219,7 +222,7 @@ def _connected() -> Iterator[None]:
         ) from error
 
 
-def _fingerprint(vector: Tensor) -> float:
-    """A small whole number that follows from the bits of a vector."""
+def _fingerprint(vector: Tensor) -> Tensor:
+    """A small whole number that follows from the bits of a vector, on its device: to read it would wait."""
     bits = vector.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[vector.element_size()])
-    return float(bits.sum(dtype=torch.int64).item() % FINGERPRINTS)
+    return bits.sum(dtype=torch.int64) % FINGERPRINTS

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.data.memory import available_on
 from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.other_samples import rebatched
@@ -21,7 +22,8 @@ from landscape.subject.weights_cache import once_per_weights
 
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
-CACHE_BYTES = 2**30  # of prepared mini-batches in device memory; the others are prepared anew at every access
+CACHE_BYTES = 2**30  # of prepared mini-batches in memory; the others are prepared anew at every access
+CACHE_SHARE = 0.125  # of a GPU's free memory, if that is more
 BATCH_SIZES = (32, 64, 128, 256, 512)
 BENCHMARK_SAMPLES = 256
 GAIN = 0.05  # smallest relative speed-up that counts: less is noise
@@ -86,6 +88,7 @@ class ForwardPass:
         self._model: Callable[..., Any] = _compiled(subject) if mode.compile else subject.model
         self._cache: list[tuple[Nested, Nested]] = _prepared(subject, mode.memory_format)
         tensors = itertools.chain(subject.model.parameters(), subject.model.buffers())
+        self._room = max(CACHE_BYTES, CACHE_SHARE * available_on(subject.device)) if _on_gpu(subject) else CACHE_BYTES
         self._replayed = _on_gpu(subject) and not subject.traits.needs_graph
         addresses = tuple(tensor.data_ptr() for tensor in tensors) if self._replayed else ()
         self._replays: dict[Any, GraphReplay] = _replays(subject, mode, addresses)
@@ -144,7 +147,7 @@ class ForwardPass:
         if self._mode.memory_format == "channels_last":
             inputs = map_tensors(inputs, _channels_last)
         size = sum(tensor.nbytes for tensor in tensors_in(inputs))
-        if i == len(self._cache) and (len(self._cache) + 1) * size <= CACHE_BYTES:
+        if i == len(self._cache) and (len(self._cache) + 1) * size <= self._room:
             self._cache.append((inputs, targets))
         return inputs, targets
 
