@@ -88,7 +88,8 @@ class ForwardPass:
         self._model: Callable[..., Any] = _compiled(subject) if mode.compile else subject.model
         self._cache: list[tuple[Nested, Nested]] = _prepared(subject, mode.memory_format)
         tensors = itertools.chain(subject.model.parameters(), subject.model.buffers())
-        self._room = max(CACHE_BYTES, CACHE_SHARE * available_on(subject.device)) if _on_gpu(subject) else CACHE_BYTES
+        on_host = subject.device.type == "cpu"
+        self._room = CACHE_BYTES if on_host else max(CACHE_BYTES, CACHE_SHARE * available_on(subject.device))
         self._replayed = _on_gpu(subject) and not subject.traits.needs_graph
         addresses = tuple(tensor.data_ptr() for tensor in tensors) if self._replayed else ()
         self._replays: dict[Any, GraphReplay] = _replays(subject, mode, addresses)
