@@ -232,8 +232,9 @@ def test_a_stream_of_masks_has_scores_at_boundaries_and_frames_without_a_label()
 def test_scores_of_a_frame_need_its_labels_only_where_it_has_any() -> None:
     logs = torch.randn(4, 3, 3).double().log_softmax(dim=0)
     empty = torch.full((3, 3), -1)
-    found = frame_scores(logs, empty, before=logs, boundary=torch.zeros(3, 3, dtype=torch.bool))
-    assert math.isnan(found["frame_nll"])
+    no = torch.zeros(1, 3, 3, dtype=torch.bool)
+    found = frame_scores(logs[None], empty[None], before=logs[None], boundary=no)
+    assert math.isnan(found["frame_nll"][0])
     assert found["union"].sum() == 0
     assert found["frame_consistency"] == 1.0
 

@@ -52,19 +52,35 @@ class FrameProbabilities:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __getitem__(self, t: int) -> Tensor:
-        i = self._batch_of(t)
-        return self._batch(i)[0][:, t - self._starts[i]]
+    def of(self, frames: range) -> Tensor:
+        """Log probabilities of consecutive frames, (frames, prediction, C, ...)."""
+        return torch.cat([self._batch(i)[0][:, rows] for i, rows in self._places(frames)], dim=1).transpose(0, 1)
 
-    def target(self, t: int) -> Tensor:
-        """Target of a frame, () or (H, W)."""
+    def targets(self, frames: range) -> Tensor:
+        """Targets of consecutive frames, (frames,) or (frames, H, W)."""
+        return torch.cat([self._batch(i)[1][rows] for i, rows in self._places(frames)])
+
+    def block(self, t: int) -> range:
+        """The frames of which frame t is one that are smoothed and scored at once: some that share a mini-batch.
+
+        They do not depend on those that are asked for, so that a resumed run rounds as a whole one.
+        """
         i = self._batch_of(t)
-        return self._batch(i)[1][t - self._starts[i]]
+        first, end = self._starts[i : i + 2].tolist()
+        size = max(1, TOGETHER // self._batch(i)[0][:, 0].numel())
+        start = t - (t - first) % size
+        return range(start, min(start + size, end))
 
     def forget(self, *, before: int) -> None:
         """Drop the mini-batches that end before a frame."""
         for i in [i for i in self._known if self._starts[i + 1] <= before]:
             del self._known[i]
+
+    def _places(self, frames: range) -> list[tuple[int, slice]]:
+        """The mini-batches of consecutive frames, and their rows in each."""
+        batches = range(self._batch_of(frames[0]), self._batch_of(frames[-1]) + 1)
+        starts = self._starts.tolist()
+        return [(i, slice(max(frames[0] - starts[i], 0), frames[-1] + 1 - starts[i])) for i in batches]
 
     def _batch_of(self, t: int) -> int:
         return int(np.searchsorted(self._starts, t, side="right")) - 1
@@ -109,6 +125,7 @@ class FrameProbabilities:
 
 
 DRAWS = 1000  # of the bootstrap
+TOGETHER = 1 << 14  # log probabilities of frames that are smoothed and scored at a time
 TERMS = COLUMNS
 # Per frame: a number that is NaN where it is undefined -> the summary that is its mean over frames.
 PER_FRAME = {
@@ -126,31 +143,45 @@ DENSE = ("mean_iou", "boundary_nll", "boundary_accuracy", "interior_nll", "inter
 
 
 def frame_scores(
-    log_probabilities: Tensor, targets: Tensor, *, before: Tensor | None, boundary: Tensor | None
+    log_probabilities: Tensor, targets: Tensor, *, before: Tensor, boundary: Tensor | None
 ) -> dict[str, np.ndarray]:
-    """What is stored of a frame, float64.
+    """What is stored of every prediction of a frame, float64.
 
-    Log probabilities are (C,) or (C, H, W), targets () or (H, W); `before` are those of the frame before, `boundary`
-    (H, W) marks the pixels near a boundary between classes. Scores are means over labelled pixels, consistencies over
-    all pixels.
+    Log probabilities are (n, C) or (n, C, H, W), targets (n,) or (n, H, W); `before` are those of the frame before, NaN
+    where there is none, `boundary` (n, H, W) marks the pixels near a boundary between classes. Scores are means over
+    labelled pixels, consistencies over all pixels.
     """
-    logs, classes = log_probabilities.flatten(1).T if targets.dim() else log_probabilities[None], targets.flatten()
+    count = len(targets)
+    logs, classes = log_probabilities.movedim(1, -1).flatten(0, -2), targets.flatten()
     labelled = classes >= 0
+    sample = torch.arange(count).repeat_interleave(len(classes) // count)[labelled].numpy()
     rows = score_rows(logs[labelled], classes[labelled])
-    scores = mean_scores(SampleScores(*rows.cpu().numpy()), np.zeros(rows.shape[1], dtype=int), 1)
-    found: dict[str, Any] = {"terms": sums(scores)[0], "frame_nll": scores.nll[0], "frame_accuracy": scores.correct[0]}
-    found["frame_consistency"] = found["frame_consistency_nll"] = np.nan
-    if before is not None:
-        same = log_probabilities.argmax(dim=0) == before.argmax(dim=0)
-        p = log_probabilities.exp()
-        surprise = -torch.where(p > 0, p * before, 0.0).double().sum(dim=0)
-        found |= {"frame_consistency": same.double().mean(), "frame_consistency_nll": surprise.mean()}
+    scores = mean_scores(SampleScores(*rows.cpu().numpy()), sample, count)
+    found: dict[str, Any] = {"terms": sums(scores), "frame_nll": scores.nll, "frame_accuracy": scores.correct}
+    found["frame_consistency"], found["frame_consistency_nll"] = _consistency(log_probabilities, before)
     if boundary is not None:
-        found["intersection"], found["union"] = overlaps(logs, classes)
-        for part, inside in (("boundary", boundary), ("interior", ~boundary)):
-            means = rows[:2, inside.flatten()[labelled]].mean(dim=1)
-            found[f"{part}_nll_frame"], found[f"{part}_accuracy_frame"] = means
+        pairs = zip(log_probabilities, targets, strict=True)
+        each = [overlaps(log.flatten(1).T, own.flatten()) for log, own in pairs]
+        found["intersection"], found["union"] = torch.stack(each, dim=1)
+        near = boundary.flatten()[labelled]
+        for part, inside in (("boundary", near), ("interior", ~near)):
+            means = [rows[:2, inside & torch.from_numpy(sample == i)].mean(dim=1) for i in range(count)]
+            found[f"{part}_nll_frame"], found[f"{part}_accuracy_frame"] = torch.stack(means, dim=1)
     return {name: np.asarray(value) for name, value in found.items()}
+
+
+def _consistency(log_probabilities: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Share of predictions equal to those of the frame before, and the cross-entropy of both; NaN where there is none.
+
+    Of several predictions (n, C, ...), (n,) each.
+    """
+    count, p = len(before), log_probabilities.exp()
+    same = (log_probabilities.argmax(dim=1) == before.argmax(dim=1)).double()
+    surprise = -torch.where(p > 0, p * before, 0.0).double().sum(dim=1)
+    share = same.reshape(count, -1).mean(dim=1)
+    return torch.where(before.reshape(count, -1)[:, 0].isnan(), torch.nan, share), surprise.reshape(count, -1).mean(
+        dim=1
+    )
 
 
 def near_boundary(targets: Tensor, distance: int) -> Tensor:

@@ -1,9 +1,11 @@
 """Measure temporal smoothing: predictions averaged over neighbouring frames of a stream (VQ-BNN, Park et al. 2021)."""
 
+import itertools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
@@ -131,23 +133,30 @@ class Stream(Probe):
         """Frames in their order: each goes through the network once, and its probabilities are kept while needed."""
         logs = FrameProbabilities(subject, networks_of(subject, self._others))
         at, before = -2, torch.empty(0)  # the frame that was smoothed last
-        for unit in units:
-            (t,) = unit.index
-            first = t - t % self.clip_length if self.clip_length else 0
-            if t > first and at != t - 1:
-                before = self._smoothed(logs, t - 1)
-            now = self._smoothed(logs, t)
-            target = logs.target(t)
-            boundary = near_boundary(target, self.boundary) if subject.dense else None
-            values = [
-                [
-                    frame_scores(log, target, before=before[i, j] if t > first else None, boundary=boundary)
-                    for j, log in enumerate(every)
-                ]
-                for i, every in enumerate(now)
-            ]
-            at, before = t, now
-            yield {name: np.array([[one[name] for one in row] for row in values]) for name in values[0][0]}
+        for frames, some in itertools.groupby((unit.index[0] for unit in units), logs.block):
+            start = frames[0]
+            if not self._opens(start) and at != start - 1:
+                before = self._smoothed(logs, logs.block(start - 1))[-1:]
+            now = self._smoothed(logs, frames)
+            found = self._scores(subject, logs, frames, now, before)
+            yield from ({name: values[t - start] for name, values in found.items()} for t in some)
+            at, before = frames[-1], now[-1:]
+
+    def _scores(
+        self, subject: Subject, logs: FrameProbabilities, frames: range, now: Tensor, before: Tensor
+    ) -> dict[str, np.ndarray]:
+        """What is stored of consecutive frames, (frame, prediction, tau, ...), `before` being the one before them."""
+        earlier = torch.cat([before if len(before) else torch.full_like(now[:1], torch.nan), now[:-1]])
+        earlier[[self._opens(t) for t in frames]] = torch.nan
+        targets, each = logs.targets(frames), now.shape[1] * now.shape[2]
+        boundary = None
+        if subject.dense:
+            near = torch.stack([near_boundary(target, self.boundary) for target in targets])
+            boundary = near.repeat_interleave(each, dim=0)
+        found = frame_scores(
+            now.flatten(0, 2), targets.repeat_interleave(each, dim=0), before=earlier.flatten(0, 2), boundary=boundary
+        )
+        return {name: values.reshape(*now.shape[:3], *values.shape[1:]) for name, values in found.items()}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Scores over the finished frames with intervals, and their change by smoothing."""
@@ -156,18 +165,30 @@ class Stream(Probe):
         best = 1 + np.nanargmin(smoothed) if np.isfinite(smoothed).any() else 0
         return {**found, "best": best}
 
-    def _smoothed(self, logs: FrameProbabilities, t: int) -> Tensor:
-        """Log probabilities of frame t, (prediction, tau, C, ...)."""
-        start, end = 0, len(logs)
+    def _smoothed(self, logs: FrameProbabilities, frames: range) -> Tensor:
+        """Log probabilities of consecutive frames, (frames, prediction, tau, C, ...)."""
+        found = []
+        for (behind, ahead), some in itertools.groupby(frames, partial(self._reach, len(logs))):
+            own = list(some)
+            window = logs.of(range(own[0] - behind, own[-1] + ahead + 1))
+            logs.forget(before=own[0] - behind - 1)
+            windows = torch.stack([window[i : i + len(own)] for i in range(behind + ahead + 1)])
+            offsets = torch.arange(-behind, ahead + 1)
+            every = [temporal.smoothed(windows, temporal.frame_weights(offsets, tau)) for tau in self._taus]
+            found.append(torch.stack(every, dim=2))
+        return torch.cat(found)
+
+    def _reach(self, frames: int, t: int) -> tuple[int, int]:
+        """How many frames before and after frame t exist in its window."""
+        start, end = 0, frames
         if self.clip_length:
             start = t - t % self.clip_length
             end = min(start + self.clip_length, end)
-        frames = range(max(start, t - self.past), min(end, t + self.look_ahead + 1))
-        window = torch.stack([logs[frame] for frame in frames])  # (frames, prediction, C, ...)
-        logs.forget(before=frames[0] - 1)
-        offsets = torch.tensor(frames) - t
-        every = [temporal.smoothed(window, temporal.frame_weights(offsets, tau)) for tau in self._taus]
-        return torch.stack(every, dim=1)
+        return min(self.past, t - start), min(self.look_ahead, end - 1 - t)
+
+    def _opens(self, t: int) -> bool:
+        """Whether a frame is the first of its clip."""
+        return t % self.clip_length == 0 if self.clip_length else t == 0
 
     def _predictions(self, subject: Subject) -> list[str]:
         """The kinds of predictions that are measured."""
