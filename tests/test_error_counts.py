@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from measured_runs import KEPT, attending, loaded, small
 
-from landscape.layers.neural_collapse import collapse
+from landscape.layers.neural_collapse import Labels, collapse
 from landscape.probe import Plan, Quantity
 from landscape.results import counts
 from landscape.results import group as groups
@@ -129,6 +129,6 @@ def test_the_error_of_nc4_is_its_spread_over_sets_of_images() -> None:
         y = rng.integers(5, size=200)
         x = means[y] + rng.normal(size=(200, 8))
         decisions = (x @ weight.T - 0.5 * (weight**2).sum(axis=1)).argmax(axis=1)
-        found.append(collapse(x, y.astype(float), decisions, weight)["nc4"])
+        found.append(collapse(x, Labels(y.astype(float)), decisions, weight)["nc4"])
     value, error = np.array(found).T
     assert 0.85 < np.sqrt((error**2).mean()) / value.std(ddof=1) < 1.15  # over samples alone: 0.6

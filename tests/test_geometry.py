@@ -16,7 +16,7 @@ import landscape
 from landscape import models
 from landscape.layers.feature_dimension import CENSORED, Estimate, effective_rank, nearest, participation_ratio, two_nn
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.neural_collapse import collapse
+from landscape.layers.neural_collapse import Labels, collapse
 from landscape.layers.selection import layers_of
 from landscape.plots.headlines import with_intervals
 from landscape.probes.geometry import DIMENSIONS, OF_CLASSES, Geometry
@@ -176,13 +176,18 @@ def by_definition(x: np.ndarray, y: np.ndarray, weight: np.ndarray, decisions: n
 def test_collapse_is_what_its_definitions_say() -> None:
     x, y, weight = clouds(0)
     decisions = random(8).integers(0, 5, len(x))
-    found = {name: one.value for name, one in collapse(x, y, decisions, weight).items()}
+    found = {name: one.value for name, one in collapse(x, Labels(y), decisions, weight).items()}
     assert found == pytest.approx(by_definition(x, y, weight, decisions))
 
 
 @pytest.mark.slow
 def test_errors_of_collapse_are_the_spread_over_draws() -> None:
-    found = np.array([list(collapse(*clouds(seed)[:2], None, clouds(0)[2]).values()) for seed in range(0, 120, 2)])
+    found = np.array(
+        [
+            list(collapse(clouds(seed)[0], Labels(clouds(seed)[1]), None, clouds(0)[2]).values())
+            for seed in range(0, 120, 2)
+        ]
+    )
     spread, error = found[..., 0].std(axis=0, ddof=1), found[..., 1].mean(axis=0)
     np.testing.assert_allclose(error, spread, rtol=0.35)
 
@@ -193,20 +198,20 @@ def test_a_simplex_has_collapsed() -> None:
     simplex = (np.eye(4) - 0.25) @ turn.T
     y = np.arange(80) % 4
     x = simplex[y] + 1e-5 * random(10).standard_normal((80, 8)) + 0.3
-    found = collapse(x, y, y, 3.0 * simplex)
+    found = collapse(x, Labels(y), y, 3.0 * simplex)
     assert {name: found[name].value for name in found if name != "class_separation"} == pytest.approx(
         dict.fromkeys(("nc1", "nc2_lengths", "nc2_angles", "nc2_simplex", "nc3", "nc4"), 0.0), abs=1e-4
     )
     assert found["class_separation"].value == pytest.approx(1.0, abs=1e-4)
-    assert collapse(x, y, (y + 1) % 4, -simplex)["nc4"].value == 1.0
-    assert collapse(x, y, None, -simplex)["nc3"].value == pytest.approx(4.0, abs=1e-4)
+    assert collapse(x, Labels(y), (y + 1) % 4, -simplex)["nc4"].value == 1.0
+    assert collapse(x, Labels(y), None, -simplex)["nc3"].value == pytest.approx(4.0, abs=1e-4)
 
 
 def test_classes_of_one_sample_do_not_count() -> None:
     x, y, weight = clouds(4)
-    more = collapse(np.r_[x, x[:1] + 9], np.r_[y, 5], None, np.r_[weight, weight[:1]])
-    assert more == collapse(x, y, None, weight)
-    alone = collapse(x[:5], np.arange(5), np.zeros(5), weight)
+    more = collapse(np.r_[x, x[:1] + 9], Labels(np.r_[y, 5]), None, np.r_[weight, weight[:1]])
+    assert more == collapse(x, Labels(y), None, weight)
+    alone = collapse(x[:5], Labels(np.arange(5)), np.zeros(5), weight)
     assert all(np.isnan(one.value) for one in alone.values())
 
 
@@ -248,7 +253,7 @@ def test_the_probe_measures_pooled_features_of_the_first_images(pool: str) -> No
         x = np.concatenate(parts)[:60]
         head = position == len(layers)
         wanted = dict(zip(DIMENSIONS, (effective_rank(centred(x)), participation_ratio(centred(x)), two_nn(centred(x))),
-                          strict=True)) | collapse(x, y, decisions, weight if head else None)  # fmt: skip
+                          strict=True)) | collapse(x, Labels(y), decisions, weight if head else None)  # fmt: skip
         for name, one in wanted.items():
             at = (found[f"head_{name}"], found[f"head_{name}_se"]) if head else (
                 found[name][position], found[f"{name}_se"][position])  # fmt: skip

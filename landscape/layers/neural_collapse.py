@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,23 +18,54 @@ from landscape.layers.feature_dimension import UNKNOWN, Estimate
 GROUPS = 20
 DRAWS = 40  # resamples of the class means behind the error of NC4
 LEAST_OF_A_CLASS = 2  # samples; a class with fewer is left out
+AT_ONCE = 1 << 20  # numbers that sets of samples are measured by at a time
 RESOLUTION = 1e-7  # of the singular values of the class means, relative to the largest; features are stored in float32
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """What the measures of class means need: per class the number of samples, and sums over them."""
+    """What the measures of class means need, of several sets of the samples: per class the number, and sums over it."""
 
-    count: np.ndarray  # (class,)
-    total: np.ndarray  # (class, feature), of features
-    units: np.ndarray  # (class, feature), of features at unit length
+    count: np.ndarray  # (set, class)
+    total: np.ndarray  # (set, class, feature), of features
+    units: np.ndarray  # (set, class, feature), of features at unit length
 
-    def without(self, other: _Sums) -> _Sums:
-        return _Sums(self.count - other.count, self.total - other.total, self.units - other.units)
+
+class Labels:
+    """Classes of samples, whole numbers from 0, with the sets of samples that errors come from, for all layers."""
+
+    def __init__(self, classes: np.ndarray) -> None:
+        every, y, count = np.unique(classes, return_inverse=True, return_counts=True)
+        enough = count >= LEAST_OF_A_CLASS
+        self.kept = enough[y]  # samples of a class that counts, (n,)
+        self.y, self.known = (np.cumsum(enough) - 1)[y[self.kept]], every[enough]  # positions among the known classes
+        self.of_class = [np.flatnonzero(self.y == c) for c in range(len(self.known))]
+
+    @cached_property
+    def without_groups(self) -> np.ndarray:
+        """1 for the samples of a set, of all and without each group, (set, n); a class's are in the groups in turn."""
+        groups = np.empty(len(self.y), dtype=int)
+        for c, own in enumerate(self.of_class):
+            groups[own] = (np.arange(len(own)) + c) % GROUPS
+        return np.concatenate([np.ones((1, len(groups))), groups != np.arange(GROUPS)[:, None]])
+
+    @cached_property
+    def resamples(self) -> np.ndarray:
+        """How often each sample is drawn, (draw, n): as many of every class as there are, with replacement."""
+        rng, times = np.random.default_rng(0), np.empty((DRAWS, len(self.y)))
+        for row in times:
+            drawn = [own[rng.integers(len(own), size=len(own))] for own in self.of_class]
+            row[:] = np.bincount(np.concatenate(drawn), minlength=len(row))
+        return times
+
+    def parts(self, sets: np.ndarray, x: np.ndarray) -> list[np.ndarray]:
+        """Some sets of samples (set, n) after the others, within memory."""
+        size = max(1, AT_ONCE // (len(self.known) * max(x.shape)))
+        return [sets[start : start + size] for start in range(0, len(sets), size)]
 
 
 def collapse(
-    features: np.ndarray, classes: np.ndarray, decisions: np.ndarray | None, weight: np.ndarray | None
+    features: np.ndarray, labels: Labels, decisions: np.ndarray | None, weight: np.ndarray | None
 ) -> dict[str, Estimate]:
     """Every measure of the features of samples, by name; NaN where there are too few.
 
@@ -50,37 +82,29 @@ def collapse(
 
     Args:
         features: (n, d) float64, finite.
-        classes: of the samples, (n,) whole numbers from 0.
+        labels: classes of the samples, (n,).
         decisions: class that the network chooses, (n,); None: there is no `nc4`.
         weight: of its linear classifier, (all classes, d), which reads these features; None: there is no `nc3`.
     """
-    known, y, count = np.unique(classes, return_inverse=True, return_counts=True)
-    enough = count >= LEAST_OF_A_CLASS
-    kept = enough[y]
+    kept, known = labels.kept, labels.known
     names = ("class_separation", "nc1", "nc2_lengths", "nc2_angles", "nc2_simplex")
     also = (*(["nc3"] if weight is not None else []), *(["nc4"] if decisions is not None else []))
-    if enough.sum() < 2:
+    if len(known) < 2 or not len(features):
         return dict.fromkeys((*names, *also), UNKNOWN)
-    x, y, known = features[kept], (np.cumsum(enough) - 1)[y[kept]], known[enough]
+    x = features[kept]
     own = _of_classes(weight, known) if weight is not None else None
     middle = x.mean(axis=0)  # subtracted against cancellation
     length = np.linalg.norm(x, axis=1, keepdims=True)
     units = np.divide(x, length, out=np.zeros_like(x), where=length > 0)
     x = x - middle
-    every = _sums(x, units, y, len(known))
-    values = _measures(every, x, y, np.ones(len(x)), own)
-    groups = _groups(y)
-    replicates = []
-    for group in range(GROUPS):
-        out = groups == group
-        left = every.without(_sums(x[out], units[out], y[out], len(known)))
-        replicates.append(_measures(left, x, y, (~out).astype(float), own))
+    parts = labels.parts(labels.without_groups, x)
+    values, *replicates = np.concatenate([_measures(_sums(x, units, labels, part), x, part, own) for part in parts])
     spread = np.array(replicates).std(axis=0) * math.sqrt(GROUPS - 1)
     found = {name: Estimate(float(value), float(error)) for name, value, error in zip(
         (*names, *also[: own is not None]), values, spread, strict=True)}  # fmt: skip
     if decisions is not None:
-        other = known[_nearest_mean(every, x, y)] != decisions[kept]
-        found["nc4"] = Estimate(float(other.mean()), _nc4_error(other, x, y, known, decisions[kept]))
+        other = known[_nearest_mean(x, labels, np.ones((1, len(x))))[0]] != decisions[kept]
+        found["nc4"] = Estimate(float(other.mean()), _nc4_error(other, x, labels, decisions[kept]))
     return found
 
 
@@ -90,89 +114,89 @@ def _of_classes(weight: np.ndarray, known: np.ndarray) -> np.ndarray:
     return np.asarray(weight[rows] if rows.max() < len(weight) else np.full((len(rows), weight.shape[1]), np.nan))
 
 
-def _sums(x: np.ndarray, units: np.ndarray, y: np.ndarray, classes: int, times: np.ndarray | None = None) -> _Sums:
-    member = np.zeros((classes, len(y)))
-    member[y, np.arange(len(y))] = 1.0 if times is None else times
-    return _Sums(member.sum(axis=1), member @ x, member @ units)
+def _sums(x: np.ndarray, units: np.ndarray, labels: Labels, times: np.ndarray) -> _Sums:
+    """The sums of sets in which each sample is so many `times`, (set, n)."""
+    count, total, unit = (
+        np.stack([times[:, own] @ rows[own] for own in labels.of_class], axis=1)
+        for rows in (np.ones((len(x), 1)), x, units)
+    )
+    return _Sums(count[..., 0], total, unit)
 
 
-def _groups(y: np.ndarray) -> np.ndarray:
-    """A group for each sample, those of a class in turn, beginning at another group for each class."""
-    groups = np.empty(len(y), dtype=int)
-    for c in range(y.max() + 1):
-        own = np.flatnonzero(y == c)
-        groups[own] = (np.arange(len(own)) + c) % GROUPS
-    return groups
+def _measures(sums: _Sums, x: np.ndarray, weights: np.ndarray, own: np.ndarray | None) -> np.ndarray:
+    """Class separation, NC1, the three of NC2 and, with a classifier, NC3 of every set, (set, measure).
 
-
-def _measures(sums: _Sums, x: np.ndarray, y: np.ndarray, weights: np.ndarray, own: np.ndarray | None) -> list[float]:
-    """Class separation, NC1, the three of NC2 and, with a classifier, NC3; `weights` is 0 for samples left out."""
-    means = sums.total / sums.count[:, None]
-    centre = means.mean(axis=0)
+    `weights` (set, n) is 0 for samples that are left out.
+    """
+    means = sums.total / sums.count[..., None]
+    centre = means.mean(axis=1, keepdims=True)
     means = means - centre
-    classes = len(means)
-    values, sides = np.linalg.eigh(means @ means.T / classes)
-    large = values > RESOLUTION**2 * max(values[-1], np.finfo(float).tiny)
-    large[0] = False  # the means sum to zero
-    values, sides = values[large], sides[:, large]
-    onto = means.T @ (sides / np.sqrt(classes * values))  # (feature, rank): eigenvectors of Sigma_B
+    classes = means.shape[1]
+    gram = means @ means.swapaxes(1, 2)
+    values, sides = np.linalg.eigh(gram / classes)
+    large = values > RESOLUTION**2 * np.maximum(values[:, -1:], np.finfo(float).tiny)
+    large[:, 0] = False  # the means sum to zero
+    values = np.where(large, values, 1.0)
+    # (set, feature, rank): eigenvectors of Sigma_B, 0 where there is none
+    onto = means.swapaxes(1, 2) @ (sides * (large / np.sqrt(classes * values))[:, None])
     projected = x @ onto - centre @ onto
-    within = (weights @ projected**2 - classes * values * (sums.count @ sides**2)) / weights.sum()
-    nc1 = (within / values).sum() / classes if len(values) else math.nan
-    length = np.linalg.norm(means, axis=1)
+    inside = (weights[:, None] @ np.square(projected, out=projected))[:, 0]
+    inside -= classes * values * (sums.count[:, None] @ sides**2)[:, 0]
+    within = inside / weights.sum(axis=1, keepdims=True)
+    nc1 = np.where(large.any(axis=1), np.where(large, within / values, 0.0).sum(axis=1) / classes, math.nan)
+    length = np.linalg.norm(means, axis=2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        cosine = (means @ means.T / np.outer(length, length))[~np.eye(classes, dtype=bool)]
-        lengths = length.std(ddof=1) / length.mean()
-    found = [_separation(sums), nc1, lengths, cosine.std(), np.abs(cosine + 1 / (classes - 1)).mean()]
+        cosine = (gram / (length[:, :, None] * length[:, None]))[:, ~np.eye(classes, dtype=bool)]
+        lengths = length.std(axis=1, ddof=1) / length.mean(axis=1)
+    simplex = np.abs(cosine + 1 / (classes - 1)).mean(axis=1)
+    found = [_separation(sums), nc1, lengths, cosine.std(axis=1), simplex]
     if own is not None:
-        norms = np.linalg.norm(own) * np.linalg.norm(means)
-        found.append(2 - 2 * (own * means).sum() / norms if norms > 0 else math.nan)
-    return [float(value) for value in found]
+        norms = np.linalg.norm(own) * np.linalg.norm(means, axis=(1, 2))
+        product = (own * means).sum(axis=(1, 2))
+        found.append(np.where(norms > 0, 2 - 2 * product / np.where(norms > 0, norms, 1.0), math.nan))
+    return np.stack(found, axis=1)
 
 
-def _separation(sums: _Sums) -> float:
-    """From |sum of units|^2 = n + the sum over pairs of distinct samples of their cosines."""
+def _separation(sums: _Sums) -> np.ndarray:
+    """Of every set, from |sum of units|^2 = n + the sum over pairs of distinct samples of their cosines."""
     n = sums.count
     pairs = np.where(n > 1, n * (n - 1), np.nan)
-    cosine = ((sums.units**2).sum(axis=1) - n) / pairs  # mean within each class
-    means = sums.units / n[:, None]
-    between = (means.sum(axis=0) ** 2).sum() - (means**2).sum()
-    within = np.nanmean(cosine) if np.isfinite(cosine).any() else math.nan
-    overall = (between + len(n) * within) / len(n) ** 2
-    return float(1 - (1 - within) / (1 - overall)) if overall < 1 else math.nan
+    cosine = ((sums.units**2).sum(axis=2) - n) / pairs  # mean within each class
+    means = sums.units / n[..., None]
+    between = (means.sum(axis=1) ** 2).sum(axis=1) - (means**2).sum(axis=(1, 2))
+    known = np.isfinite(cosine)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        within = np.where(known, cosine, 0.0).sum(axis=1) / known.sum(axis=1)
+        overall = (between + n.shape[1] * within) / n.shape[1] ** 2
+        return np.asarray(np.where(overall < 1, 1 - (1 - within) / (1 - overall), math.nan))
 
 
-def _nc4_error(other: np.ndarray, x: np.ndarray, y: np.ndarray, known: np.ndarray, decisions: np.ndarray) -> float:
+def _nc4_error(other: np.ndarray, x: np.ndarray, labels: Labels, decisions: np.ndarray) -> float:
     """Standard error of the share of `other` decisions (n,), over sets of samples.
 
     To the variance over samples around fixed class means that of the share by the error of the means is added: over
     bootstrap resamples of every class, of the share among the given samples. Samples near a boundary change sides by
     chance in each of them, which the former contains already: only the covariance of different samples counts.
     """
-    n, rng = len(y), np.random.default_rng(0)
-    sides = np.empty((DRAWS, n))
-    for draw in sides:
-        times = np.bincount(_resampled(y, rng), minlength=n).astype(float)
-        draw[:] = known[_nearest_mean(_sums(x, x[:, :0], y, len(known), times), x, y, times)] != decisions
+    n, parts = len(x), labels.parts(labels.resamples, x)
+    sides = np.concatenate([labels.known[_nearest_mean(x, labels, part)] != decisions for part in parts])
     of_means = (n**2 * sides.mean(axis=1).var(ddof=1) - sides.var(axis=0, ddof=1).sum()) / (n * (n - 1))
     return math.sqrt(other.var(ddof=1) / n + max(of_means, 0.0))
 
 
-def _resampled(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Positions of as many samples of every class as there are, drawn with replacement."""
-    own = [np.flatnonzero(y == c) for c in range(y.max() + 1)]
-    return np.concatenate([rng.choice(positions, len(positions)) for positions in own])
+def _nearest_mean(x: np.ndarray, labels: Labels, times: np.ndarray) -> np.ndarray:
+    """The class with the nearest mean in every set, that of a sample's own class without itself, (set, n).
 
-
-def _nearest_mean(sums: _Sums, x: np.ndarray, y: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
-    """The class with the nearest mean, that of a sample's own class without itself, (n,).
-
-    `times`: how often each sample is in the sums, (n,); once by default. A class without others is not the nearest.
+    `times`: how often each sample is in the sets, (set, n). A class without others is not the nearest.
     """
-    times = np.ones(len(y)) if times is None else times
-    means = sums.total / sums.count[:, None]
-    squared = (x**2).sum(axis=1)[:, None] - 2 * x @ means.T + (means**2).sum(axis=1)
-    rows, others = np.arange(len(y)), sums.count[y] - times
+    y, sums = labels.y, _sums(x, x[:, :0], labels, times)
+    means = sums.total / sums.count[..., None]
+    squared = x @ means.swapaxes(1, 2)
+    squared *= -2
+    squared += (x**2).sum(axis=1)[:, None]
+    squared += (means**2).sum(axis=2)[:, None]
+    rows, count = np.arange(len(y)), sums.count[:, y]
+    others = count - times
     with np.errstate(invalid="ignore", divide="ignore"):  # x - m without x is (x - m) count / others
-        squared[rows, y] = np.where(others > 0, squared[rows, y] * (sums.count[y] / others) ** 2, np.inf)
-    return np.asarray(squared.argmin(axis=1))
+        squared[:, rows, y] = np.where(others > 0, squared[:, rows, y] * (count / others) ** 2, np.inf)
+    return np.asarray(squared.argmin(axis=2))

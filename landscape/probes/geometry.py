@@ -13,7 +13,7 @@ from landscape.layers.classifier_input import Places, places_of
 from landscape.layers.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.neural_collapse import GROUPS, collapse
+from landscape.layers.neural_collapse import GROUPS, Labels, collapse
 from landscape.layers.padding import Counted
 from landscape.layers.selection import layer_labels, require_class_token
 from landscape.options import at_least, one_of
@@ -170,9 +170,13 @@ class Geometry(Probe):
         """Every measure of the finished mini-batches; of members the mean, with the error of one of them."""
         layers, place = len(data["layer"]), data["feature_layer"]
         members = list(_members(data))
+        labels = [Labels(member["target"]) if "target" in member else None for member in members]
         rows: list[dict[str, Estimate]] = []
         for position in range(place.max() + 1):
-            found = [_measures(member, place == position, data, head=position == layers) for member in members]
+            found = [
+                _measures(member, own, place == position, data, head=position == layers)
+                for member, own in zip(members, labels, strict=True)
+            ]
             rows.append({name: Estimate(*np.mean([one[name] for one in found], axis=0)) for name in found[0]})
         used = members[0]
         result: dict[str, Any] = {"images_used": len(used["features"])}
@@ -228,23 +232,27 @@ def _members(data: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _measures(
-    member: Mapping[str, np.ndarray], own: np.ndarray, data: Mapping[str, np.ndarray], *, head: bool
+    member: Mapping[str, np.ndarray],
+    labels: Labels | None,
+    own: np.ndarray,
+    data: Mapping[str, np.ndarray],
+    *,
+    head: bool,
 ) -> dict[str, Estimate]:
     """Every measure of the features of one place; NaN where one of them is not finite."""
     x = member["features"][:, own].astype(np.float64)
     x = x if np.isfinite(x).all() else x[:0]
     centred = x - x.mean(axis=0) if len(x) else x
-    targets = member["target"][: len(x)] if "target" in member else None
     found = dict(zip(DIMENSIONS, (estimate(centred) for estimate in (effective_rank, participation_ratio, two_nn)),
                      strict=True))  # fmt: skip
-    if targets is None:
+    if labels is None:
         return found
     weight = data["classifier_weight"].astype(np.float64) if "classifier_weight" in data else None
     decisions = None
     if weight is not None:
         read = member["features"][:, data["feature_layer"] == data["feature_layer"].max()].astype(np.float64)
         decisions = (read @ weight.T + data["classifier_bias"]).argmax(axis=1)[: len(x)]
-    return found | collapse(x, targets, decisions, weight if head else None)
+    return found | collapse(x, labels, decisions, weight if head else None)
 
 
 def _padded(rows: np.ndarray, length: int) -> np.ndarray:
