@@ -16,10 +16,13 @@ from torch.utils.data import default_convert
 
 # A tensor, or a tuple, list, mapping or plain object of nested values; leaves other than tensors are left alone.
 Nested: TypeAlias = Any
+LEAVES = (bool, int, float, str, type(None), torch.dtype, torch.device, slice, type(Ellipsis))  # hold no tensor
 
 
 def tensors_in(value: Nested) -> Iterator[Tensor]:
     """All tensors, in a fixed order: of an object those of its attributes."""
+    if isinstance(value, Tensor):
+        return iter((value,))
     return (tensor for _, tensor in named_tensors(value))
 
 
@@ -37,7 +40,8 @@ def named_tensors(value: Nested, prefix: str = "", inside: tuple[Nested, ...] = 
     if any(value is outer for outer in inside):
         return
     for name, inner in _items(value):
-        yield from named_tensors(inner, f"{prefix}.{name}" if prefix else str(name), (*inside, value))
+        if type(inner) not in LEAVES:
+            yield from named_tensors(inner, f"{prefix}.{name}" if prefix else str(name), (*inside, value))
 
 
 def map_tensors(value: Nested, change: Callable[[Tensor], Tensor], copies: dict[int, Nested] | None = None) -> Nested:

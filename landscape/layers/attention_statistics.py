@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,8 +70,17 @@ def mean_distance(maps: Tensor, distance: Tensor) -> Tensor:
 
 def entropy(maps: Tensor) -> Tensor:
     """-sum_k A_qk ln A_qk, mean over queries, (row, head) float64, in nats."""
-    total: Tensor = torch.special.entr(maps).sum(dim=(-2, -1))
-    return total.double() / maps.shape[-2]
+    least = torch.finfo(maps.dtype).tiny  # 0 ln 0 = 0
+    total: Tensor = _log(maps.detach().clamp_min(least)).mul_(maps).sum(dim=(-2, -1))
+    return total.double() / -maps.shape[-2]
+
+
+def _log(values: Tensor) -> Tensor:
+    """Their natural logarithms in place, in single precision on a CPU by NumPy: in a third of the time."""
+    if values.device.type != "cpu" or values.dtype != torch.float32:
+        return values.log_()
+    np.log(values.numpy(), out=values.numpy())
+    return values
 
 
 def mutual_information(maps: Tensor, conditional: Tensor) -> Tensor:
@@ -99,7 +109,7 @@ def head_cosine(maps: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(maps, dim=-1)  # (row, head, query)
     total = torch.zeros_like(maps[:, 0])
     for head in range(heads):
-        total += maps[:, head] / length[:, head, :, None]
+        total.addcdiv_(maps[:, head], length[:, head, :, None])
     square = total.double().square().sum(dim=(-2, -1)) / queries
     return (square - heads) / (heads * (heads - 1))
 

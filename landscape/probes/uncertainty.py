@@ -11,7 +11,7 @@ from torch import Tensor
 
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.forward_hooks import FeatureHooks, MapPart, map_parts, run_with_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import at_least
@@ -183,8 +183,7 @@ class _Spread:
         self.members = 0
 
     def add(self, maps: Tensor) -> None:
-        points = maps.std(dim=(2, 3)).mean(dim=1, dtype=torch.float64)  # (N,)
-        rms = maps.square().mean(dim=(1, 2, 3), dtype=torch.float64).sqrt()
+        points, rms = torch.cat([_over_points(part) for part in map_parts(maps)], dim=1)
         if not self.members:  # differences from the first member lose no digits
             self.first, self.total, self.squares = maps.clone(), torch.zeros_like(maps), torch.zeros_like(maps)
             self.points, self.rms = points, rms
@@ -205,6 +204,13 @@ class _Spread:
         return found
 
 
+def _over_points(part: MapPart) -> Tensor:
+    """Standard deviation over points, mean over channels, and root mean square of every image, (2, N) float64."""
+    positions = part.maps.shape[2:].numel()
+    square = part.spread / positions + part.level.double().square()
+    return torch.stack([(part.spread / (positions - 1)).sqrt().mean(dim=1), square.mean(dim=1).sqrt()])
+
+
 def _products(maps: Tensor, reach: int) -> dict[str, Tensor]:
     """Sums over images of the products of the points around the centre with it, centred over images and channels' mean.
 
@@ -215,9 +221,10 @@ def _products(maps: Tensor, reach: int) -> dict[str, Tensor]:
     top, left = max(row - reach, 0), max(column - reach, 0)
     window = maps[:, :, top : row + reach + 1, left : column + reach + 1].double()
     above, before = reach - (row - top), reach - (column - left)
-    window = window - window.mean(dim=0)
-    centre = window[:, :, row - top, column - left]
-    products = torch.einsum("ncij,nc->nij", window, centre) * (n / max(n - 1, 1) / maps.shape[1])
+    mean = window.mean(dim=0)
+    centre = window[:, :, row - top, column - left] - mean[:, row - top, column - left]
+    products = torch.einsum("ncij,nc->nij", window, centre) - torch.einsum("cij,nc->nij", mean, centre)
+    products = products * (n / max(n - 1, 1) / maps.shape[1])
     rest = (before, side - before - window.shape[3], above, side - above - window.shape[2])
     products = F.pad(products, rest, value=torch.nan)  # (N, side, side)
     own = products[:, reach, reach]

@@ -80,6 +80,8 @@ def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, 
     stored = {"done": group["done"][()]}
     lost = np.zeros_like(stored["done"], bool) if known is None else (known["done"] == 1) & (stored["done"] != 1)
     if not fresh and not lost.any():
+        if CHECK not in group.attrs:  # it is new
+            seal(group)
         return 0
     names = fresh[0].arrays if fresh else known or {}
     parts = max((int(record.data.get(MICRO_BATCHES, 1)) for record in fresh), default=1)
@@ -303,7 +305,6 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
         _dataset(group, name, quantity, quantity.dims, plan)
     done = Quantity("1 where the unit is finished", dtype="uint8")
     _dataset(group, "done", done, tuple(plan.over), plan)
-    seal(group)
     return group
 
 
