@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +19,9 @@ from landscape.options import OptionError
 from landscape.plots.figures import density
 from landscape.probes.density import Density
 from landscape.probes.trace import Trace
+from landscape.products import mini_batch_means
 from landscape.products.mini_batch_means import over_all_samples
+from landscape.products.operator import Curvature
 from landscape.running.run import run
 from landscape.subject.subject import Subject
 
@@ -238,25 +241,19 @@ def test_the_line_is_the_mean_over_vectors_and_the_band_its_interval_from_four_o
     assert highest == pytest.approx((mean * np.exp(scipy.stats.t.ppf(0.975, 4) * relative)).max())
 
 
-def test_the_product_of_one_mini_batch_keeps_its_graph() -> None:
-    class Counting:
-        prepared = 0
-        batched = 0
-        fixed = False
-
-        def fits_batched(self, batches: list[int]) -> bool:
-            return False
-
-        def product(self, i: int, part: slice) -> Callable[[torch.Tensor], torch.Tensor]:
-            Counting.prepared += 1
-            return lambda v: 2 * v
-
-    vector = torch.ones(3)
-    for sizes, prepared in (((4,), 1), ((4, 2), 4)):
-        Counting.prepared = 0
-        product = over_all_samples(tanh_net(sizes=sizes), Counting())  # type: ignore[arg-type]
-        assert torch.equal(product(product(vector)), 4 * vector)
-        assert Counting.prepared == prepared
+def test_graphs_of_mini_batches_are_kept_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    prepare = Curvature.product
+    monkeypatch.setattr(Curvature, "product", lambda self, i, part: prepared.append(i) or prepare(self, i, part))
+    found = []
+    for sizes, room, batches in (((4,), 0.0, [0]), ((4, 2), 0.0, [0, 1, 1]), ((4, 2), math.inf, [0, 1])):
+        monkeypatch.setattr(mini_batch_means, "room_for_graphs", lambda device, room=room: room)
+        prepared.clear()
+        subject = tanh_net(sizes=sizes)
+        product = over_all_samples(subject, Curvature(subject, subject.parameters, "double-backward"))
+        found.append(product(product(torch.ones(subject.size, dtype=torch.float64))))
+        assert prepared == batches
+    assert torch.equal(found[1], found[2])
 
 
 def test_params_restricts_the_density_to_a_diagonal_block() -> None:

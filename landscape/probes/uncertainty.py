@@ -107,7 +107,7 @@ class Uncertainty(Probe):
     def measure(self, subject: Subject, unit: Unit) -> Values:
         (i,) = unit.index
         layers = self._layers(subject)
-        spreads = [_Spread() for _ in layers]
+        spreads = [_Spread(subject.members > 1) for _ in layers]
         found: dict[str, list[dict[str, Tensor]]] = {name: [{} for _ in layers] for name in INPUTS}
         inputs, _ = subject.batch(i)
         for member in range(max(subject.members, 1)):
@@ -179,14 +179,15 @@ def _keys() -> list[str]:
 class _Spread:
     """Running sums over members of the maps of one layer, (N, C, H, W) each."""
 
-    def __init__(self) -> None:
-        self.members = 0
+    def __init__(self, several: bool) -> None:
+        self._several, self.members = several, 0
 
     def add(self, maps: Tensor) -> None:
         points, rms = torch.cat([_over_points(part) for part in map_parts(maps)], dim=1)
-        if not self.members:  # differences from the first member lose no digits
-            self.first, self.total, self.squares = maps.clone(), torch.zeros_like(maps), torch.zeros_like(maps)
+        if not self.members:
             self.points, self.rms = points, rms
+            if self._several:  # differences from the first member lose no digits
+                self.first, self.total, self.squares = maps.clone(), torch.zeros_like(maps), torch.zeros_like(maps)
         else:
             difference = maps - self.first
             self.total += difference

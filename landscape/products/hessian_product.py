@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -52,6 +52,7 @@ class Product:
     loss: Tensor  # value of the function at the present weights, ()
     shift: float  # added to the diagonal: the Hessian of shift * (1/2) ||w||^2
     _products: Callable[[Tensor], Sequence[Tensor]]  # v -> A v, with a tensor per parameter
+    nbytes: int = field(default=0, kw_only=True)  # of what is kept between products; 0 where autograd keeps it
 
     @property
     def value(self) -> float:

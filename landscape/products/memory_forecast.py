@@ -23,6 +23,7 @@ CHUNKS = 5  # tensors of the logits that are held at once
 SAID = 2**30  # bytes from which the forecast is said where nobody gave a limit
 SHORT = 0.5  # of the free memory, from which freed memory is returned at once, for up to half as much time again
 SHARE = 0.9  # of the free memory that mini-batches are planned for
+KEPT = 0.25  # of the free memory that graphs of further mini-batches may take
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,14 @@ def planned_micro_batches(subject: Subject, parameters: Mapping[str, Tensor], st
         if limit is not None or needed > SHORT * free:
             memory.return_freed_memory()
     return parts
+
+
+def room_for_graphs(device: torch.device) -> float:
+    """Bytes that graphs of further mini-batches may take, which are rebuilt otherwise.
+
+    None within a limit that was given, and on a GPU, whose recordings hold one mini-batch.
+    """
+    return 0.0 if device.type != "cpu" or memory.limit() is not None else KEPT * memory.available()
 
 
 @once_per_weights

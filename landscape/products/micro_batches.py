@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
@@ -108,6 +109,11 @@ class MicroBatchedProduct:
     def value(self) -> float:
         """Value of the function, as `Product.value`."""
         return float(self._loss)
+
+    @property
+    def nbytes(self) -> float:
+        """As `Product.nbytes`; infinite where graphs of parts of the mini-batch are rebuilt for every product."""
+        return math.inf if self._whole is None else self._whole.nbytes
 
     def gradient(self) -> Tensor:
         """The gradient of the function without weight decay, (n,); of products by double backward alone."""

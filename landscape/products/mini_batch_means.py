@@ -1,5 +1,6 @@
 """Curvature and loss of means over many samples, which the processes of a group share, and over groups of samples."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.probe import derived_seed
+from landscape.products.memory_forecast import forecast, room_for_graphs
 from landscape.products.micro_batches import MicroBatchedProduct
 from landscape.products.operator import WHOLE, Curvature, cache_of_all, part_of
 from landscape.products.vectors import flat
@@ -27,9 +29,9 @@ def over_all_samples(
 def over_mini_batches(subject: Subject, curvature: Curvature, batches: Sequence[int]) -> Callable[[Tensor], Tensor]:
     """Products v -> H v for the mean over all samples of mini-batches, which weigh by their size; weight decay once.
 
-    The graph of a single mini-batch is kept. Those of several are rebuilt for every product: one more gradient, for
-    the memory of one mini-batch. Activation patterns that are fixed are computed once and kept for all of them, in
-    compact form.
+    Graphs of mini-batches are kept while a quarter of the free memory holds them; the others are rebuilt for every
+    product: one more gradient, for the memory of one mini-batch. Activation patterns that are fixed are computed once
+    and kept for all of them, in compact form.
 
     The processes of the subject's group share the samples, and add their parts of a product by one all-reduce; all of
     them have to make the same products, of vectors that are equal to the last bit.
@@ -83,11 +85,12 @@ def shares_of(subject: Subject, batches: Sequence[int]) -> list[Share]:
 
 
 class _Sum:
-    """Adds the products of some samples with a vector, weighted, to a tensor; the graph of a single share is kept."""
+    """Adds the products of some samples with a vector, weighted, to a tensor; graphs are kept where there is room."""
 
     def __init__(self, curvature: Curvature, shares: Sequence[Share]) -> None:
         self._curvature, self._shares = curvature, shares
-        self._kept: MicroBatchedProduct | None = None
+        self._kept: dict[int, MicroBatchedProduct] = {}  # by the position of their share
+        self._room = math.inf  # bytes, for the first one
         self._weights: Tensor | None = None  # of the shares, on the device: made once, because copying them waits
 
     def __call__(self, vector: Tensor, total: Tensor) -> None:
@@ -102,14 +105,22 @@ class _Sum:
                     vector.expand(len(group), -1)
                 )
                 continue
-            for share in group:
-                total.add_(self._product(share)(vector), alpha=share.weight)
+            for position, share in enumerate(group, at):
+                total.add_(self._product(position, share)(vector), alpha=share.weight)
 
-    def _product(self, share: Share) -> MicroBatchedProduct:
-        if len(self._shares) > 1:
-            return self._curvature.product(share.batch, share.part)
-        self._kept = self._kept or self._curvature.product(share.batch, share.part)
-        return self._kept
+    def _product(self, position: int, share: Share) -> MicroBatchedProduct:
+        if position in self._kept:
+            return self._kept[position]
+        product, subject = self._curvature.product(share.batch, share.part), self._curvature.subject
+        if len(self._shares) == 1:
+            self._kept[position] = product
+            return product
+        needed = product.nbytes or forecast(subject, self._curvature.parameters, 0).graph or math.inf
+        if self._room == math.inf:  # what this one takes is taken already
+            self._room = room_for_graphs(subject.device) + (needed if needed < math.inf else 0.0)
+        if needed <= self._room:
+            self._kept[position], self._room = product, self._room - needed
+        return product
 
 
 def mean_loss(subject: Subject, batches: Sequence[int]) -> float:

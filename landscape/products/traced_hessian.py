@@ -30,7 +30,7 @@ from landscape.products.hessian_product import Product, differentiable_attention
 from landscape.products.interpreted_graph import interpreted
 from landscape.products.kinks import FixedPattern
 from landscape.products.vectors import unflat
-from landscape.subject.graph_replay import GraphReplay
+from landscape.subject.graph_replay import BoundReplay, GraphReplay
 from landscape.subject.members import Positioned
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class TracedHessian:
             with torch.no_grad():
                 return each(*unflat(vector.contiguous(), weights))
 
-        return Product(value, shift, products)
+        return Product(value, shift, products, nbytes=each.nbytes)
 
     def at_batches(
         self, batches: Sequence[tuple[Inputs, Tensor]], *, patterns: Sequence[Sequence[Tensor]] = (), shift: float = 0.0
@@ -119,7 +119,7 @@ class TracedHessian:
         """What is computed, as text."""
         return "\n".join(graph.code for graph in self.graphs if isinstance(graph, fx.GraphModule))
 
-    def _prepared(self, given: Sequence[Tensor]) -> tuple[Tensor, Graph]:
+    def _prepared(self, given: Sequence[Tensor]) -> tuple[Tensor, BoundReplay]:
         """Loss, and products of the mini-batch that is given; another one may hold the addresses of a recording."""
         self._each.release()
         with torch.no_grad():

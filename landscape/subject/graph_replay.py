@@ -187,6 +187,11 @@ class BoundReplay:
     def __init__(self, replay: GraphReplay, kept: Sequence[Tensor]) -> None:
         self._replay, self.kept = replay, kept
 
+    @property
+    def nbytes(self) -> int:
+        """Of its first arguments."""
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in self.kept}.values())
+
     def __call__(self, *given: Tensor) -> Sequence[Tensor]:
         return self._replay.run(self, given)
 
