@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -108,12 +109,20 @@ def _graphs(simulation: Simulation) -> dict[str, Any]:
     own, and results hold nothing before the first replay.
     """
 
+    numbers, used = itertools.count(), set[Any]()
+
     class Graph:
         def __init__(self) -> None:
             self.steps: list[tuple[Any, Any, list[_At]]] = []
             self.made: dict[int, StorageWeakRef] = {}
+            self.number = next(numbers)
 
         def replay(self) -> None:
+            pool = simulation.pools[self][0]
+            for later in [graph for graph, (handle, _) in simulation.pools.items() if handle is pool]:
+                if later.number > self.number:  # whose results may lie between those of this one
+                    for weak in later.made.values():
+                        _poison(weak)
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
                 storages: dict[int, torch.UntypedStorage] = {}
                 for operation, given, results in self.steps:
@@ -127,6 +136,11 @@ def _graphs(simulation: Simulation) -> dict[str, Any]:
 
     @contextlib.contextmanager
     def record(graph: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+        pool = pool or object()
+        alive = [handle for handle, _ in simulation.pools.values()]
+        if pool in used and pool not in alive:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        used.add(pool)
         simulation.recording = recording = []
         simulation.prune()
         try:
@@ -150,7 +164,7 @@ def _graphs(simulation: Simulation) -> dict[str, Any]:
                 step = tree_map_only(Tensor, _At.of, (arguments, options))
                 graph.steps.append((operation, step, [_At.of(t) for t in tensors_in(result)]))
             size = sum(_alive(weak).nbytes() for weak in graph.made.values())
-            simulation.pools[graph] = pool or object(), size
+            simulation.pools[graph] = pool, size
 
     return {
         "CUDAGraph": Graph,
@@ -183,6 +197,13 @@ class _At:
 
 def _key(tensor: Tensor) -> int:
     return storage_of(tensor)._cdata
+
+
+def _poison(weak: StorageWeakRef) -> None:
+    """Fill memory that something else may have been written to."""
+    if not weak.expired():
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            _alive(weak).fill_(0xFF)  # NaN in every format of floating-point numbers
 
 
 def _alive(weak: StorageWeakRef) -> torch.UntypedStorage:

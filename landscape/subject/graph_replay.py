@@ -48,12 +48,16 @@ class MemoryPool:
     """
 
     def __init__(self) -> None:
-        self.handle: Any = None
+        self._handle: Any = None
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def capture(self, work: Work, device: torch.device) -> tuple[Callable[[], None], Sequence[Tensor]]:
         """As `cuda_capture`, into this pool."""
-        self.handle = self.handle or torch.cuda.graph_pool_handle()
-        return cuda_capture(work, device, self.handle)
+        if not self._graphs:  # the memory ends with the last of them, and its handle cannot be used again
+            self._handle = torch.cuda.graph_pool_handle()
+        graph, results = cuda_capture(work, device, self._handle)
+        self._graphs.add(graph)
+        return graph.replay, results
 
 
 class GraphReplay:
@@ -196,8 +200,8 @@ class BoundReplay:
         return self._replay.run(self, given)
 
 
-def cuda_capture(work: Work, device: torch.device, pool: Any = None) -> tuple[Callable[[], None], Sequence[Tensor]]:
-    """Record work as a CUDA graph on a stream of its own, after a trial and a few runs there.
+def cuda_capture(work: Work, device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
+    """Record work as a CUDA graph on a stream of its own, after a trial and a few runs there; with its results.
 
     Raises:
         RuntimeError: the work cannot be recorded: it waits for the device, say, or memory is short.
@@ -214,7 +218,7 @@ def cuda_capture(work: Work, device: torch.device, pool: Any = None) -> tuple[Ca
         present.wait_stream(stream)
 
 
-def _captured(work: Work, stream: torch.cuda.Stream, pool: Any) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def _captured(work: Work, stream: torch.cuda.Stream, pool: Any) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
     with recordable():
         work()
     for _ in range(WARM_UPS - 1):
@@ -226,7 +230,7 @@ def _captured(work: Work, stream: torch.cuda.Stream, pool: Any) -> tuple[Callabl
     except BaseException as error:
         _failed_captures.append(str(error).strip().partition("\n")[0])
         raise
-    return graph.replay, results
+    return graph, results
 
 
 def empty_cache() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from landscape.data.memory import available_on
 from landscape.data.structure import Nested, map_tensors, tensors_in
-from landscape.subject.graph_replay import GraphReplay
+from landscape.subject.graph_replay import GraphReplay, MemoryPool
 from landscape.subject.other_samples import rebatched
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -73,6 +73,12 @@ def _replays(subject: Subject, mode: ExecutionMode, addresses: tuple[int, ...]) 
     return {}
 
 
+@once_per_weights
+def _pool(subject: Subject) -> MemoryPool:
+    """The memory of all recorded passes: their results are read before the next one runs."""
+    return MemoryPool()
+
+
 class ForwardPass:
     """`forward(i) -> (outputs, targets)` of mini-batch i in an execution mode; prepared mini-batches are cached.
 
@@ -118,6 +124,21 @@ class ForwardPass:
         losses, right = self._replays[shapes].at([])(*tensors_in((inputs, targets)))
         return losses.clone(), right.clone()  # the next replay writes to the same addresses
 
+    def sums(self, i: int, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums (5,) over the samples of mini-batch i, whose losses elsewhere are `origin`, with `losses_and_right`.
+
+        Of loss, loss^2, correct, rise and rise^2. The next call may write to the same addresses.
+        """
+        inputs, targets = self._prepared(i)
+        if not self._replayed or not _of_tensors((inputs, targets)):
+            losses, right = self._losses_and_right(inputs, targets)
+            return _sums(losses, right, origin), losses, right
+        shapes = "sums", _layout((inputs, targets))
+        if shapes not in self._replays:
+            self._replays[shapes] = self._recorded((inputs, targets), summed=True)
+        sums, losses, right = self._replays[shapes].at([])(origin, *tensors_in((inputs, targets)))
+        return sums, losses, right
+
     def check_again(self) -> None:
         """Compare the next replay of every shape with the plain forward pass: after weights were written, say."""
         for replay in self._replays.values():
@@ -127,14 +148,16 @@ class ForwardPass:
         losses, right = self._subject.losses_and_right(self._outputs(inputs), targets)
         return [losses.detach().double(), right.detach()]
 
-    def _recorded(self, batch: Nested) -> GraphReplay:
-        """The forward pass of mini-batches with the structure of this one."""
+    def _recorded(self, batch: Nested, *, summed: bool = False) -> GraphReplay:
+        """The forward pass of mini-batches with the structure of this one; `summed`: see `sums`."""
 
         def work(*tensors: Tensor) -> list[Tensor]:
             remaining = iter(tensors)
-            return self._losses_and_right(*map_tensors(batch, lambda _: next(remaining)))
+            origin = [next(remaining)] if summed else []
+            losses, right = self._losses_and_right(*map_tensors(batch, lambda _: next(remaining)))
+            return [*(_sums(losses, right, one) for one in origin), losses, right]
 
-        return GraphReplay(work, "forward pass")
+        return GraphReplay(work, "forward pass", pool=_pool(self._subject))
 
     def _autocast(self) -> AbstractContextManager[object]:
         """Left after every mini-batch, because autocast caches the cast weights, and the weights move."""
@@ -151,6 +174,11 @@ class ForwardPass:
         if i == len(self._cache) and (len(self._cache) + 1) * size <= self._room:
             self._cache.append((inputs, targets))
         return inputs, targets
+
+
+def _sums(losses: Tensor, right: Tensor, origin: Tensor) -> Tensor:
+    rise = losses - origin
+    return torch.stack([losses.sum(), losses.square().sum(), right.sum(), rise.sum(), rise.square().sum()])
 
 
 def _on_gpu(subject: Subject) -> bool:

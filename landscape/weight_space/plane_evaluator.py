@@ -87,7 +87,7 @@ class PlaneEvaluator:
         fixed = [p.detach() for name, p in trainable.items() if name not in moving]
         origin = [self._weights.original[name] for name in moving]
         self._at_origin: list[Tensor] = []
-        self._moved = False  # to another point than the origin
+        self._moves = 0  # to other points than the origin: the first two
         self._grams = _grams(origin, list(self._first.values()), list(self._second.values()), fixed)
 
     def __enter__(self) -> Self:
@@ -131,20 +131,19 @@ class PlaneEvaluator:
             if self._scores:
                 self._scores.at_checkpoint()
         self._move_to(x, y)
-        if not self._moved and (x or y):
-            self._moved = True
-            self._forward.check_again()  # whether a recorded pass follows the weights
+        if self._moves < 2 and (x or y):
+            self._moves += 1
+            self._forward.check_again()  # whether a pass that was recorded at another point follows the weights
             if self._scores:
                 self._scores.check_again()
         sums = torch.zeros(5, dtype=torch.float64, device=self._subject.device)
         samples, reference = 0, torch.full_like(sums[:1], math.nan)
         own: list[tuple[Tensor, Tensor]] = []
         for i in range(len(self._forward)):
-            losses, right = self._forward.losses_and_right(i)
+            of_batch, losses, right = self._forward.sums(i, self._at_origin[i])
             if self._scores:
-                own.append((losses, right.double()))
-            rise = losses - self._at_origin[i]
-            sums += torch.stack([losses.sum(), losses.square().sum(), right.sum(), rise.sum(), rise.square().sum()])
+                own.append((losses.clone(), right.clone().double()))
+            sums += of_batch
             samples += len(losses)
             if i & (i + 1) == 0 and self._far_above_cap(sums, samples):  # after 1, 2, 4, 8, ... mini-batches
                 break
