@@ -13,6 +13,7 @@ from landscape.headline import Headline
 from landscape.options import at_least, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, report_products
 from landscape.products import hvp_backends
+from landscape.products.memory_forecast import room_for_graphs
 from landscape.products.mini_batch_means import (
     QUARTERS,
     Quarter,
@@ -55,10 +56,12 @@ class NoiseScale(Probe):
     Errors are those of a jackknife over groups, intervals Fieller's: bounded only where the denominator is told apart
     from 0. Where it is not, the noise scale is NaN and only a lower end is given; see `statistics.ratio`.
 
-    Cost: three gradients and two Hessian products per sample, two gradients with `--simple`. Memory: `groups`
-    gradients, which every process computes once, and nothing that grows with the number of mini-batches. A group is a
-    unit. The samples are taken as independent draws. Their fixed order is class-balanced, so that |G|^2 is too low by
-    at most tr(S_b) / N where classes do not fill the groups evenly, with S_b the covariance between classes.
+    Cost: two gradients and two Hessian products per sample, one gradient with `--simple`; one gradient more where a
+    quarter of the free memory does not hold those of all quarters. Memory: `groups` gradients, which every process
+    computes once, and nothing that grows with the number of mini-batches. A group is a unit.
+
+    The samples are taken as independent draws. Their fixed order is class-balanced, so that |G|^2 is too low by at most
+    tr(S_b) / N where classes do not fill the groups evenly, with S_b the covariance between classes.
     """
 
     name: ClassVar[str] = "noise-scale"
@@ -115,7 +118,7 @@ class NoiseScale(Probe):
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One group after the other, with the gradients of all groups computed once."""
-        found, gradients = _gradients(subject, self.groups, self.seed, self.params)
+        found, gradients, of_quarters = _gradients(subject, self.groups, self.seed, self.params)
         parameters = matching(found.subject.parameters, self.params)
         curved = None if self.simple else hvp_backends.curvature(found.subject, parameters, "double-backward")
         shares = sum(len(quarter.shares) for quarter in found.groups[0])
@@ -123,11 +126,12 @@ class NoiseScale(Probe):
         report_products(per_unit=0 if self.simple else 2 * shares)
         for unit in units:
             (i,) = unit.index
-            values = _gradient_noise(found, parameters, gradients, i)
+            own = of_quarters.pop(i, None) or [mean_gradient(found.subject, parameters, q) for q in found.groups[i]]
+            values = _gradient_noise(found.groups[i], own, gradients, i)
             if curved is not None:
                 others = [(i + offset) % self.groups for offset in offsets]
-                values |= _curved_noise(curved, found.groups[i], values["quarters"], gradients, others)
-            del values["quarters"]
+                quarters = [gradient for gradient, _ in own]
+                values |= _curved_noise(curved, found.groups[i], quarters, gradients, others)
             yield values
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -151,32 +155,41 @@ def _summary(kind: str, below: str, below_sign: str, above: str, above_sign: str
 
 
 @once_per_weights
-def _gradients(subject: Subject, groups: int, seed: int, params: str) -> tuple[SampleGroups, list[Tensor]]:
-    """The division of the samples, and the mean gradient of every group, (n,) each."""
+def _gradients(
+    subject: Subject, groups: int, seed: int, params: str
+) -> tuple[SampleGroups, list[Tensor], dict[int, list[tuple[Tensor, Tensor]]]]:
+    """The division of the samples, the mean gradient of every group, (n,) each, and `mean_gradient` of its quarters.
+
+    The latter only where all of them fit into memory; each is needed once, and taken out then.
+    """
     found = sample_groups(subject, groups, seed)
     parameters = matching(found.subject.parameters, params)
-    gradients = []
-    for quarters in found.groups:
+    size = sum(p.numel() for p in parameters.values())
+    room = room_for_graphs(subject.device) // (QUARTERS * groups * subject.dtype.itemsize) >= size
+    gradients, of_quarters = [], dict[int, list[tuple[Tensor, Tensor]]]()
+    for i, quarters in enumerate(found.groups):
         total = sum(quarter.samples for quarter in quarters)
-        gradient = torch.zeros(sum(p.numel() for p in parameters.values()), device=subject.device, dtype=subject.dtype)
+        gradient = torch.zeros(size, device=subject.device, dtype=subject.dtype)
         for quarter in quarters:
-            gradient.add_(mean_gradient(found.subject, parameters, quarter)[0], alpha=quarter.samples / total)
+            of_quarter = mean_gradient(found.subject, parameters, quarter)
+            gradient.add_(of_quarter[0], alpha=quarter.samples / total)
+            if room:
+                of_quarters.setdefault(i, []).append(of_quarter)
         gradients.append(gradient)
-    return found, gradients
+    return found, gradients, of_quarters
 
 
 def _gradient_noise(
-    found: SampleGroups, parameters: Mapping[str, Tensor], gradients: Sequence[Tensor], i: int
+    quarters: Sequence[Quarter], of_quarters: Sequence[tuple[Tensor, Tensor]], gradients: Sequence[Tensor], i: int
 ) -> dict[str, Any]:
-    """What a group says of |G|^2 and tr S, with the gradients of its quarters under `quarters`."""
-    quarters = found.groups[i]
-    own, losses = zip(*(mean_gradient(found.subject, parameters, quarter) for quarter in quarters), strict=True)
+    """What a group says of |G|^2 and tr S, with the gradients of its quarters and their losses."""
+    own, losses = zip(*of_quarters, strict=True)
     total = sum(quarter.samples for quarter in quarters)
     between = [quarter.samples * _square(x - gradients[i]) for quarter, x in zip(quarters, own, strict=True)]
     loss = torch.stack([quarter.samples / total * of for quarter, of in zip(quarters, losses, strict=True)]).sum()
     inner = [dot(gradients[i], other) for other in gradients]
     numbers = torch.stack([torch.stack(between).sum() / (QUARTERS - 1), loss.double(), *inner]).cpu().numpy()
-    return {"noise": numbers[0], "loss": numbers[1], "inner": numbers[2:], "samples": total, "quarters": own}
+    return {"noise": numbers[0], "loss": numbers[1], "inner": numbers[2:], "samples": total}
 
 
 def _curved_noise(
