@@ -149,7 +149,9 @@ def _thin(positions: Tensor) -> Tensor:
     """The same numbers, of stride 0 along every axis on which they do not change."""
     thin = positions.view(torch.int64)  # in which NaN equals NaN
     for axis in reversed(range(positions.ndim)):  # channels, which mostly share a position, first
-        first, last = (thin.narrow(axis, start, 1) for start in (0, positions.shape[axis] - 1))
+        if (size := positions.shape[axis]) == 1:
+            continue
+        first, last = thin.narrow(axis, 0, 1), thin.narrow(axis, size - 1, 1)
         if thin.stride(axis) == 0 or (torch.equal(first, last) and bool((thin == first).all())):
             thin = first
     return thin.view(torch.float64).expand(positions.shape)
