@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import landscape
-from landscape import models
 from landscape.subject.subject import Subject
 
 Work = Callable[[], object]
@@ -48,19 +47,6 @@ def trained(arguments: argparse.Namespace, name: str, *, file: str = "final.pt",
     )  # fmt: skip
 
 
-def untrained(
-    name: str, *, classes: int, size: int, samples: int, batch_size: int, device: str = "cpu", **arguments: Any
-) -> Subject:
-    """A network at random weights with random images, on the device."""
-    torch.manual_seed(0)
-    model = models.build(name, classes=classes, image_size=size, **arguments).eval().to(device)
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(samples, 3, size, size, generator=generator)
-    targets = torch.randint(classes, (samples,), generator=generator)
-    inputs, targets = inputs.to(device), targets.to(device)
-    return Subject(model, list(zip(inputs.split(batch_size), targets.split(batch_size), strict=True)))
-
-
 def clock_of(device: torch.device | str) -> Callable[[], float]:
     """Process time for a CPU, which other programs share; for a GPU the wall clock, once its work is done."""
     if torch.device(device).type != "cuda":
@@ -77,17 +63,6 @@ def seconds(work: Work, clock: Callable[[], float] = time.process_time) -> float
     start = clock()
     work()
     return clock() - start
-
-
-def in_turns(
-    ways: Mapping[str, Work], rounds: int, clock: Callable[[], float] = time.process_time
-) -> dict[str, list[float]]:
-    """Seconds of every way in every round; a round runs each once, so that other load affects all of them."""
-    took: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            took[name].append(seconds(way, clock))
-    return took
 
 
 def peak_of(work: Work, device: torch.device | str = "cpu") -> float:

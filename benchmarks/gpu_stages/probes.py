@@ -87,10 +87,10 @@ def compared(network: str, probe: str, settings: Settings) -> Row:
 
     def measure(model: nn.Module) -> None:
         if several == "pair":
-            options["against"] = _neighbour(cpu).to(next(model.parameters()))
+            options["against"] = neighbour(cpu).to(next(model.parameters()))
         if several == "members":
             options.pop("snapshots", None)
-            options["members"] = [_neighbour(cpu).to(next(model.parameters()))]
+            options["members"] = [neighbour(cpu).to(next(model.parameters()))]
         found.append(landscape.measure(probe, model, data="digits", out=None, quiet=True, **options))
 
     took = []
@@ -118,9 +118,9 @@ def _network(name: str, settings: Settings) -> nn.Module:
     return model
 
 
-def _neighbour(model: nn.Module) -> nn.Module:
+def neighbour(model: nn.Module, seed: int = 1) -> nn.Module:
     """A network close by, another member of an ensemble."""
-    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
+    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += 0.01 * torch.randn(parameter.shape, generator=generator)

@@ -31,5 +31,5 @@ print("\n".join(table.words()))
 
 # %%
 # On the test split, where this network has a loss of 0.138 nats, the table raises the loss by 0.053 +- 0.020 and 3 bits
-# for every layer by 0.130 +- 0.027 (``benchmarks/bit_table.py``): the choice pays, by 0.077 +- 0.029, but costs more
-# than the sum of the single increases promises.
+# for every layer by 0.130 +- 0.027: the choice pays, by 0.077 +- 0.029, but costs more than the sum of the single
+# increases promises.
