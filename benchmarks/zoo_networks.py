@@ -14,7 +14,7 @@ from torch import nn
 from landscape.models.libraries import library
 
 CLASSES = 5
-MOST_PARAMETERS = 2e7  # of a configuration that could not be made tiny
+MOST_PARAMETERS = 2.5e7  # of a configuration that could not be made tiny
 TOKENS = 16  # of a sequence
 SMALL = 64  # rows and columns of images for second derivatives
 HEADS = {"image": "IMAGE_CLASSIFICATION", "masked": "MASKED_LM", "causal": "CAUSAL_LM"}
@@ -41,9 +41,10 @@ def tiny(entries: Mapping[str, float], config: Mapping[str, Any]) -> dict[str, A
 
 ALWAYS = "vocab_size|n_routed_experts|n_shared_experts|pad_token_id"  # entries that some configurations leave out
 LAYERS: dict[str, float] = {
-    "num_hidden_layers|n_layers?|num_layers|(encoder|decoder|num_encoder|num_decoder)_layers|depths?": 2
+    "num_hidden_layers|n_layers?|num_layers|(encoder|decoder|num_encoder|num_decoder)_layers|depths": 2,
+    "depth": 3,
 }
-TOKEN_IDS = {"vocab_size|.*_vocab_size": 128, "max_position_embeddings|n_positions|n_ctx|max_seq_len": 64,
+TOKEN_IDS = {"(.*_)?vocab_size.*": 128, "max_position_embeddings|n_positions|n_ctx|max_seq_len": 64,
              ".*_token_id|.*_token_index": 3}  # fmt: skip
 ROUTED = {"num_experts|n_routed_experts|num_local_experts|moe_num_experts": 4, "num_experts_per_tok|moe_k|top_k": 2,
           "n_group|topk_group|n_shared_experts|first_k_dense_replace": 1}  # fmt: skip
@@ -54,7 +55,8 @@ WIDTHS = {
     "(.*_)?intermediate_size|.*ffn_dim|d_ff|n_inner|d_inner|dim_ff|ffn_hidden_size": 64,
     "hidden_sizes|neck_hidden_sizes|layer_channels|stem_channels|d_latents|num_latents": 32, "embed_dims?": 24,
     "q_lora_rank|kv_lora_rank|qk_rope_head_dim": 8, "rotary_dim": 4, "image_size": 64,
-    "mamba_n_heads|mamba_num_heads": 4, "mamba_d_head|mamba_head_dim": 16, "(mamba_d|ssm)_state(_size)?|state_size": 8,
+    "mamba_n_heads|mamba_num_heads": 4, "n_groups": 2, "window_size": 2, "hidden_dim": 640,
+    "mamba_d_head|mamba_head_dim": 16, "(mamba_d|ssm)_state(_size)?|state_size": 8,
     "width_coefficient": 0.5, "depth_coefficient": 0.3,
 }  # fmt: skip
 SMALL_NUMBERS = {**LAYERS, **TOKEN_IDS, **ROUTED, **WIDTHS}
@@ -113,14 +115,17 @@ def _timm(module: str) -> Made:
 
 
 def _pictures(network: nn.Module, channels: int, *sides: int) -> Callable[..., Any]:
-    """Samples of noise; `small`: of smaller images, if the network accepts any size."""
+    """Samples of noise; `small`: of smaller images from then on, if the network accepts any size or can be set to."""
 
     def data(n: int, small: bool = False) -> Any:
         shown = sides
-        if small and min(sides) > SMALL:
-            with contextlib.suppress(Exception), torch.no_grad():
-                network(torch.randn(2, channels, SMALL, SMALL))
-                shown = (SMALL, SMALL)
+        for adapt in (lambda side: None, getattr(network, "set_input_size", None)) if small else ():
+            for side in (SMALL, 2 * SMALL):
+                if shown == sides and adapt is not None and side < min(sides):
+                    with contextlib.suppress(Exception), torch.no_grad():
+                        adapt((side, side))
+                        network(torch.randn(2, channels, side, side))
+                        shown = (side, side)
         return torch.randn(n, channels, *shown), torch.arange(n) % CLASSES
 
     return data
@@ -155,11 +160,15 @@ def _transformers(name: str) -> Made:
         getattr(transformers, architecture).config_class or auto.configuration_auto.CONFIG_MAPPING[model_type]
     )
     whole = config_class().to_dict()
+    for part, inner in getattr(config_class, "sub_configs", {}).items():
+        if whole.get(part, 0) is None and "text" in part:
+            whole[part] = inner().to_dict()
     failures = []
     for smaller in SMALLER:
         try:
             config = config_class(**tiny(smaller, whole))
             config.use_cache = False
+            config.initializer_range = 0.1  # of a tenth of it, deep networks tell no samples apart
             if head == "image":
                 config.num_labels = CLASSES
             if head == "causal":
@@ -184,7 +193,9 @@ def _built(kind: Any, config: Any) -> nn.Module:
     return kind(config)  # type: ignore[no-any-return]
 
 
-def _images(network: nn.Module, config: Any) -> Callable[[int], Any]:
+def _images(network: nn.Module, config: Any) -> Callable[..., Any]:
+    if hasattr(config, "vocab_size") and not hasattr(config, "image_size"):  # the colours of pixels
+        return lambda n, small=False: (torch.randint(config.vocab_size, (n, TOKENS)), torch.arange(n) % CLASSES)
     within = getattr(config, "vision_config", config)
     side = getattr(within, "image_size", 64)
     side = side[0] if isinstance(side, list | tuple) else side or 64

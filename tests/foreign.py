@@ -91,12 +91,13 @@ class Functional(nn.Module):
 class Squeeze(nn.Module):
     """An inverted bottleneck with squeeze-and-excitation, as in MobileNet and EfficientNet."""
 
-    def __init__(self, stride: int = 1) -> None:
+    def __init__(self, stride: int = 1, padding: tuple[int, ...] = ()) -> None:
         super().__init__()
+        self.padding = padding  # by the forward pass instead of the convolution
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
         self.skip = nn.Conv2d(8, 8, 1, stride=stride)
         self.expand, self.norm1, self.act1 = nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.SiLU()
-        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, stride=stride, groups=16)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=int(not padding), stride=stride, groups=16)
         self.norm2, self.act2 = nn.BatchNorm2d(16), nn.SiLU()
         self.pool, self.gate = nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 16, 1)
         self.project, self.norm3 = nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8)
@@ -110,7 +111,7 @@ class Squeeze(nn.Module):
         """Logits, with the depth-wise convolution or with what takes its place in a lesion."""
         y = self.act1(self.norm1(self.expand(x)))
         if not bypass:
-            y = self.act2(self.norm2(self.depthwise(y)))
+            y = self.act2(self.norm2(self.depthwise(nn.functional.pad(y, self.padding))))
         elif self.skip.stride[0] > 1:
             y = nn.functional.avg_pool2d(y, self.skip.stride)
         y = self.norm3(self.project(y * torch.sigmoid(self.gate(self.pool(y)))))

@@ -15,8 +15,10 @@ from landscape import models
 from landscape.discovery.discover import discover
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, maps_from_qk
+from landscape.layers.forward_hooks import run_with_hooks
 from landscape.options import OptionError
-from landscape.probes.attention import Attention
+from landscape.probes.attention import PER_HEAD, Attention
+from landscape.probes.similarity import Similarity
 from landscape.subject.subject import Subject
 
 CPU = torch.device("cpu")
@@ -343,7 +345,11 @@ class _Mixing(nn.Module):
             q, k, v = (t.flatten(0, 1) for t in (q, k, v))
             out = torch.bmm(self.drop((q @ k.transpose(1, 2) / 3**0.5).softmax(-1)), v).unflatten(0, (-1, 2))
         else:
-            maps = self.drop((q @ k.transpose(2, 3) / 3**0.5).softmax(-1)).to(q.dtype)
+            logits = torch.einsum("bhid,bhjd->bhij", [q, k]) / 3**0.5
+            if self.way == "sinks":  # a learnt number that takes part of the attention, and is left out
+                logits = torch.cat([self.talk.bias.view(1, 2, 1, 1).expand(len(q), 2, 5, 1), logits], dim=-1)
+            maps = self.drop(logits.softmax(-1)).to(q.dtype)
+            maps = maps[..., 1:] if self.way == "sinks" else maps
             if self.way == "talking":  # heads mixed after the softmax
                 maps = self.talk(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
             out = {
@@ -365,7 +371,7 @@ class _Mixed(nn.Module):
         return self.head(self.norm(x + self.mixing(x))[:, 0])
 
 
-@pytest.mark.parametrize("way", ["fused", "module", "product", "merged", "einsum", "dots"])
+@pytest.mark.parametrize("way", ["fused", "module", "product", "merged", "einsum", "dots", "sinks"])
 def test_the_cosine_of_the_outputs_of_heads_is_that_written_out(way: str) -> None:
     torch.manual_seed(0)
     model = _Mixed(way)
@@ -386,6 +392,18 @@ def test_the_cosine_of_the_outputs_of_heads_is_that_written_out(way: str) -> Non
     np.testing.assert_allclose(found["head_feature_cosine"], [np.mean(cosines)], rtol=1e-9)
     np.testing.assert_allclose(found["head_feature_cosine_se"], [np.std(cosines, ddof=1) / 6**0.5], rtol=1e-6)
     assert abs(found["head_feature_cosine"][0] - found["head_cosine"][0]) > 0.1
+
+
+def test_sinks_and_what_other_probes_compute_meanwhile_change_no_statistic_of_heads() -> None:
+    found = []
+    for way, several in (("product", []), ("sinks", []), ("sinks", [Similarity()])):
+        torch.manual_seed(0)
+        subject = _subject(_Mixed(way), 8, 8)
+        hooks = [probe.hooks(subject, (0,)) for probe in (*several, Attention())]
+        found.append(run_with_hooks(subject, (0,), hooks)[-1])
+    for name in (*PER_HEAD, "head_cosine", "head_feature_cosine"):
+        for other in found[1:]:
+            np.testing.assert_allclose(other[f"{name}_sum"], found[0][f"{name}_sum"], rtol=1e-9, err_msg=name)
 
 
 def test_heads_mixed_after_the_softmax_have_no_outputs_of_their_own(caplog: pytest.LogCaptureFixture) -> None:

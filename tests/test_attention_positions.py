@@ -72,7 +72,7 @@ def _units(side: int, unit: int, step: float) -> Places:
 
 def _halo(side: int, block: int, window: int, step: float) -> Places:
     """Keys of blocks and their surroundings, NaN outside of the image."""
-    places = _grid(side // block, block).reshape(-1, 1, 2) + _grid(window) - (window - block) // 2
+    places = _grid(side // block, block).reshape(-1, 1, 2) + _grid(window) - (window - block + 1) // 2
     return step * np.where(((places >= 0) & (places < side)).all(-1, keepdims=True), places, np.nan)
 
 
@@ -101,7 +101,7 @@ def _vit(**arguments: Any) -> Callable[[], nn.Module]:
 SWIN = {"img_size": 64, "window_size": 4, "embed_dim": 12, "depths": (2,), "num_heads": (2,)}
 PYRAMID = {"embed_dims": (16, 16, 16, 16), "num_heads": FOUR}
 # How it is built, and of every self-attention the positions of its queries, and of its keys where they are others.
-CASES: dict[str, tuple[Callable[[], nn.Module], list[Places | tuple[Places, Places] | None]]] = {
+CASES: dict[str, tuple[Callable[[], nn.Module], list[Places | tuple[Places, Places] | str]]] = {
     "all to all": (_vit(reg_tokens=2), [_prefixed(_grid(4, 16), 3)]),
     "heads mixed": (_of("cait:Cait", img_size=64, embed_dim=24, depth=1, num_heads=2), [_grid(4, 16)]),
     "convolutions of heads": (
@@ -149,14 +149,24 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Places | tuple[Places, Plac
     "tokens apart": (_of("mobilevit_xxs"), [_dilated(8, 4, 8)] * 2 + [_dilated(4, 2, 16)] * 4),
     "channels": (
         _of("davit:DaVit", depths=TWO, embed_dims=(8, 16), num_heads=(2, 2), window_size=4),
-        [_windows(16, 4, 4), None, _windows(8, 4, 8), None],
+        [_windows(16, 4, 4), "its maps are between channels", _windows(8, 4, 8), "its maps are between channels"],
     ),
     "surroundings of blocks": (_of("halonet26t"), [(_windows(16, 8, 16), _halo(16, 8, 12, 16))]),
+    "of no queries": (_of("mobilevitv2_050"), ["its softmax over positions is of no pairs of queries and keys"] * 9),
+    "around each position": (
+        _of("volo:VOLO", img_size=64, layers=TWO, embed_dims=(12, 24), num_heads=(2, 2), post_layers=()),
+        [_halo(8, 2, 3, 8), _grid(4, 16)],
+    ),
     "one key for all heads": (_of("mobilenetv4_hybrid_medium"), [(_grid(4, 16), _grid(2, 32))]),
 }  # fmt: skip
 
 
-HEADS_FIRST = ("blocks", "units", "surroundings of blocks")  # maps (image, head, window, query, key)
+HEADS_FIRST = (
+    "blocks",
+    "units",
+    "surroundings of blocks",
+    "around each position",
+)  # maps (image, head, window, query, key)
 
 
 def _written_out(maps: Tensor, queries: Places, keys: Places, heads_first: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -199,10 +209,11 @@ def test_distance_and_entropy_are_those_of_the_softmax_at_positions_by_hand(name
     numbers = [layer.attention.key[1] for layer in layers if layer.attention]
     for row, expected in enumerate(places):
         maps = softmax.found[numbers[row]]
-        if expected is None:
+        if isinstance(expected, str):
             assert np.isnan(found["distance"][row]).all()
             assert str(found["name"][row]) in facts["distance_unmeasured"]
-            assert facts["distance_unmeasured"].endswith(": its maps are between channels")
+            assert facts["distance_unmeasured"].endswith(f": {expected}")
+            assert np.isnan(found["entropy"][row]).all() == ("entropy_unmeasured" in facts) == ("queries" in name)
             continue
         queries, keys = expected if isinstance(expected, Sequence) else (expected, expected)
         distance, entropy = _written_out(maps, queries, keys, name in HEADS_FIRST)

@@ -151,10 +151,12 @@ def test_attention_that_returns_a_pair_is_removed() -> None:
         torch.testing.assert_close(_without(model, "attention", images), expected)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_squeeze_and_excitation_still_pools_when_the_convolution_before_it_is_bypassed(stride: int) -> None:
+@pytest.mark.parametrize(("stride", "padding"), [(1, ()), (2, ()), (1, (1, 1, 1, 1)), (2, (0, 1, 0, 1))])
+def test_squeeze_and_excitation_still_pools_when_the_convolution_before_it_is_bypassed(
+    stride: int, padding: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
-    model, images = Squeeze(stride).double().eval(), _images()
+    model, images = Squeeze(stride, padding).double().eval(), _images()
     with torch.inference_mode():
         found = _without(model, "depthwise", images)
         torch.testing.assert_close(found, model.classified(model.stem(images), bypass=True))

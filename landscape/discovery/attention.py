@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from landscape.discovery.graph import ATTENTION, Flow, Operation
-from landscape.discovery.layer import AttentionCall, Grid, HeadOutputs, Place, Windows
+from landscape.discovery.layer import NOWHERE, AttentionCall, Grid, HeadOutputs, Place, Windows
 from landscape.discovery.positions import FINEST, PRODUCTS, Positions, spelt
 from landscape.discovery.token_grid import grid_of
 
@@ -15,6 +15,35 @@ from landscape.discovery.token_grid import grid_of
 TRANSPARENT = {"dropout", "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone"}
 CHANNELS = "its maps are between channels"
 UNKNOWN = "the positions of its queries and keys cannot be followed through the network"
+UNPAIRED = "its softmax over positions is of no pairs of queries and keys"
+
+
+def attends(flow: Flow, position: int, inside: Sequence[int]) -> bool:
+    """Whether an operation is attention: a softmax is a gate, unless it is over positions or its block has a product.
+
+    The block is the operations `inside`; the product, of two tensors, comes before the softmax or after it. An
+    unfolded map counts as one.
+    """
+    operation = flow.operations[position]
+    if operation.name not in ATTENTION or "softmax" not in operation.name:
+        return operation.name in ATTENTION
+    maps, beside = operation.writes[0], [flow.operations[i] for i in inside]
+    after = (o.patches is not None or (_is_product(o) and flow.ancestors[o.writes[0]] >> maps & 1) for o in beside)
+    return _is_over_positions(operation) or _products_before(flow, position, inside) or any(after)
+
+
+def _is_product(operation: Operation) -> bool:
+    return operation.name in PRODUCTS and len(operation.reads) > 1
+
+
+def _is_over_positions(operation: Operation) -> bool:
+    """Whether a softmax adds up to one over positions, each with a number that no product of pairs has made."""
+    return bool(operation.maps) and len(operation.maps or ()) == 2 and any(p.stride(-1) for p in operation.maps or ())
+
+
+def _products_before(flow: Flow, position: int, inside: Sequence[int]) -> bool:
+    past = flow.ancestors[flow.operations[position].writes[0]]
+    return any(_is_product(flow.operations[i]) and past >> flow.operations[i].writes[0] & 1 for i in inside)
 
 
 def attention_of(
@@ -22,34 +51,61 @@ def attention_of(
 ) -> AttentionCall | None:
     """The first self-attention among some operations; its positions are `followed`, or else those of a given grid.
 
-    Where they cannot be followed, it has as many queries as keys, or unfolded keys around each query.
+    Where they cannot be followed, it has as many queries as keys, or unfolded keys around each query. Without pairs of
+    queries and keys there are no maps of heads, and the reason says so.
     """
     unfolded = [flow.operations[i].patches for i in inside]
     around = next((p for p in unfolded if p is not None and p.grid == grid and p.stride == (1, 1)), None)
+    unpaired = None
     for i in inside:
-        operation = flow.operations[i]
-        if operation.name not in ATTENTION:
+        if not attends(flow, i, inside):
             continue
-        heads, called = operation.heads, partial(AttentionCall, (operation.name, operation.number))
-        queries, keys = _sides(flow, operation)
+        operation, at = flow.operations[i], _cut(flow, i)
+        outputs, read = _outputs(flow, at), flow.operations[at]
+        called, (queries, keys) = partial(AttentionCall, (read.name, read.number)), _sides(flow, read)
         if around is not None and (queries, keys) == (math.prod(grid), math.prod(around.kernel)):
-            return called(heads, grid, 0, around, _outputs(flow, i))
-        if operation.maps and followed:
-            windows, reason = windows_of(operation.maps, flow.shapes[0][0])
+            return called(operation.heads, grid, 0, around, outputs)
+        if (maps := _pairs(flow, operation, read, outputs)) and followed:
+            windows, reason = windows_of(maps, flow.shapes[0][0])
             if windows is not None:
-                attending, ahead = grid_of(windows.queries[0])
-                return called(
-                    len(windows.order) // len(windows.kinds), attending, ahead, None, _outputs(flow, i), windows
-                )
+                attending, ahead = grid_of(max(windows.queries, key=lambda places: -places.count(NOWHERE)))
+                return called(len(windows.order) // len(windows.kinds), attending, ahead, None, outputs, windows)
             if reason:
-                return called(heads, (0, 0), 0, outputs=_outputs(flow, i), reason=reason)
-        elif queries == keys > 0 and (operation.name != "softmax" or _is_of_product(flow, i)):
-            whole = queries == grid[0] * grid[1] + prefix and operation.maps != ()
+                return called(operation.heads, (0, 0), 0, outputs=outputs, reason=reason)
+            if any(grid) and _is_over_positions(operation) and not _products_before(flow, i, inside):
+                unpaired = unpaired or called(0, (0, 0), 0, reason=UNPAIRED)
+        elif queries == keys > 0:
+            whole = queries == grid[0] * grid[1] + prefix and maps != ()
             unknown = UNKNOWN if flow.positions[0] else "the inputs of this network are no images"
-            reason = "" if whole else CHANNELS if operation.maps == () else unknown
+            unknown = CHANNELS if maps == () else unknown
+            reason = "" if whole else "it has one query and one key" if queries == 1 else unknown
             where = (grid, prefix) if whole else ((0, 0), 0)
-            return called(heads, *where, outputs=_outputs(flow, i), reason=reason)
-    return None
+            return called(operation.heads, *where, outputs=outputs, reason=reason)
+    return unpaired
+
+
+def _cut(flow: Flow, position: int) -> int:
+    """The operation that leaves out keys of a softmax, such as learnt sinks; the softmax itself if there is none."""
+    maps = flow.operations[position].writes[0]
+    for i, later in enumerate(flow.operations[position + 1 :], position + 1):
+        after, before = flow.shapes[later.writes[0]], flow.shapes[maps]
+        if later.reads == (maps,) and later.name in TRANSPARENT and after == before:
+            maps = later.writes[0]
+        elif later.reads == (maps,) and later.name == "__getitem__" and after[:-1] == before[:-1]:
+            return i
+    return position
+
+
+def _pairs(flow: Flow, operation: Operation, read: Operation, outputs: HeadOutputs | None) -> Positions | None:
+    """Positions of the queries and keys of the maps; those of the values for both, if only they are known."""
+    maps, shape = operation.maps if read is operation else flow.positions[read.writes[0]], flow.shapes[read.writes[0]]
+    if (maps and len(maps) > 2) or "softmax" not in operation.name or outputs is None or outputs.order:
+        return maps
+    product = next(o for o in flow.operations if (o.name, o.number) == outputs.key)
+    values = [p.select(-1, 0) for p in (flow.positions[product.reads[1]] or ())[:2]]
+    if shape[-2] != shape[-1] or not any(p.stride(-1) for p in values) or values[0].shape != shape[:-1]:
+        return maps
+    return *(p[..., None].expand(shape) for p in values), *(p[..., None, :].expand(shape) for p in values)
 
 
 def _sides(flow: Flow, operation: Operation) -> tuple[int, int]:
@@ -60,14 +116,8 @@ def _sides(flow: Flow, operation: Operation) -> tuple[int, int]:
     if operation.name == "multi_head_attention_forward":  # (token, image, channel), unlike a mask, which comes second
         shapes = [shape for shape in shapes if shape[1:2] == shapes[0][1:2]]  # where queries are keys and values
         return shapes[0][0], shapes[-1][0]
-    return (0, 0) if len(shapes[0]) < 3 else (shapes[0][-2], shapes[0][-1])
-
-
-def _is_of_product(flow: Flow, position: int) -> bool:
-    """Whether a softmax is of a product of two tensors of the pass, unlike a gate."""
-    past = flow.ancestors[flow.operations[position].reads[0]]
-    products = (o for o in flow.operations[:position] if o.name in PRODUCTS and len(o.reads) > 1)
-    return any(past >> product.writes[0] & 1 for product in products)
+    maps = flow.shapes[operation.writes[0]]
+    return (0, 0) if len(maps) < 3 else (maps[-2], maps[-1])
 
 
 def windows_of(maps: Positions, images: int) -> tuple[Windows | None, str]:

@@ -1,6 +1,8 @@
 """Record one forward pass as a graph: every operation, the tensors it reads and writes, and its module call."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
@@ -23,6 +25,7 @@ VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "un
 HEAVY = ATTENTION | PRODUCTS | {"conv1d", "conv2d", "conv3d", "linear"}
 CONVERSIONS = {"to", "float", "double", "half", "bfloat16", "type", "type_as"}  # no operation where they change nothing
 Key = tuple[str, int]  # name of a torch function, and the number of its call in a pass
+Receiver = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]  # function, arguments, result
 Node = int  # one value of a tensor: an in-place operation makes a new node of the same tensor
 
 
@@ -219,6 +222,39 @@ class _Recorder(TorchFunctionMode):
 
     def _recorded(self, values: Any) -> Iterator[Node]:
         return (self._nodes[id(t)] for t in tensors_in(values) if id(t) in self._nodes)
+
+
+_UNCOUNTED = ContextVar("_UNCOUNTED", default=False)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Run the block, in which `CountedCalls` count nothing: its calls are none of the model."""
+    token = _UNCOUNTED.set(True)
+    try:
+        yield
+    finally:
+        _UNCOUNTED.reset(token)
+
+
+class CountedCalls(TorchFunctionMode):
+    """Hands over some calls of torch functions in this thread, which are counted as in a recorded pass."""
+
+    def __init__(self, receivers: Mapping[Key, Sequence[Receiver]]) -> None:
+        super().__init__()
+        self._receivers, self._names = receivers, {name for name, _ in receivers}
+        self._counts: dict[str, int] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = name_of(func, args)
+        if name in self._names and not _UNCOUNTED.get():
+            number = self._counts[name] = self._counts.get(name, -1) + 1
+            for receive in self._receivers.get((name, number), ()):
+                receive(func, args, kwargs or {}, result)
+        return result
 
 
 def name_of(func: Callable[..., Any], args: tuple[Any, ...]) -> str:

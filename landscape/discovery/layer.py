@@ -65,7 +65,7 @@ class AttentionCall:
     """The call of an attention function in a layer's branch."""
 
     key: Key  # name of the function, and how many calls of it came before in the pass
-    heads: int  # attention maps per image or window
+    heads: int  # attention maps per image or window; 0 where there are none, for the `reason`
     grid: Grid  # (rows, columns) of the positions it mixes: the layer's grid, or one of its windows; (0, 0) if unknown
     prefix: int  # tokens before them
     patches: Patches | None = None  # of unfolded keys: each query attends to the patch around it

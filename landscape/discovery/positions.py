@@ -78,7 +78,10 @@ def follow(
 
 
 def maps_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], find: Find) -> Positions | None:
-    """Positions of the queries and keys of an attention function, both of the shape of its maps."""
+    """Positions of the queries and keys of an attention function, both of the shape of its maps.
+
+    Of a softmax of numbers of one tensor those of that tensor, its axis last.
+    """
     if name == "scaled_dot_product_attention":
         query, key = (args[i] if len(args) > i else kwargs[word] for i, word in enumerate(("query", "key")))
         keys = _of(find, key)
@@ -95,7 +98,11 @@ def maps_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], find: Find
         maps = (query[0].shape[1], given["num_heads"], query[0].shape[0], key[0].shape[0])
         rows = (p[..., 0].T[:, None, :, None].expand(maps) for p in query)
         return *rows, *(p[..., 0].T[:, None, None, :].expand(maps) for p in key)
-    return _of(find, next(tensors_in((args, kwargs))))
+    logits = next(tensors_in((args, kwargs)))
+    positions, axis = _of(find, logits), kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    if positions is None or axis in (None, -1, logits.ndim - 1):
+        return positions
+    return tuple(p.movedim(axis, -1) for p in positions) if len(positions) == 2 else None
 
 
 def spelt(equation: str, first: int, second: int) -> tuple[str, str, str]:
@@ -231,7 +238,7 @@ def _of_product(
     if name == "scaled_dot_product_attention":
         maps, value = maps_of(name, args, kwargs, find), args[2] if len(args) > 2 else kwargs["value"]
         return _product(_matrix_letters(value.ndim, value.ndim), maps, _of(find, value), shape)
-    left, right = args[1:3] if name in ("einsum", "baddbmm") else args[:2]
+    left, right = [*tensors_in(args)][-2:]
     counts = left.ndim, right.ndim
     letters = spelt(args[0], *counts) if name == "einsum" else _matrix_letters(*counts)
     if find(left) is None or find(right) is None:  # a weight

@@ -10,9 +10,9 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 
-from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node, Operation
+from landscape.discovery.attention import attends
+from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node
 from landscape.discovery.layer import Kind, Tap
-from landscape.discovery.positions import PRODUCTS
 
 JOINING = {"cat", "concat", "concatenate"}
 
@@ -111,27 +111,11 @@ def side_by_side(flow: Flow, positions: Sequence[int]) -> list[Call]:
 def kind_of(flow: Flow, inside: Sequence[int]) -> Kind:
     """The kind of a branch, from its operations."""
     operations = [flow.operations[i] for i in inside]
-    if any(_attends(flow, operation, operations) for operation in operations):
+    if any(attends(flow, i, inside) for i in inside):
         return "msa"
     if any(operation.name.startswith("conv") and max(operation.weight[2:], default=1) > 1 for operation in operations):
         return "conv"
     return "mlp"
-
-
-def _attends(flow: Flow, operation: Operation, beside: Sequence[Operation]) -> bool:
-    """Whether an operation is attention; a softmax whose block multiplies no matrices and unfolds nothing is a gate."""
-    if operation.name not in ATTENTION or "softmax" not in operation.name:
-        return operation.name in ATTENTION
-    maps = operation.writes[0]
-    return any(
-        o.patches is not None
-        or (
-            o.name in PRODUCTS
-            and len(o.reads) > 1
-            and (flow.ancestors[maps] >> o.writes[0] | flow.ancestors[o.writes[0]] >> maps) & 1
-        )
-        for o in beside
-    )
 
 
 def direct_calls(flow: Flow, block: int, residual: Residual) -> list[Call]:

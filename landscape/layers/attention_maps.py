@@ -8,17 +8,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from landscape.discovery.graph import ATTENTION, Key, Patches
+from landscape.discovery.graph import ATTENTION, CountedCalls, Key, Patches, Receiver
 from landscape.discovery.layer import HeadOutputs, Windows
-from landscape.discovery.positions import PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -82,31 +81,25 @@ def attention_hooks(
 
     Nothing is kept.
     """
-    return _Interception(receive, images, receive_outputs) if receive or receive_outputs else nullcontext()
+    taken: dict[Key, list[Receiver]] = {}
+    for key, take in receive.items():
+        taken.setdefault(key, []).append(partial(_give_maps, take, key[0], images))
+    for outputs, give in receive_outputs.items():
+        taken.setdefault(outputs.key, []).append(partial(_give_outputs, give, outputs, images))
+    return CountedCalls(taken) if taken else nullcontext()
 
 
-class _Interception(TorchFunctionMode):
-    def __init__(self, receive: Receivers, images: int, receive_outputs: OutputReceivers) -> None:
-        super().__init__()
-        self._receive, self._images = receive, images
-        self._receive_outputs = {outputs.key: (outputs, take) for outputs, take in receive_outputs.items()}
-        self._counts: dict[str, int] = {}
+def _give_maps(
+    take: Callable[[AttentionMaps], None], name: str, images: int, func: Any, args: Any, kwargs: Any, result: Any
+) -> None:
+    take(_maps(name, func, args, kwargs, result, images))
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if name in ATTENTION or name in PRODUCTS:
-            number = self._counts[name] = self._counts.get(name, -1) + 1
-            if (name, number) in self._receive:
-                self._receive[name, number](_maps(name, func, args, kwargs, result, self._images))
-            if (name, number) in self._receive_outputs:
-                outputs, take = self._receive_outputs[name, number]
-                found = _module_outputs(func, args, kwargs) if name == "multi_head_attention_forward" else result
-                take(_by_row(found.permute(outputs.order) if outputs.order else found, self._images))
-        return result
+
+def _give_outputs(
+    take: Callable[[Tensor], None], outputs: HeadOutputs, images: int, func: Any, args: Any, kwargs: Any, result: Any
+) -> None:
+    found = _module_outputs(func, args, kwargs) if outputs.key[0] == "multi_head_attention_forward" else result
+    take(_by_row(found.permute(outputs.order) if outputs.order else found, images))
 
 
 def _maps(
@@ -121,6 +114,8 @@ def _maps(
     if name == "multi_head_attention_forward":
         return _maps_of_module(func, args, kwargs)
     maps = _by_row(result, images)
+    if name not in ATTENTION:  # of which some keys were left out
+        maps = maps / maps.sum(dim=-1, keepdim=True)
     return AttentionMaps(len(maps), maps[0].numel(), maps.numel(), maps.device, lambda rows: maps[rows])
 
 

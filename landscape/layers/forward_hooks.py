@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from landscape.data.structure import Nested, tensors_in
-from landscape.discovery.graph import Key, name_of
+from landscape.discovery.graph import CountedCalls, Key, Receiver, uncounted
 from landscape.discovery.layer import AttentionCall, HeadOutputs, Layer, Side, Tap, chunks
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, in_windows, maps_in_windows, over_the_grid
 from landscape.probe import Values
@@ -110,7 +109,7 @@ def run_with_hooks(
     receive_outputs: dict[HeadOutputs, Callable[[Tensor], None]] = {}
     for hook, position in hooked:
         attention = hook.layers[position].attention
-        if hook.on_attention is not None and attention is not None:
+        if hook.on_attention is not None and attention is not None and attention.heads:
             give = partial(_give_maps, partial(hook.on_attention, position), attention, subject.samples(i))
             receive_maps[attention.key] = give
         if hook.on_heads is not None and attention is not None and attention.outputs is not None:
@@ -184,45 +183,18 @@ def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[
         tensor = next(tensors_in(value), None)  # of a tuple, a mapping or a dataclass, nested in any way, the first
         for position in positions.get(tap, ()):
             assert isinstance(tensor, Tensor)
-            with functions.paused():
+            with uncounted():
                 receive(position, tensor)
 
+    def give_result(tap: Tap, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        give(tap, args, result)
+
     modules = dict.fromkeys((tap.module, tap.side) for tap in positions if tap.side != "function")
-    heard = {tap for tap in positions if tap.side == "function"}
-    functions = _Functions(heard, give)
-    with hooked_calls(model, modules, give), functions if heard else nullcontext():
+    functions: dict[Key, list[Receiver]] = {
+        (tap.module, tap.call): [partial(give_result, tap)] for tap in positions if tap.side == "function"
+    }
+    with hooked_calls(model, modules, give), CountedCalls(functions) if functions else nullcontext():
         yield
-
-
-class _Functions(TorchFunctionMode):
-    """Hands over what some calls of torch functions return; the calls are counted as in a recorded pass."""
-
-    def __init__(self, taps: Container[Tap], give: Callable[[Tap, tuple[Any, ...], Any], None]) -> None:
-        super().__init__()
-        self._taps, self._give = taps, give
-        self._counts: dict[str, int] = {}
-        self._paused = False
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count no calls meanwhile: they are none of the model."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self._paused:
-            return result
-        name = name_of(func, args)
-        number = self._counts[name] = self._counts.get(name, -1) + 1
-        if (tap := Tap(name, "function", number)) in self._taps:
-            self._give(tap, args, result)
-        return result
 
 
 @contextmanager

@@ -124,7 +124,12 @@ def _zeros(args: tuple[Any, ...], output: Any) -> Any:
 
 def _input(stride: int, args: tuple[Any, ...], output: Tensor) -> Tensor:
     given: Tensor = args[0]
-    return given if given.shape == output.shape else F.avg_pool2d(given, stride, stride, ceil_mode=True)
+    if given.shape == output.shape:
+        return given
+    for axis in (-2, -1):  # without the padding that a network adds itself before the convolution
+        extra = max(0, given.shape[axis] - stride * output.shape[axis])
+        given = given.narrow(axis, extra // 2, given.shape[axis] - extra)
+    return F.avg_pool2d(given, stride, stride, ceil_mode=True)
 
 
 def _bypass(modules: dict[str, nn.Module], layer: Layer, group: tuple[Tap, ...]) -> Removal:

@@ -210,7 +210,7 @@ class Attention(Probe):
         """Lengths of the padded axes."""
         layers = attention_layers(subject, self.layers)
         return {
-            "heads": max(layer.attention.heads for layer in layers if layer.attention),
+            "heads": max(layer.attention.heads for layer in layers if layer.attention) or 1,
             "tokens": max(min(layer.grid[0] * layer.grid[1], layer.channels) for layer in layers) or 1,
             "images": min(subject.samples(0), max(layer.channels for layer in layers)),
         }
@@ -252,13 +252,15 @@ def _missing(layer: Layer) -> dict[str, str]:
     """Quantities that a layer does not have, and why."""
     assert layer.attention is not None
     attention, missing = layer.attention, {}
-    if attention.grid == (0, 0) and attention.windows is None:
+    if not attention.heads:
+        missing = dict.fromkeys((*PER_HEAD, "head_cosine", "head_feature_cosine"), attention.reason)
+    elif attention.grid == (0, 0) and attention.windows is None:
         missing["distance"] = attention.reason
     if attention.windows and all(len(places) - places.count(NOWHERE) < 2 for places in attention.windows.queries):
         missing["mutual_information"] = "a window has one query"
-    if attention.heads < 2:
+    if attention.heads == 1:
         missing |= dict.fromkeys(("head_cosine", "head_feature_cosine"), "it has one head")
-    elif attention.outputs is None:
+    elif attention.heads and attention.outputs is None:
         missing["head_feature_cosine"] = "no product of its attention maps with the values was found"
     if not layer.spatial:
         missing["token_cosine"] = "the positions of its tokens are unknown"

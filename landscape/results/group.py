@@ -118,11 +118,11 @@ def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
     for name, value in values.items():
         if name in group:  # an imported surface has fewer summaries than a measured one
             group[name][...] = value
+        elif name.endswith("_unmeasured") and value != group.attrs.get(name):  # why it is NaN
+            group.attrs[name] = value
+            _log.info("note: %s is NaN in %s", name.removesuffix("_unmeasured"), value)
     note_counts(group, values)
-    if group["done"][()].all():
-        mark_finished(group)
-    else:
-        seal(group)
+    (mark_finished if group["done"][()].all() else seal)(group)
 
 
 def seal(group: h5py.Group) -> None:
