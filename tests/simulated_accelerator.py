@@ -76,7 +76,9 @@ class Simulation:
     """What is on the device, and what it was asked for.
 
     `waits` counts host synchronisations by (line of `landscape`, operation), `draws` random operations on the device's
-    own global generator, `doubles` entries written in double precision by line, and `operations` all that ran there.
+    own global generator, `doubles` entries written in double precision by line, and `operations` all that ran there
+    but views. `uploads` and `host_draws` hold the bytes of every copy to a device and of every random tensor of the
+    host, with its line.
     """
 
     def __init__(self, kind: str = "cuda", count: int = 2) -> None:
@@ -85,6 +87,8 @@ class Simulation:
         self.draws: Counter[tuple[str, str]] = Counter()
         self.doubles: Counter[str] = Counter()
         self.operations = 0
+        self.uploads: list[tuple[str, int]] = []
+        self.host_draws: list[tuple[str, int]] = []
         self.initialised = False  # by the first tensor on a device
         self.pools: WeakKeyDictionary[Any, tuple[Any, int]] = WeakKeyDictionary()  # of graphs: handle and bytes
         self.aside = False  # a side stream has run, and nothing waits for it yet
@@ -221,8 +225,7 @@ class Simulation:
         if target is _KEEP or target == here:
             with self.within(here):
                 return func(tensor, *rest, **kwargs) if rest or kwargs else tensor
-        if not kwargs.get("non_blocking"):
-            self._moved(here, target)
+        self._moved(here, target, tensor, waits=not kwargs.get("non_blocking"))
         kwargs["copy"] = True
         if not rest and "dtype" not in kwargs:
             rest = [tensor.dtype]
@@ -248,9 +251,11 @@ class Simulation:
         finally:
             self.waits = waits
 
-    def _moved(self, source: Place, target: Place) -> None:
-        if source is not None and target is None:
+    def _moved(self, source: Place, target: Place, tensor: Tensor, *, waits: bool = True) -> None:
+        if source is not None and target is None and waits:
             self.wait("to the host")
+        if source is None and target is not None:
+            self.uploads.append((_line(), tensor.nbytes))
 
     def recurrent(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Recurrent layers: those of cuDNN have no second derivative, and in evaluation mode no first."""
@@ -283,7 +288,9 @@ class Simulation:
             args = tuple(_as_tf32(a) if isinstance(a, Tensor) and a.dtype == torch.float32 else a for a in args)
         result = func(*args, **kwargs)
         if target is not None:
-            self._counted(result)
+            self._counted(func, result)
+        if random and target is None:
+            self.host_draws.append((_line(), sum(t.nbytes for t in tensors_in(result))))
         if name in _WAITING and on is not None:
             self.wait(name)
         if self.recording is not None and target is not None:
@@ -292,8 +299,8 @@ class Simulation:
             self.put(tensor, target) if not any(tensor is given for given in tensors) else None
         return result
 
-    def _counted(self, result: Any) -> None:
-        self.operations += 1
+    def _counted(self, func: Any, result: Any) -> None:
+        self.operations += not func.is_view
         assert not self.aside, "a side stream may not have finished"
         if written := sum(t.numel() for t in tensors_in(result) if t.dtype == torch.float64):
             if self.kind == "mps":
@@ -318,7 +325,7 @@ class Simulation:
             mixed = len(set(indexed)) > 1 or (self.place(args[0]) is None and bool(set(places) - {None}))
         elif name in _MOVING:
             if args and isinstance(args[0], Tensor) and name == "copy_":
-                self._moved(places[1], places[0])
+                self._moved(places[1], places[0], tensors[1])
             mixed = False
         else:
             scalars = name not in _JOINING and not (name.endswith("_") and places[0] is None)

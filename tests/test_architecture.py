@@ -23,7 +23,7 @@ ORDER = (
     ("headline",),
     ("probe", "options", "plugins"),
     ("statistics", "reporting"),
-    ("results",),
+    ("results", "random_vectors"),
     ("checkpoints", "exchange"),
     ("data", "doctor"),
     ("models", "discovery"),

@@ -47,7 +47,7 @@ def known(found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def test_nodes_and_weights_are_close_to_the_dense_spectrum(network: Callable[..., Subject]) -> None:
     subject = network(sizes=(6,))  # its graph is made once
     values = spectrum(subject)
-    nodes, weights = known(run_probe(Density(vectors=20, steps=16), subject))
+    nodes, weights = known(run_probe(Density(vectors=20, steps=32), subject))
     assert wasserstein_distance(values, nodes, v_weights=weights) < 0.25 * np.abs(values).mean()
     assert nodes.max() == pytest.approx(values[-1], rel=1e-3)
     assert nodes.min() == pytest.approx(values[0], rel=1e-3)

@@ -102,5 +102,5 @@ def test_a_direction_depends_on_seed_axis_and_name_alone(weights: dict[str, Tens
 
 
 def test_random_directions_never_change() -> None:
-    expected = torch.tensor([[0.8554931282997131, -0.16235634684562683], [0.006564012728631496, 0.02612408809363842]])
+    expected = torch.tensor([[-0.8299474716186523, 0.32947826385498047], [-1.305607795715332, 0.39484691619873047]])
     torch.testing.assert_close(standard_normal(torch.zeros(2, 2), 0, 0, "weight"), expected, rtol=1e-5, atol=1e-7)

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from landscape.curvature.block_diagonal import BlockKind, Partition
 from landscape.curvature.stored_spectrum import LARGEST_RESULT
-from landscape.curvature.trace_estimators import rademacher
 from landscape.probe import Quantity, derived_seed
 from landscape.products.mini_batch_means import over_mini_batches
 from landscape.products.operator import Curvature
+from landscape.random_vectors import signs
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 LINEAR = ("diagonal", "diagonal_mean")  # means over samples of those of mini-batches: their errors add in squares
@@ -177,12 +177,12 @@ class Structure:
         if parts is not None:
             alike = (curved.of(blocks=parts.members), curved.of(operator="ggn"))
             others = [over_mini_batches(curved.subject, one, [i]) for one in alike]
-        generator = torch.Generator().manual_seed(derived_seed(seed, i, "structure"))
         like = next(iter(curved.parameters.values()))
         ratios: list[Tensor] = []
         samples: list[Tensor] = []
         for at in range(self.vectors if self.diagonal != "none" else self.ratio_vectors):
-            v = rademacher(curved.size, generator).to(like)
+            drawn = derived_seed(seed, i, "structure", at)
+            v = signs(curved.size, drawn, device=like.device, dtype=like.dtype)
             image = product(v)
             if parts is not None and at < self.ratio_vectors:
                 ratios.append(_ratios(parts, image, *[other(v) for other in others]))

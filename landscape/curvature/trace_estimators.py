@@ -1,5 +1,6 @@
 """Estimates of the trace and the Frobenius norm of a symmetric operator: Hutchinson, Hutch++ and XTrace."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.probe import derived_seed
+from landscape.random_vectors import normal, signs
 from landscape.subject.sample_statistics import mean_and_standard_error
 
 Operator = Callable[[Tensor], Tensor]  # v -> A v, both (n,)
@@ -36,11 +39,10 @@ def hutchinson(
     """
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
-    generator = torch.Generator().manual_seed(seed)
     noted = _Noted(operator)
     forms: list[Tensor] = []  # v' A v and |A v|^2 in turn
-    for _ in range(products):
-        v = rademacher(size, generator).to(device, dtype)
+    for k in range(products):
+        v = signs(size, derived_seed(seed, k), device=device, dtype=dtype)
         image = noted(v)
         forms += [torch.dot(v, image), _square(image)]
     noted.require_finite()
@@ -58,10 +60,10 @@ def hutch_plus_plus(
     """
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
-    generator = torch.Generator().manual_seed(seed)
     rank = products // 3
     noted = _Noted(operator)
-    sketch = torch.stack([noted(rademacher(size, generator).to(device, dtype)) for _ in range(rank)], dim=1)
+    vectors = (signs(size, derived_seed(seed, k), device=device, dtype=dtype) for k in itertools.count())
+    sketch = torch.stack([noted(v) for v in itertools.islice(vectors, rank)], dim=1)
     noted.require_finite()
     basis = _range(sketch)[0]  # (n, rank)
     forms: list[Tensor] = []  # q' A q and |A q|^2 in turn, then those of the complement
@@ -73,8 +75,7 @@ def hutch_plus_plus(
     for q in basis.T:
         note(q)
     caught = len(forms)
-    for _ in range(products - rank - caught // 2):
-        v = rademacher(size, generator).to(device, dtype)
+    for v in itertools.islice(vectors, products - rank - caught // 2):
         note(v - basis @ (basis.T @ v))
     noted.require_finite()
     values = _on_host(forms)
@@ -101,10 +102,9 @@ def xtrace(
     """
     if products >= size:
         return exact(operator, size, device=device, dtype=dtype)
-    generator = torch.Generator().manual_seed(seed)
     m = products // 2
     w = torch.stack(
-        [torch.randn(size, generator=generator, dtype=torch.float32).to(device, dtype) for _ in range(m)], dim=1
+        [normal(size, derived_seed(seed, k), device=device, dtype=dtype) for k in range(m)], dim=1
     )  # (n, m)
     noted = _Noted(operator)
     y = torch.stack([noted(column) for column in w.T], dim=1)  # A W
@@ -194,11 +194,6 @@ def _range(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _square(vector: Tensor) -> Tensor:
     return torch.dot(vector, vector)
-
-
-def rademacher(size: int, generator: torch.Generator) -> Tensor:
-    """Random signs, (size,) float32 on the CPU."""
-    return 2.0 * torch.randint(2, (size,), generator=generator, dtype=torch.float32) - 1.0
 
 
 class _Noted:

@@ -1,8 +1,8 @@
 """Frozen dropout masks: dropout in evaluation mode, as a function of the sample and of nothing else that may vary.
 
-A mask is a hash of (seed, number of the dropout call within the forward pass, position of the sample in the data,
-position of the element within the sample), computed by integer arithmetic where it is needed. It is thus the same for
-every batch size, pass and device, and takes no memory between passes.
+A mask is a hash (`random_vectors.words`) of seed, number of the dropout call within the forward pass, position of the
+sample in the data and position of the element within the sample. It is thus the same for every batch size, pass and
+device, and takes no memory between passes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from landscape.models.blocks import stochastic_depth
 from landscape.models.recurrent_layers import RECURRENT, RecurrentCall, order_of, rows_of_packed
 from landscape.probe import derived_seed
+from landscape.random_vectors import hashed_columns, words
 
 ELEMENTS = {F.dropout, torch.dropout, torch.dropout_}
 CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_}
@@ -206,26 +207,8 @@ class FrozenMasks(TorchFunctionMode):
 
 def kept(seed: int, positions: Tensor, elements: int, rate: float) -> Tensor:
     """Which elements of every sample remain, (N, elements) bool, each with probability 1 - rate."""
-    first, second = _keys(seed, positions)
-    counter = (positions.new_ones(elements).cumsum(dim=0) - 1).to(torch.int32)  # on their device, also within vmap
-    mixed = _mixed(counter.mul(-1640531527), 16, 0x7FEB352D)[None] ^ first[:, None]
-    mixed = _mixed(mixed, 15, -2073254261).add_(second[:, None])
-    mixed = _mixed(mixed, 16, 0x7FEB352D)
-    return mixed >= min(round(rate * 2**32) - 2**31, 2**31 - 1)
-
-
-def _keys(seed: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Two words per sample, (N,) int32 each, by the 64-bit finaliser of SplitMix64 (Steele et al. 2014)."""
-    z = positions * -7046029254386353131 + seed
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        z = (z ^ ((z >> shift) & (2 ** (64 - shift) - 1))) * factor
-    z = z ^ ((z >> 31) & (2**33 - 1))
-    return z.to(torch.int32), (z >> 32).to(torch.int32)
-
-
-def _mixed(words: Tensor, shift: int, factor: int) -> Tensor:
-    """A round of a 32-bit hash: (x ^ (x >>> shift)) * factor modulo 2^32."""
-    return words.bitwise_right_shift(shift).bitwise_and_(2 ** (32 - shift) - 1).bitwise_xor_(words).mul_(factor)
+    least = min(round(rate * 2**32) - 2**31, 2**31 - 1)
+    return words(seed, positions, hashed_columns(elements, positions)) >= least
 
 
 def _scaled(x: Tensor, mask: Tensor, rate: float) -> Tensor:

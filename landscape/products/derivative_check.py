@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from landscape.data.structure import Nested, map_tensors
+from landscape.probe import derived_seed
 from landscape.products.double_precision import double_of
 from landscape.products.hessian_product import differentiable_attention
+from landscape.products.vectors import unflat
+from landscape.random_vectors import normal
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -72,11 +75,13 @@ def _disagreement(subject: Subject, copy: nn.Module, weights: Tensors, inputs: N
     size = sum(w.numel() for w in weights)
     scale = (_inner(weights, weights).detach() / size).sqrt()
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    generator = torch.Generator().manual_seed(0)
     pairs: list[list[float]] = []
     found = ""
     for i in range(DIRECTIONS):
-        u, v = ([scale * torch.randn(w.shape, generator=generator).to(w) for w in weights] for _ in range(2))
+        u, v = (
+            [scale * part for part in unflat(normal(size, seed, device=scale.device, dtype=scale.dtype), weights)]
+            for seed in (derived_seed(0, i, "u"), derived_seed(0, i, "v"))
+        )
         pairs += torch.stack(
             [_slopes(weights, u, loss, gradient, FIRST / 10**i), _curvatures(weights, u, v, gradient)]
         ).tolist()

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from landscape.random_vectors import normal
+
 ROW, ROWS = 4096, 32
 BLOCK = 2**20  # entries converted to float64 at once
 
@@ -23,10 +25,8 @@ def unflat(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def random_unit(size: int, seed: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A uniformly random unit vector from a generator of its own: the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.float64 if dtype == torch.float64 else torch.float32
-    vector = torch.randn(size, generator=generator, dtype=drawn).to(device, dtype)
+    """A uniformly random unit vector: the same on every device, but for the rounding of its length."""
+    vector = normal(size, seed, device=device, dtype=dtype)
     return vector.div_(length(vector).to(dtype))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.options import matching
 from landscape.probe import derived_seed
 from landscape.products.vectors import inner
+from landscape.random_vectors import normal
 
 Span = tuple[float, float]
 
@@ -158,8 +159,8 @@ def orthogonal_to(fixed: Mapping[str, Tensor], direction: Mapping[str, Tensor]) 
 
 def standard_normal(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:
     """Standard normal entries for one tensor, seeded by (seed, axis, name)."""
-    generator = torch.Generator().manual_seed(derived_seed(seed, axis, name))
-    return torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight)
+    drawn = derived_seed(seed, axis, name)
+    return normal(weight.numel(), drawn, device=weight.device, dtype=weight.dtype).view(weight.shape)
 
 
 def normalised(direction: Tensor, weight: Tensor, normalize: Normalize) -> Tensor:

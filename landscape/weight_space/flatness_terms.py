@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.spectrum import Request, spectrum
-from landscape.curvature.trace_estimators import rademacher
 from landscape.data.structure import Nested
 from landscape.probe import derived_seed
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.micro_batches import MicroBatching
 from landscape.products.operator import WHOLE, part_of
 from landscape.products.vectors import dot, flat, random_unit
+from landscape.random_vectors import signs
 from landscape.statistics.flatness import ERROR_RISE, MEASURES
 from landscape.subject.linear_head import NormalisedLogits, linear_head, normalised
 from landscape.subject.sample_statistics import mean_and_standard_error
@@ -163,8 +163,8 @@ class FlatnessTerms:
 
     def of_vector(self, product: Product, k: int) -> dict[str, float]:
         """The terms v'Hv of the trace and |Hv|^2 of the squared Frobenius norm, of random vector k with entries +-1."""
-        generator = torch.Generator().manual_seed(derived_seed(self.seed, "vector", k))
-        vector = rademacher(len(self._like), generator).to(self._like)
+        like = self._like
+        vector = signs(len(like), derived_seed(self.seed, "vector", k), device=like.device, dtype=like.dtype)
         image = product(vector)
         return dict(
             zip(("trace", "frobenius"), torch.stack([dot(vector, image), dot(image, image)]).tolist(), strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape import random_vectors
 from landscape.probe import derived_seed
 from landscape.products.micro_batches import MicroBatching
 from landscape.products.operator import part_of
@@ -218,11 +219,9 @@ def mean_rise(losses: MovedLosses, i: int, ball: Ball, pairs: int, seed: int) ->
 
 
 def noise(like: Tensor, seed: int, *, normal: bool = True) -> Tensor:
-    """Standard normal entries, or uniform ones in [-1, 1], drawn on the CPU: the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    draw = torch.randn if normal else torch.rand
-    drawn = draw(like.shape, generator=generator, dtype=torch.float32).to(like)
-    return drawn if normal else 2 * drawn - 1
+    """Standard normal entries, or uniform ones in (-1, 1): the same on every device."""
+    draw = random_vectors.normal if normal else random_vectors.uniform
+    return draw(like.numel(), seed, device=like.device, dtype=like.dtype).view(like.shape)
 
 
 def error_rises(losses: MovedLosses, sigma: float, seeds: Sequence[int], intact: float) -> np.ndarray:

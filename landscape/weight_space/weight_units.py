@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.curvature.trace_estimators import rademacher
 from landscape.discovery.graph import Flow
 from landscape.discovery.layer import Layer
 from landscape.options import matching
@@ -17,6 +16,7 @@ from landscape.probe import derived_seed
 from landscape.products.hvp_backends import curvature
 from landscape.products.micro_batches import MicroBatchedProduct
 from landscape.products.vectors import flat, unflat
+from landscape.random_vectors import signs
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS, Filters
 from landscape.weight_space.weight_uses import uses_of
@@ -234,11 +234,11 @@ class UnitTraces:
         if self._product is None or self._product[0] != batch:
             self._product = batch, curvature(self._subject, parameters, "double-backward").product(batch)
         like, device = list(parameters.values()), self._subject.device
-        generator = torch.Generator().manual_seed(derived_seed(self._seed, "trace", batch, vector))
-        signs = rademacher(sum(p.numel() for p in like), generator).to(device, self._subject.dtype)
+        seed, size = derived_seed(self._seed, "trace", batch, vector), sum(p.numel() for p in like)
+        drawn = signs(size, seed, device=device, dtype=self._subject.dtype)
         inside = _covered(parameters, pieces)
-        signs *= flat(inside[name] for name in names)
-        forms = dict(zip(names, unflat(signs * self._product[1](signs), like), strict=True))
+        drawn *= flat(inside[name] for name in names)
+        forms = dict(zip(names, unflat(drawn * self._product[1](drawn), like), strict=True))
         of_rows = {
             piece.weight.name: piece.weight.filters.rows(forms[piece.weight.name]).double().sum(dim=1)
             for piece in pieces
