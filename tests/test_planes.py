@@ -25,7 +25,7 @@ from simulated_cuda import simulated_cuda
 from torch import Tensor
 
 from landscape.probes.surface import Surface
-from landscape.products.vectors import inner
+from landscape.products.vectors import dot, flat, inner
 from landscape.subject.loading.identity import asked
 from landscape.subject.subject import Subject
 from landscape.weight_space.directions import POSITIONS
@@ -244,11 +244,27 @@ def test_inner_products_have_the_same_bits_with_any_number_of_threads() -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.add(inner([left], [right]))
+            found |= {inner([left], [right]), dot(left, right).item()}
     finally:
         torch.set_num_threads(before)
     assert len(found) == 1
     assert found.pop() == pytest.approx(float(left.double() @ right.double()), rel=1e-12)
+
+
+def test_inner_products_on_a_device_have_the_bits_of_the_cpu_and_few_operations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(64, 3, 7, 7), *[(64,), (130, 65, 3, 3), (130,), ()] * 20]
+    left, right = ([torch.randn(size, generator=generator) for size in sizes] for _ in range(2))
+    expected = inner(left, right)
+    assert expected == pytest.approx(float(flat(left).double() @ flat(right).double()), rel=1e-12)
+    with simulated_cuda() as simulation:
+        there = [[tensor.to("cuda") for tensor in tensors] for tensors in (left, right)]
+        assert inner(*there) == expected
+        vectors = flat(there[0]), flat(there[1])
+        for product, given, kernels in ((inner, there, 15), (dot, vectors, 12)):
+            before = simulation.operations
+            product(*given)
+            assert simulation.operations - before <= kernels
 
 
 def test_orthogonal_directions_are_as_long_as_before() -> None:

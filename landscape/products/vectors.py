@@ -1,16 +1,17 @@
 """Flat vectors for lists of parameters, random unit vectors, and inner products in float64."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from landscape.random_vectors import normal
 
-ROW, ROWS = 4096, 32
-BLOCK = 2**20  # entries converted to float64 at once
-
+ROW = 4096  # entries that are summed by one thread
+CPU_BLOCK, BLOCK = 2**16, 2**25  # entries converted to float64 at once, on a CPU so that they stay in its cache
 GROWTH = 32  # vectors for which a growing basis takes memory at once
+Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -32,8 +33,7 @@ def random_unit(size: int, seed: int, *, device: torch.device, dtype: torch.dtyp
 
 def dot(left: Tensor, right: Tensor) -> Tensor:
     """<left, right> of flat vectors, summed in float64: in single precision the error is 1e-5 from 1e5 entries on."""
-    blocks = zip(torch.split(left, BLOCK), torch.split(right, BLOCK), strict=True)
-    return torch.stack([torch.dot(a.double(), b.double()) for a, b in blocks]).sum()
+    return torch.dot(left.double(), right.double()) if len(left) <= CPU_BLOCK else _inner([(left, right)])
 
 
 def length(vector: Tensor) -> Tensor:
@@ -44,22 +44,48 @@ def length(vector: Tensor) -> Tensor:
 
 def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
     """<left, right> over lists of tensors, in float64; bit-identical for any number of threads."""
-    return float(sum(_inner(a.reshape(-1), b.reshape(-1)) for a, b in zip(left, right, strict=True)))
+    return float(_inner(zip(left, right, strict=True)))
 
 
-def inner_products(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+def inner_products(pairs: Iterable[Pair]) -> list[float]:
     """<a, b> of every pair of tensors, as `inner`, by one transfer from the device."""
-    products: list[float] = torch.stack([_inner(a.reshape(-1), b.reshape(-1)) for a, b in pairs]).tolist()
+    products: list[float] = torch.stack([_inner([pair]) for pair in pairs]).tolist()
     return products
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b> of vectors, summed by rows of one thread each: torch would split a long sum among all its threads.
+def _inner(pairs: Iterable[Pair]) -> Tensor:
+    """The sum of <a, b> over pairs, by rows of one thread each: torch would split a long sum among all its threads."""
+    whole: list[Pair] = []
+    rest: list[Pair] = []  # what the whole rows of each pair leave, which are joined
+    for a, b in ((a.reshape(-1), b.reshape(-1)) for a, b in pairs):
+        cut = len(a) // ROW * ROW
+        whole.append((a[:cut], b[:cut]))
+        rest.append((a[cut:], b[cut:]))
+    if not rest:
+        return torch.zeros((), dtype=torch.float64)
+    a, b = _joined(rest)
+    cut = len(a) // ROW * ROW
+    whole.append((a[:cut], b[:cut]))
+    rows = [(x.double() * y).view(-1, ROW).sum(dim=1) for x, y in _blocks(whole)]
+    return torch.cat(rows).sum() + (a[cut:].double() * b[cut:]).sum()
 
-    Some rows at a time, so that the copies in float64 stay small.
-    """
-    whole = len(a) // ROW * ROW
-    blocks = zip(torch.split(a[:whole], ROWS * ROW), torch.split(b[:whole], ROWS * ROW), strict=True)
-    rows = [(x.double() * y.double()).view(-1, ROW).sum(dim=1) for x, y in blocks]
-    rest = (a[whole:].double() * b[whole:].double()).sum()
-    return torch.cat(rows).sum() + rest
+
+def _blocks(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """The vectors in parts of few entries, short ones joined, so that copies in float64 stay small."""
+    held: list[Pair] = []
+    size = 0
+    for a, b in pairs:
+        most = CPU_BLOCK if a.device.type == "cpu" else BLOCK
+        for x, y in zip(torch.split(a, most), torch.split(b, most), strict=True):
+            if held and size + len(x) > most:
+                yield _joined(held)
+                held, size = [], 0
+            held.append((x, y))
+            size += len(x)
+    yield _joined(held)
+
+
+def _joined(pairs: Sequence[Pair]) -> Pair:
+    if len(pairs) == 1:
+        return pairs[0]
+    return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
