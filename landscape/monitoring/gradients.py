@@ -6,15 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.data.structure import common_length, rows_of
 from landscape.probe import derived_seed
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.vectors import dot, flat
+from landscape.random_vectors import hashed_columns, signs, words
 from landscape.subject.subject import Subject
 
 BUCKETS = 2**14
+AT_ONCE = 2**20  # weights
+SIGNS, TURNS = derived_seed(0, "start", "signs"), derived_seed(0, "start", "turns")  # of the sketch
 
 
 class Start:
@@ -43,18 +46,25 @@ class Start:
 
 
 def sketch_of(parameters: Mapping[str, Tensor]) -> np.ndarray:
-    """The count sketch of the weights, (BUCKETS,), zeros behind the weights themselves where these are fewer."""
-    size = sum(p.numel() for p in parameters.values())
-    if size <= BUCKETS:
-        whole = torch.cat([p.detach().reshape(-1).double().cpu() for p in parameters.values()])
-        return np.pad(whole.numpy(), (0, BUCKETS - size))
-    total = torch.zeros(BUCKETS, dtype=torch.float64)
-    for number, p in enumerate(parameters.values()):
-        generator = torch.Generator().manual_seed(derived_seed(0, "start", number))
-        drawn = torch.randint(2 * BUCKETS, (p.numel(),), generator=generator)
-        values = p.detach().reshape(-1).double().cpu()
-        total.index_add_(0, drawn % BUCKETS, torch.where(drawn < BUCKETS, values, -values))
-    return total.numpy()
+    """The count sketch of the weights, (BUCKETS,), zeros behind the weights themselves where these are fewer.
+
+    Made where the weights are. `BUCKETS` weights that follow each other go into different buckets, in an order turned
+    by a random number: two others meet with the probability 1 / BUCKETS, and no sum depends on an order of threads.
+    """
+    weights = flat(p.detach() for p in parameters.values())
+    if len(weights) <= BUCKETS:
+        return np.pad(weights.double().cpu().numpy(), (0, BUCKETS - len(weights)))
+    device, double = weights.device, torch.float64
+    order, total = torch.arange(BUCKETS, device=device), torch.zeros(BUCKETS, device=device, dtype=double)
+    for at in range(0, len(weights), AT_ONCE):
+        part = weights[at : at + AT_ONCE]
+        part = part * signs(len(part), SIGNS, start=at, device=device, dtype=double)
+        table = nn.functional.pad(part, (0, -len(part) % BUCKETS)).view(-1, BUCKETS)
+        rows = at // BUCKETS + torch.arange(len(table), device=device)
+        turns = words(TURNS, rows, hashed_columns(1, rows)) >> 18
+        total += table.gather(1, (order + turns) % BUCKETS).sum(dim=0)
+    sums: np.ndarray = total.cpu().numpy()
+    return sums
 
 
 class GradientNoise(NamedTuple):
