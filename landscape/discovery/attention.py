@@ -22,14 +22,16 @@ def attends(flow: Flow, position: int, inside: Sequence[int]) -> bool:
     """Whether an operation is attention: a softmax is a gate, unless it is over positions or its block has a product.
 
     The block is the operations `inside`; the product, of two tensors, comes before the softmax or after it. An
-    unfolded map counts as one.
+    unfolded map counts as one. A softmax over a matrix chooses the experts of a token.
     """
     operation = flow.operations[position]
     if operation.name not in ATTENTION or "softmax" not in operation.name:
         return operation.name in ATTENTION
     maps, beside = operation.writes[0], [flow.operations[i] for i in inside]
     after = (o.patches is not None or (_is_product(o) and flow.ancestors[o.writes[0]] >> maps & 1) for o in beside)
-    return _is_over_positions(operation) or _products_before(flow, position, inside) or any(after)
+    return len(flow.shapes[maps]) > 2 and (
+        _is_over_positions(operation) or _products_before(flow, position, inside) or any(after)
+    )
 
 
 def _is_product(operation: Operation) -> bool:

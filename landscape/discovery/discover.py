@@ -160,7 +160,8 @@ def _layers_between(
         blocks = [block for block in blocks if heavy and flow.calls[block].start > inside.index(heavy)]
         if blocks and pool is None:
             point = flow.calls[blocks[0]].reads[0]
-        layers.append(_branchless(flow, point, "stem", linear, flow.calls[heavy.call].module if heavy else ""))
+        if point or not flow.of_indices:
+            layers.append(_branchless(flow, point, "stem", linear, flow.calls[heavy.call].module if heavy else ""))
         if pool is not None:
             layers.append(_branchless(flow, pool.writes[0], "subsample", linear, flow.calls[pool.call].module))
     elif not blocks and inside and _shrinks(flow, start, end, linear):
@@ -177,7 +178,8 @@ def _block_without_skip(flow: Flow, call: Call) -> Layer:
     operations = flow.operations[call.start : call.stop]
     last = [operation for operation in operations if operation.weight][-1].name == "linear"
     layer = _branchless(flow, call.writes[0], kind_of(flow, range(call.start, call.stop)), last, call.module)
-    return replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last))
+    attention = attention_of(flow, range(call.start, call.stop), layer.grid, layer.prefix)
+    return replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last), attention=attention)
 
 
 def _blurs(flow: Flow, network: Call, start: Node, end: Node) -> list[Layer]:

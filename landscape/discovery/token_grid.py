@@ -23,7 +23,7 @@ def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
     shape = flow.shapes[node]
     if flow.positions[node]:
         return _followed(flow, node, linear)
-    if len(shape) == 4:
+    if len(shape) == 4 and not flow.of_indices:
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
     return "none", (0, 0), 0
 
