@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,9 +32,12 @@ def doctor(
 
     files = files or [Path("results.h5")]
 
-    def examined() -> list[Finding]:
+    def reduce_of(*of: Any) -> Any:  # which imports torch, where a result was changed
         with importing():
-            from landscape.running.run import reduce_of
+            from landscape.running import run
+        return run.reduce_of(*of)
+
+    def examined() -> list[Finding]:
         return examine(files, reduce_of)
 
     findings = in_child(examined, files)

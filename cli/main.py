@@ -59,7 +59,7 @@ class Commands(TyperGroup):
         for model in models:
             if model.startswith("hf:"):
                 folder_of(model.removeprefix("hf:"))  # fails for a missing folder before torch is imported
-        if args and args[0] in MEASURING:
+        if args and args[0] in MEASURING and not _completes_a_file():
             single = typer.Typer(add_completion=False)
             _add_probe(single, args[0], command_of(args[0]))
             self.commands[args[0]] = typer.main.get_command(single)
@@ -73,6 +73,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+
+def _completes_a_file() -> bool:
+    """Whether a shell wants the end of a word that is no option: it needs neither those of a probe nor torch."""
+    words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return "_LANDSCAPE_COMPLETE" in os.environ and not words.rpartition(" ")[2].startswith("-")
 
 
 def _add_probe(to: typer.Typer, name: str, function: Any) -> None:

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
@@ -258,6 +258,11 @@ def checked(kind: type[Any]) -> type[Any]:
         raise TypeError(f"{kind.__name__} is not a probe; expected a frozen dataclass that inherits Probe")
     if not isinstance(getattr(kind, "name", None), str):
         raise TypeError(f"{kind.__name__} has no name; expected a class variable `name`")
+    for parameter in fields(kind):
+        name = parameter.name
+        owner = next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
+        if name in vars(Probe) and name not in vars(owner) and parameter.default is not MISSING:
+            raise TypeError(f"{kind.__name__}.{name} has no default of its own, and Probe has one; give it one")
     contract = {name: method for part in (Probe, *CAPABILITIES) for name, method in _methods(part).items()}
     own = {
         name: f for base in reversed(kind.__mro__) if Probe in base.__mro__[1:] for name, f in _methods(base).items()

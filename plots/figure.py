@@ -79,6 +79,14 @@ class Noted(Protocol):
 
 
 @runtime_checkable
+class Dated(Protocol):
+    """The module of a study whose stored rows are of other results of the file, which may have changed since."""
+
+    def outdated(self, data: xr.Dataset, stored: Sequence[tuple[str, xr.Dataset]], /) -> str:
+        """That they have, in words; else ""."""
+
+
+@runtime_checkable
 class Comparing(Protocol):
     """A `Pairing` module of a probe whose results are compared sample by sample wherever they stand together."""
 

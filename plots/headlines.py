@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, study_module
-from landscape.plots.figure import Comparing, Noted, Numbers, Pairing
+from landscape.plots.figure import Comparing, Dated, Noted, Numbers, Pairing
 from landscape.probe import MICRO_BATCHES
 from landscape.results import headline_numbers as measured
 from landscape.results import reader
@@ -119,8 +119,14 @@ def headline(path: Path | str, group: str) -> str:
 
 
 def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
-    """Differences of a result from the first one of its probe on the same samples, where the probe has such."""
+    """Differences of a result from the first one of its probe on the same samples, where the probe has such.
+
+    Of a stored study, that the file holds other numbers than it was made from.
+    """
     probe = group.partition("/")[0]
+    if probe in STUDIES and isinstance(study := study_module(probe), Dated):
+        old = study.outdated(dict(stored)[group], stored)
+        return {"out of date": old.removeprefix("out of date: ")} if old else {}
     if not isinstance(module := main_figure(probe), Comparing):
         return {}
     alike = [name for name, _ in stored if name.partition("/")[0] == probe]

@@ -184,6 +184,8 @@ def test_options_that_do_not_fit_are_usage_errors(options: dict[str, Any], said:
 
 @pytest.mark.slow
 def test_other_values_of_another_type(final: Path, out: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no probe features; .*; landscape.features\(...\) measures several"):
+        landscape.measure("features", final, out=None)
     with pytest.raises(ValueError, match=r"there is no probe hesian; expected one of surface, .*hessian"):
         landscape.measure("hesian", final, out=out)
     with pytest.raises(OptionError, match="--layers must be a text or a list of texts, got 3"):

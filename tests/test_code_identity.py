@@ -1,6 +1,8 @@
 """Functions and modules made in Python are identified by everything that they compute from."""
 
+import ast
 import gc
+import inspect
 import linecache
 import sys
 import types
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from landscape.probes.variance import Variance
 from landscape.running.run import digest
+from landscape.subject.loading import code_identity
 from landscape.subject.loading.code_identity import object_sha256
 from landscape.subject.loading.load import load
 
@@ -132,6 +135,20 @@ def test_objects_that_refer_to_themselves_have_an_identity_and_nothing_is_kept_a
     del module
     gc.collect()
     assert gone() is None
+
+
+def test_the_source_of_a_class_is_that_of_inspect_and_a_file_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, parse = list[str](), ast.parse
+    monkeypatch.setattr(code_identity.ast, "parse", lambda text: parsed.append(text) or parse(text))
+    code_identity._first_lines.cache_clear()
+    kinds = [
+        kind for kind in vars(nn.modules.conv).values() if isinstance(kind, type) and kind.__module__[-4:] == "conv"
+    ]
+    ours = [code_identity._class_source(kind) for kind in (*kinds, Configured, Callback)]
+    monkeypatch.undo()
+    assert len(kinds) > 10
+    assert ours == [inspect.getsource(kind) for kind in (*kinds, Configured, Callback)]
+    assert len(parsed) == 2
 
 
 def test_code_in_another_file_than_the_named_one_belongs_to_the_question(

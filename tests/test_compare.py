@@ -409,7 +409,11 @@ def test_the_command_prints_stores_and_draws(study: Path, capsys: pytest.Capture
     stored = study.read_bytes()
     assert exit_code(["compare", str(study), "--quiet"]) == 0
     assert study.read_bytes() == stored  # nothing new, nothing written
+    assert exit_code(["show", str(study)]) == 0
+    assert "out of date" not in capsys.readouterr().out
     synthetic.write(study, synthetic.NETWORKS[:2], probes=("similarity",))
+    assert exit_code(["show", str(study)]) == 0
+    assert re.search(r"out of date \d+ numbers changed or came since; run landscape compare", capsys.readouterr().out)
     assert exit_code(["compare", str(study), "--quiet"]) == 0
     ((other, again),) = reader.find(study, "compare")  # in place of the older one
     assert group != other

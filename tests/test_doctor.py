@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,9 @@ from command_line import Command, one_line
 from landscape.doctor import accuracy, lines, panels, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
+from landscape.probes import PROBES
+from landscape.results import reader
+from landscape.running.run import reduce_of
 
 ERROR = 0.01  # standard error of a made-up loss
 
@@ -177,12 +181,6 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         made("flatness", {"value": ("measure", [np.nan, np.nan])}),
         made("flatness", {"value": ("measure", [np.nan, 1.0])}),
         "evaluate net.pt",
-    ),
-    "number of samples": (
-        rules.samples,
-        made("variance", {"samples": ("batch", [60.0, 60.0]), "done": ("batch", [1, 1])}, samples=50000),
-        made("variance", {"samples": ("batch", [60.0, 60.0]), "done": ("batch", [1, 1])}, samples=120),
-        "--overwrite",
     ),
     "few mini-batches": (
         spectra.few_values,
@@ -373,6 +371,25 @@ def test_units_of_a_replaced_checkpoint_are_not_to_be_finished_with_the_new_one(
 def test_summaries_are_computed_again(stored: float, again: float, changed: int) -> None:
     found = rules.summaries(made("trace", {"trace": stored}), lambda arrays: {"trace": np.array(again)})
     assert [finding.rule for finding in found] == ["summaries"] * changed
+
+
+@pytest.mark.slow
+def test_a_number_or_an_attribute_of_any_probe_that_was_changed_afterwards_is_named(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "OF_ONE", ())
+    path = Path(shutil.copy(study, tmp_path / "changed.h5"))
+    names = [name for name, _ in reader.groups(path)]
+    assert {name.partition("/")[0] for name in names} >= {*PROBES}
+    assert not {finding.rule for finding in examine([path], reduce_of)} & {"changed", "summaries"}
+    with h5py.File(path, "a") as file:
+        for number, name in enumerate(names):
+            if number % 2:
+                file[name].attrs["samples"] = 50_000
+            else:
+                file[name]["done"][...] = 0
+    found = [finding for finding in examine([path], reduce_of) if finding.rule in ("changed", "summaries")]
+    assert {(finding.severity, *finding.groups) for finding in found} == {("wrong", name) for name in names}
 
 
 def test_no_rule_fails_on_a_result_without_anything() -> None:

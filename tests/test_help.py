@@ -52,6 +52,14 @@ def test_the_help_of_a_probe_is_one_screen_with_its_options_and_common_ones_and_
     assert "--workers" in err  # also what the short help leaves out is suggested
 
 
+def test_a_shell_completes_the_name_of_a_file_without_torch() -> None:
+    code = "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); sys.argv[0] = 'landscape'"
+    words = {"_LANDSCAPE_COMPLETE": "complete_bash", "COMP_WORDS": "landscape hessian fin", "COMP_CWORD": "2"}
+    script = f"{code}\nfrom landscape.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ | words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()[-1:], done.stderr) == (0, ["False"], "")
+
+
 @pytest.mark.slow
 def test_a_shell_completes_also_options_that_the_short_help_leaves_out_and_prints_nothing_else() -> None:
     script = "import sys; sys.argv[0] = 'landscape'; from landscape.cli.main import main; main()"

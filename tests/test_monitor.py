@@ -26,6 +26,7 @@ from landscape.monitoring.gradients import BUCKETS, Start, gram, noise, sketch_o
 from landscape.monitoring.measurement import TrackedEigenvalues
 from landscape.options import OptionError
 from landscape.results import reader
+from landscape.results.protocols import samples_of
 
 pytestmark = pytest.mark.slow
 
@@ -236,6 +237,7 @@ def test_the_protocol_says_what_is_known_of_the_batch_and_of_the_run(tmp_path: P
         found = landscape.Monitor(model, F.cross_entropy, data(), out=out, **given).data()
         assert found.attrs["protocol"] == words
         assert found.attrs["data"] == given.get("data", "in memory")
+        assert samples_of(found) == "24"  # of data in one part: no split
 
 
 def test_only_updates_count(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def test_a_misspelt_or_odd_method_is_refused(name: str, method: Any, said: str) 
         checked(made("Odd", Complete, **METHODS, **{name: method}))
 
 
+@pytest.mark.parametrize(("name", "kind"), [("seed", int), ("params", str), ("whole", bool), ("batch_size", int)])
+def test_a_parameter_without_a_default_does_not_take_that_of_the_contract(name: str, kind: type) -> None:
+    with pytest.raises(TypeError, match=f"Own.{name} has no default of its own, and Probe has one"):
+        checked(made("Own", Complete, **METHODS, __annotations__={name: kind}))
+
+
 def test_what_is_no_frozen_dataclass_of_a_probe_is_refused() -> None:
     for kind in (dict, type("Plain", (Probe,), {"name": "plain"}), dataclass(type("Open", (Probe,), {"name": "open"}))):
         with pytest.raises(TypeError, match="expected a frozen dataclass that inherits Probe"):

@@ -78,14 +78,19 @@ def sigint(folder: Path) -> str:
     wrong, hits, took, path = Counter[str](), 0, 3 * (time.monotonic() - since), folder / "results.h5"
     while hits < MOMENTS:
         words = [*LONG, *(("--workers", "2") if hits % 3 == 2 else ())]
-        process = start(words, folder, preexec_fn=_hearing_ctrl_c, start_new_session=True)
+        shown = os.environ | {"PYTHONFAULTHANDLER": "1"}
+        process = start(words, folder, preexec_fn=_hearing_ctrl_c, start_new_session=True, env=shown)
         time.sleep(moments.uniform(0.0, took))
         before = held(path)
         for pause in (0.0, *([moments.uniform(0.0, 0.3)] if hits % 2 else ())):
             time.sleep(pause)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=GRACE)
+        try:
+            _, err = process.communicate(timeout=3 * GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)  # which prints where it is
+            _, err = process.communicate()
         hits, over = hits + (process.returncode != 0), process.returncode == 0
         facts = (
             (process.returncode in (0, 130), f"{process.returncode}: {err}"),

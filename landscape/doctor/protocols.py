@@ -74,17 +74,18 @@ def other_samples(results: Sequence[Result]) -> Iterator[Finding]:
 
     Only of one architecture: networks of different ones may resize the same samples to sizes of their own.
     """
-    for one, other in combinations(results, 2):
-        a, b = (r.attribute("data_sha256") for r in (one, other))
-        alike = one.facts == other.facts and one.attribute("model") == other.attribute("model")
-        if a and b and a != b and alike:
-            yield found(
-                "other-samples", "wrong", [one, other],
-                f"{one.label} and {other.label} are of different samples, "
-                f"although both are {one.attribute('protocol')}",
-                measure_again(other, "measure both on the same data") + " --overwrite",
-            )  # fmt: skip
-            return
+    known: dict[Any, int] = {}  # the first result of each protocol and architecture
+    pairs = []
+    for at, result in enumerate(results):
+        if sha256 := result.attribute("data_sha256"):
+            first = known.setdefault((frozenset(result.facts.items()), result.attribute("model")), at)
+            pairs += [(first, at)] if results[first].attribute("data_sha256") != sha256 else []
+    for one, other in ((results[i], results[j]) for i, j in sorted(pairs)[:1]):
+        yield found(
+            "other-samples", "wrong", [one, other],
+            f"{one.label} and {other.label} are of different samples, although both are {one.attribute('protocol')}",
+            measure_again(other, "measure both on the same data") + " --overwrite",
+        )  # fmt: skip
 
 
 def one_label(results: Sequence[Result]) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfac
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
 from landscape.results.malformed import readable
+from landscape.results.reader import Stored
 from landscape.results.remaining_units import standings
 from landscape.results.run_key import ReduceOf
 
@@ -20,15 +21,23 @@ MOST = 2**28  # bytes of a result that are held to compute its summaries
 Reduce = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 
 
-def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
-    """Stored summaries that do not follow from the stored units: one of the two was changed afterwards."""
+def changed(result: Result, reduce_of: ReduceOf) -> Iterator[Finding]:
+    """Numbers or attributes that are not as they were written, which the checksum says; which, where that is known."""
     if result.data.nbytes > MOST:
         yield found(
-            "summaries", "note", result,
-            f"summaries of {result.data.nbytes / 2**20:,.0f} MiB of numbers are not computed again",
+            "changed", "note", result,
+            f"{result.data.nbytes / 2**20:,.0f} MiB of numbers are not compared with their checksum",
             f"a result of at most {MOST >> 20} MiB is checked",
         )  # fmt: skip
-        return
+    elif not cast(Stored, result.data).intact():
+        reduce = reduce_of(result.probe, result.parameters)
+        text = "its numbers or attributes were changed after they were measured: they do not match their checksum"
+        which = list(summaries(result, reduce)) if reduce is not None else []
+        yield from which or [found("changed", "wrong", result, text, _anew(result))]
+
+
+def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
+    """Stored summaries that do not follow from the stored units: one of the two was changed afterwards."""
     arrays = {str(name): array.values for name, array in result.data.variables.items()}
     try:
         computed = reduce(arrays)
@@ -49,19 +58,6 @@ def summaries(result: Result, reduce: Reduce) -> Iterator[Finding]:
             "summaries", "wrong", result,
             f"{len(changed)} stored summaries ({', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}) do not "
             "follow from the stored units",
-            _anew(result),
-        )  # fmt: skip
-
-
-def samples(result: Result) -> Iterator[Finding]:
-    """The number of samples that a result names is not that of its finished units."""
-    counted = result.data.variables.get("samples")
-    if counted is None or "batch" not in counted.dims or not result.complete or not result.samples:
-        return
-    total = float(np.nansum(counted.max([dim for dim in counted.dims if dim != "batch"]).values))
-    if total and total != result.samples:
-        yield found(
-            "samples", "wrong", result, f"it names {result.samples:,} samples, and its units hold {total:,.0f}",
             _anew(result),
         )  # fmt: skip
 
@@ -106,7 +102,7 @@ OF_ONE: Sequence[Rule] = (
     spectra.unconverged, spectra.without_spectrum, spectra.few_values,
     spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies, spectra.derivatives,
     panels.flat_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
-    panels.same_members, samples,
+    panels.same_members,
 )  # fmt: skip
 OF_A_PROBE: Sequence[RuleOfSeveral] = (
     protocols.differing_protocols, protocols.other_samples,
@@ -120,7 +116,7 @@ OF_ALL: Sequence[RuleOfSeveral] = (
 def examine(paths: Sequence[Path | str], reduce_of: ReduceOf | None = None) -> list[Finding]:
     """Everything that the rules find in results files, which are compared as if they were one; the worst first.
 
-    With `reduce_of`, which gives the `reduce` of a probe, stored summaries are computed again.
+    With `reduce_of`, which gives the `reduce` of a probe, results are compared with their checksums.
 
     Large arrays are read when a rule needs them, and not kept.
 
@@ -131,16 +127,8 @@ def examine(paths: Sequence[Path | str], reduce_of: ReduceOf | None = None) -> l
         read = [(Path(path), files.enter_context(reader.streaming(path, on_demand=True))) for path in paths]
         files.enter_context(readable(", ".join(map(str, paths))))
         results = [Result(path, group, data) for path, stored in read for group, data in stored]
-        again = _computed_again(results, reduce_of) if reduce_of is not None else []
-        return sorted([*again, *_findings(results)], key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def _computed_again(results: Sequence[Result], reduce_of: ReduceOf) -> list[Finding]:
-    found = []
-    for result in results:
-        reduce = reduce_of(result.probe, result.parameters)
-        found += list(summaries(result, reduce)) if reduce is not None else []
-    return found
+        since = [one for result in results if reduce_of for one in changed(result, reduce_of)]
+        return sorted([*since, *_findings(results)], key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def _findings(results: Sequence[Result]) -> list[Finding]:

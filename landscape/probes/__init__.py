@@ -110,7 +110,9 @@ def probe_class(probe: str | type[Any]) -> type[Any]:
 @cache
 def _class_of(name: str) -> type[Any]:
     if name not in PROBES:
-        raise ValueError(f"there is no probe {name}; expected one of {', '.join(PROBES)}{did_you_mean(name, PROBES)}")
+        several = "; landscape.features(...) measures several in one pass" if name == "features" else ""
+        near = several or did_you_mean(name, PROBES)
+        raise ValueError(f"there is no probe {name}; expected one of {', '.join(PROBES)}{near}")
     entry = PROBES[name]
     if entry.dataclass:
         module = import_module(f"landscape.probes.{name.replace('-', '_')}")

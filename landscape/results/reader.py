@@ -19,7 +19,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from landscape.results import hdf5_file
-from landscape.results.group import datasets, dims, places, results_in
+from landscape.results.group import checksum, datasets, dims, places, results_in
 from landscape.results.handles import Guard, Handle, OnDemand, attributes_of
 from landscape.results.malformed import (
     REPAIR,
@@ -251,7 +251,7 @@ class Stored(Mapping[str, xr.DataArray]):
     """
 
     def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle]) -> None:
-        self._path, self._name = path, group.name.strip("/")
+        self._path, self._name, self._group, self._arrays = path, group.name.strip("/"), group, arrays
         self.attrs = attributes_of(group.id, self._reading, check_attribute)
         check_identity(self.attrs, self._name.partition("/")[0])
         self.variables = _arrays(group.id, arrays, lazy=True, guard=self._reading)
@@ -261,6 +261,12 @@ class Stored(Mapping[str, xr.DataArray]):
         """All of it."""
         with self._reading():
             return _dataset(self.variables, self.attrs, self._name)
+
+    def intact(self) -> bool:
+        """Whether everything is as it was written, by the checksum."""
+        with self._reading():
+            arrays = {name: array.id for name, array in self._arrays.items()}
+            return bool(self.attrs.get(hdf5_file.CHECK) == checksum(self._group, arrays, self.attrs))
 
     @property
     def nbytes(self) -> int:

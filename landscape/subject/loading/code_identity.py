@@ -1,12 +1,15 @@
 """Identify models and losses made in Python by their code and configuration: equal weights may be other functions."""
 
+import ast
 import dis
 import hashlib
 import inspect
+import linecache
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -200,9 +203,35 @@ def _read_source(code: Any) -> str:
     # One line may hold several functions without a name.
     byte_code = _byte_code(own) if code.__name__ == "<lambda>" else ""
     try:
-        return f"{name}\n{inspect.getsource(own or code)}{byte_code}"
-    except (OSError, TypeError):  # made by exec, or built in
+        return f"{name}\n{inspect.getsource(own) if own else _class_source(code)}{byte_code}"
+    except (OSError, TypeError, SyntaxError):  # made by exec, built in, or not as it was imported
         return f"{name}\n{_byte_code(own)}"
+
+
+def _class_source(kind: type) -> str:
+    """Source text of a class as `inspect` finds it, which parses the whole file again for every class."""
+    lines = linecache.getlines(inspect.getsourcefile(kind) or "", vars(sys.modules[kind.__module__]))
+    first = _first_lines("".join(lines)).get(kind.__qualname__)
+    if first is None:
+        raise OSError("could not find class definition")
+    return "".join(inspect.getblock(lines[first - 1 :]))
+
+
+@lru_cache(maxsize=8)
+def _first_lines(text: str) -> dict[str, int]:
+    """First line of every class of a file by its qualified name; of several of one name, that of the first."""
+    found: dict[str, int] = {}
+    waiting: list[tuple[ast.AST, str]] = [(ast.parse(text), "")]
+    while waiting:
+        node, where = waiting.pop()
+        if isinstance(node, ast.ClassDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found[f"{where}{node.name}"] = min(first, found.get(f"{where}{node.name}", first))
+            where = f"{where}{node.name}."
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            where = f"{where}{node.name}.<locals>."
+        waiting += [(inner, where) for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)]
+    return found
 
 
 def _byte_code(code: CodeType | None) -> str:

@@ -101,7 +101,7 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
     """The attributes that are stored with every result."""
     spec, stored = subject.spec or Spec(), subject.checkpoint
     return {
-        "spec": json.dumps(asdict(spec), default=str),
+        "spec": json.dumps(asdict(spec) | ({"split": ""} if subject.data.one_part else {}), default=str),
         "checkpoint_sha256": stored.sha256 if stored else "",
         "weights_taken": stored.taken if stored else origin(subject),
         "epoch": stored.epoch if stored else math.nan,
