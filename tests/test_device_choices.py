@@ -11,6 +11,7 @@ from devices import subject_on
 from simulated_cuda import simulated_cuda
 from torch import nn
 
+from landscape.curvature.lanczos import batched_lanczos
 from landscape.data.memory import limited_to
 from landscape.products import hvp_backends, hvp_reference, memory_forecast
 from landscape.products.hvp_reference import Costs, PlannedProducts, Reference, learn, predicted
@@ -114,3 +115,20 @@ def test_what_was_prepared_for_mini_batches_that_did_not_fit_is_dropped() -> Non
     assert smaller is not None
     assert smaller.batch_size == 2
     assert not cache_of(subject).values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("searches", [1, 3])
+def test_a_search_on_a_device_waits_for_its_tests_of_convergence_alone(searches: int) -> None:
+    starts = torch.randn(searches, 2000, generator=torch.Generator().manual_seed(0))
+
+    def counts(steps: int) -> tuple[int, int]:
+        before = simulation.operations, sum(simulation.waits.values())
+        batched_lanczos(lambda rows: rows * there, starts.to("cuda"), 1, tol=0.0, max_steps=steps, room=100)
+        return simulation.operations - before[0], sum(simulation.waits.values()) - before[1]
+
+    with simulated_cuda() as simulation:
+        there = torch.linspace(-1, 1, 2000).to("cuda")
+        few, many = counts(16), counts(32)
+    assert (many[0] - few[0]) / 16 <= 45  # operations a step, with two blocks of basis vectors
+    assert (many[1] - few[1]) / 16 <= 0.5  # waits a step
