@@ -231,11 +231,15 @@ class Simulation:
             rest = [tensor.dtype]
         with self.within(target, target):
             moved: Tensor = func(tensor, *rest, **kwargs)
-        if kwargs.get("non_blocking") and target is None and moved.is_floating_point():
-            with _disable_current_modes():
-                self._pending.append((moved.detach(), moved.detach().clone()))
-                moved.detach().fill_(torch.nan)
+        if kwargs.get("non_blocking") and target is None:
+            self._under_way(moved)
         return moved
+
+    def _under_way(self, copy: Tensor) -> None:
+        """A copy to the host that does not wait holds NaN until something does."""
+        with _disable_current_modes():
+            self._pending.append((copy.detach(), copy.detach().clone()))
+            copy.detach().fill_(torch.nan if copy.is_floating_point() else -1)
 
     def as_tensor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """`as_tensor` and `asarray`: copies only where it has to."""
@@ -291,6 +295,8 @@ class Simulation:
             self._counted(func, result)
         if random and target is None:
             self.host_draws.append((_line(), sum(t.nbytes for t in tensors_in(result))))
+        if name == "copy_" and any(args[2:]) and places[0] is None and on is not None:
+            self._under_way(result)
         if name in _WAITING and on is not None:
             self.wait(name)
         if self.recording is not None and target is not None:
@@ -325,7 +331,7 @@ class Simulation:
             mixed = len(set(indexed)) > 1 or (self.place(args[0]) is None and bool(set(places) - {None}))
         elif name in _MOVING:
             if args and isinstance(args[0], Tensor) and name == "copy_":
-                self._moved(places[1], places[0], tensors[1])
+                self._moved(places[1], places[0], tensors[1], waits=not any(args[2:]))
             mixed = False
         else:
             scalars = name not in _JOINING and not (name.endswith("_") and places[0] is None)

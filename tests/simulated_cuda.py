@@ -170,6 +170,7 @@ def _graphs(simulation: Simulation) -> dict[str, Any]:
         "CUDAGraph": Graph,
         "graph": record,
         "graph_pool_handle": object,
+        "Event": lambda: _Stream(simulation),
         "Stream": lambda device=None: _Stream(simulation),
         "current_stream": lambda device=None: _Stream(simulation),
         "stream": lambda stream: stream,
@@ -223,6 +224,7 @@ class _Stream:
         self.waited = True
         self.simulation.aside = False
 
+    def record(self, stream: _Stream) -> None: ...
     def synchronize(self) -> None:
         self.simulation.wait("synchronize")
 

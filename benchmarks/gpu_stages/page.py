@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from gpu_stages.machine import WHEELS
 from gpu_stages.steps import RowsFile, Settings, Stage, failed, messages
@@ -43,7 +44,8 @@ def page(
     """The whole page, in Markdown; without a file that of a run which has not been made."""
     parts = [HOW]
     if file is None or settings is None:
-        parts += [NO_RUN, *(f"## `{name}`: {one.TITLE}\n\n{one.ABOUT}\n" for name, one in stages.items())]
+        parts += [NO_RUN, (Path(__file__).parent / "first_run.md").read_text()]
+        parts += [f"## `{name}`: {one.TITLE}\n\n{one.ABOUT}\n" for name, one in stages.items()]
         return "\n".join(parts)
     if settings.small or settings.device.type != "cuda":
         parts.append(DRY)

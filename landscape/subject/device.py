@@ -6,6 +6,7 @@ import logging
 import torch
 from torch import Tensor, fx, nn
 
+from landscape.data.memory import page_locked
 from landscape.options import invalid
 
 HALF = (torch.float16, torch.bfloat16)
@@ -21,6 +22,23 @@ def wait_for(device: torch.device) -> None:
     """Wait until a GPU has finished its work, so that a clock read before and after tells the time of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class Transfer:
+    """A copy of a tensor to the host that is under way while a GPU goes on."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host, self._event = tensor, None
+        if tensor.device.type == "cuda":
+            self._host = page_locked(torch.empty(tensor.shape, dtype=tensor.dtype)).copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> Tensor:
+        """The copy, once it is there; what the device was given after it may still run."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
 
 
 def device_count() -> int:

@@ -14,6 +14,7 @@ from landscape.products.vectors import inner_products
 from landscape.statistics import basins
 from landscape.statistics.means import mean_and_standard_error_from_sums
 from landscape.subject import batchnorm
+from landscape.subject.device import Transfer
 from landscape.subject.losses import Meaning
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -104,22 +105,29 @@ class PlaneEvaluator:
     def evaluate(self, points: Iterable[tuple[float, float, bool]]) -> Iterator[dict[str, Any]]:
         """The `quantities` of all points (x, y, control), in order.
 
-        At a control point `deviates` is the deviation of the loss from that of the reference mode, elsewhere NaN.
+        At a control point `deviates` is the deviation of the loss from that of the reference mode, elsewhere NaN. From
+        a device they come by rows, while it computes the next one.
         """
-        row: list[tuple[float, float, Tensor]] = []
+        on_host = self._subject.device.type == "cpu"
+        row: list[tuple[float, float]] = []
+        own: list[Tensor] = []
+        under_way: list[tuple[list[tuple[float, float]], Transfer]] = []
         for x, y, control in points:
-            if row and (x != row[0][0] or self._subject.device.type == "cpu"):
-                yield from self._transferred(row)
-                row = []
+            if row and (on_host or x != row[0][0]):
+                under_way.append((row, Transfer(torch.stack(own))))
+                row, own = [], []
+                if on_host or len(under_way) > 1:
+                    yield from self._transferred(*under_way.pop(0))
             with self._subject.evaluating():
-                row.append((x, y, self._sums(x, y, control)))
-        yield from self._transferred(row)
+                own.append(self._sums(x, y, control))
+            row.append((x, y))
+        under_way += [(row, Transfer(torch.stack(own)))] if row else []
+        for last in under_way:
+            yield from self._transferred(*last)
 
-    def _transferred(self, row: Sequence[tuple[float, float, Tensor]]) -> Iterator[dict[str, Any]]:
-        if row:
-            table = torch.stack([sums for _, _, sums in row]).tolist()  # the row's only transfer
-            for (x, y, _), sums in zip(row, table, strict=True):
-                yield self._values(x, y, *sums[:SUMS]) | (self._scores.values(sums[SUMS:]) if self._scores else {})
+    def _transferred(self, row: Sequence[tuple[float, float]], table: Transfer) -> Iterator[dict[str, Any]]:
+        for (x, y), sums in zip(row, table.wait().tolist(), strict=True):
+            yield self._values(x, y, *sums[:SUMS]) | (self._scores.values(sums[SUMS:]) if self._scores else {})
 
     def _sums(self, x: float, y: float, control: bool) -> Tensor:
         """Over samples: loss, loss^2, correct, rise, rise^2; number of samples; loss in the reference mode, (7,).
