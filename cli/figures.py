@@ -31,7 +31,7 @@ def plot(
     title: Annotated[str, Option(help="title above every figure")] = "",
     style: Annotated[str, Option(help="screen, paper (300 dots per inch) or dark")] = "screen",
     columns: Annotated[
-        int, Option(help="width: 1 or 2 columns of a paper (3.25 or 6.75 in); 0: as each figure needs")
+        int, Option(help="1 or 2 columns of a paper (3.25 or 6.75 in wide, 7 in high, else in parts); 0: as needed")
     ] = 0,
     eigenvalues: Annotated[
         str, Option(help="axis range of the Hessian spectra; default: from the data", metavar="LOW:HIGH")

@@ -52,7 +52,7 @@ def loss_units(results: Sequence[xr.Dataset]) -> str:
 def loss_label(results: Sequence[xr.Dataset], name: str = "loss") -> str:
     """The label of an axis of losses; a user's own loss has no units."""
     units = loss_units(results)
-    return name if units == "loss" else f"{name} ({units})"
+    return name if units in ("loss", "1") else f"{name} ({units})"
 
 
 def look_of(data: xr.Dataset) -> Look:

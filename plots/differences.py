@@ -10,7 +10,7 @@ from landscape.plots.figure import Axes, Look
 from landscape.plots.theme import narrow
 from landscape.statistics.paired import Difference
 
-LONGEST = 24  # characters of the label of a row
+LONGEST = 24  # characters of the label of a row; in one column of a paper two thirds
 ROUNDING = 1e-12  # differences below it are zero: scores are of order 1
 
 
@@ -45,15 +45,16 @@ def draw(
         ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=0)
         ax.set_xlabel(f"difference in {label}", fontsize=style.SMALL)
         ax.locator_params(axis="x", nbins=4)
-        ax.tick_params(axis="x", labelsize=style.SMALL)
+        ax.tick_params(labelsize=style.SMALL)
         ax.margins(x=0.15)
         if np.abs(ax.dataLim.intervalx).max() < ROUNDING:  # a scale of its own would show rounding
             ax.set_xlim(-1.0, 1.0)
             ax.set_xticks([0.0])
         ax.set_ylim(len(found) - 0.5, -0.5)
-    axes[0].set_yticks(range(len(found)), [shortened(look.label) for look in looks], fontsize=style.SMALL)
+    axes[0].set_yticks(range(len(found)), [shortened(look.label) for look in looks])
 
 
 def shortened(label: str) -> str:
     """A label of a row: the end of a long one, which tells snapshots apart."""
-    return label if len(label) <= LONGEST else f"…{label[-LONGEST:]}"
+    longest = LONGEST * 2 // 3 if narrow() else LONGEST
+    return label if len(label) <= longest else f"…{label[-longest:]}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from landscape.plots.comparison.comparison import Comparison
 
 EVERYTHING = Selection()
+HIGHEST = 7.0  # inches of a figure of a paper
 MESH_DPI = 200  # of meshes in PDF and SVG, whatever the style
 FORMATS = ("png", "pdf", "svg")
 NAMES = (*FIGURES, *STUDIES)
@@ -82,7 +83,8 @@ def draw(
             if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             with readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
-                written += _save(name, page, folder, formats)
+                for file, part in _split(name, page) if theme.columns else [(name, page)]:
+                    written += _save(file, part, folder, formats)
         if probes is None:
             studies = [name for name in STUDIES if name in figures or not figures]
             written += _save_studies(selection.of(stored), folder, formats, studies)
@@ -149,6 +151,18 @@ def _pages(
         results = figure.selected([data for name, data in stored if name.partition("/")[0] == figure.probe])
         if results:
             yield figure.name, partial(figure.module.page, results, selection.looks(results, everything))
+
+
+def _split(name: str, page: partial[Figure]) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """Files and drawings of a figure: of as many networks together as are at most `HIGHEST`, the first by its name."""
+    results, looks = page.args
+    figure, size = page(), len(results)
+    while figure.get_figheight() > HIGHEST and size > 1:
+        size = min(size - 1, max(1, int(size * HIGHEST / figure.get_figheight())))
+        figure = page.func(results[:size], looks[:size], **page.keywords)
+    yield name, lambda: figure
+    for number, at in enumerate(range(size, len(results), size), start=2):
+        yield f"{name}-{number}", partial(page.func, results[at : at + size], looks[at : at + size], **page.keywords)
 
 
 def _needs(name: str) -> str:

@@ -10,7 +10,7 @@ import xarray as xr
 from landscape.plots import broken, style
 from landscape.plots.appearance import escaped
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import PAGE, page_width, panel_width
+from landscape.plots.theme import PAGE, narrow, page_width, panel_width
 from landscape.statistics.intervals import Ends
 
 HEAD = 0.6  # inches of a panel beside its rows
@@ -70,7 +70,7 @@ def page(
     kinds = list(dict.fromkeys(tuple(rows(data)) for data in results))
     panels = [[i for i, data in enumerate(results) if tuple(rows(data)) == kind] for kind in kinds]
     heights = [
-        ROW * min(max(len(kind), 5), MOST) * (1 + 0.2 * (len(panel) - 1)) + 0.5
+        ROW * min(max(len(kind), 5), MOST) * (1 + 0.2 * (len(panel) - 1)) + (0.9 if narrow() else 0.5)
         for kind, panel in zip(kinds, panels, strict=True)
     ]
     legend = [replace(look, line=" ") for look in looks]  # the points have no lines

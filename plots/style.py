@@ -94,13 +94,15 @@ def panels(
     also: Sequence[str] = (),
     legend: Sequence[Look | Line2D | Patch] = (),
     bar: float = 0.0,
+    most: int = 4,
 ) -> tuple[Figure, list[Axes]]:
     """One titled panel per result, side by side, `aspect` times as high as wide; then one per title in `also`.
 
-    The fraction `bar` of the width stays free, for a colour bar.
+    The fraction `bar` of the width stays free, for a colour bar. `most` panels are side by side, half of them in one
+    column of a paper.
     """
     n = len(results) + len(also)
-    columns = min(n, 2) if narrow() else {1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4)
+    columns = min(n, most // 2) if narrow() else min({1: 1, 2: 2, 3: 3, 4: 2, 5: 3, 6: 3}.get(n, 4), most)
     rows = math.ceil(n / columns)
     width = panel_width() if n == 1 else page_width()
     size = title_size(columns)
@@ -118,12 +120,35 @@ def panels(
     return figure, axes
 
 
+def beside(
+    results: Sequence[xr.Dataset], looks: Sequence[Look], count: int, *, height: float, most: int = 4, **how: Any
+) -> tuple[Figure, list[Axes]]:
+    """Panels of several quantities, `height` high, as many side by side as have 1.5 inches each; `how` is of `page`."""
+    columns = min(count, most, int(page_width() / 1.5))
+    figure = page(results, looks, height=height * math.ceil(count / columns), **how)
+    return figure, grid(figure, count, columns)
+
+
 def grid(figure: Any, count: int, columns: int, **how: Any) -> list[Axes]:
     """So many axes in rows of `columns`; the last row may have fewer."""
     axes = figure.subplots(-(-count // columns), columns, squeeze=False, **how).ravel()
     for ax in axes[count:]:
         ax.remove()
     return list(axes[:count])
+
+
+def by_network(
+    results: Sequence[xr.Dataset], looks: Sequence[Look], parts: int, networks: int, *, height: float, **how: Any
+) -> tuple[Figure, Any, bool]:
+    """Axes (parts, networks), `height` high each: a column per network, or a lower row where it would be too narrow.
+
+    Axes of a part share their vertical scale. The last value says whether networks are columns; `how` is of `page`.
+    """
+    columns = page_width() / networks >= 1.2
+    figure = page(results, looks, height=height * (parts if columns else 0.8 * networks), **how)
+    if columns:
+        return figure, figure.subplots(parts, networks, sharey="row", squeeze=False), True
+    return figure, figure.subplots(networks, parts, sharey="col", squeeze=False).T, False
 
 
 def label_outer(axes: Sequence[Axes], *, same: bool = True) -> None:
@@ -165,10 +190,15 @@ def whole_numbers(ax: Axes) -> None:
 
 
 def log_if_wide(ax: Axes, values: np.ndarray) -> None:
-    """A logarithmic vertical axis where the positive values span more than a factor of 30."""
-    positive = values[np.isfinite(values) & (values > 0)]
-    if positive.size and positive.max() > 30 * positive.min():
+    """A logarithmic vertical axis where the positive values are wide."""
+    if is_wide(values[values > 0]):
         ax.set_yscale("log")
+
+
+def is_wide(values: np.ndarray) -> bool:
+    """Whether values are positive and span more than a factor of 30, for which an axis is logarithmic."""
+    known = values[np.isfinite(values)]
+    return bool(known.size and known.min() > 0 and known.max() > 30 * known.min())
 
 
 def write_centred(ax: Axes, text: str, **look: Any) -> None:

@@ -23,8 +23,14 @@ def tidied(figure: Any) -> Any:
             _wrap(ax)
     shown = figure.dpi
     figure.dpi = matplotlib.rcParams["savefig.dpi"]  # text is a little wider at some resolutions than at others
+    engine = figure.get_layout_engine()
     with suppress(ValueError):  # axes of subfigures: their distances stay, as when matplotlib draws the figure
-        figure.get_layout_engine().execute(figure)
+        engine.execute(figure)
+        if narrow() and (beyond := min(ax.get_tightbbox().x0 for ax in figure.axes)) < 0:
+            left, bottom, width, height = engine.get()["rect"]  # labels beside equal scales reach further than computed
+            share = -beyond / figure.bbox.width
+            engine.set(rect=(left + share, bottom, width - share, height))
+            engine.execute(figure)
     plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
     along = {ax: _thinned(ax.xaxis, 0) for ax in plain}
     for ax in plain:
@@ -60,8 +66,10 @@ def _shown(axis: Any) -> list[Any]:
     axis.get_tightbbox(axis.get_figure(root=True).canvas.get_renderer())  # places the ticks for the present size
     low, high = sorted(axis.get_view_interval())
     margin = 1e-6 * (high - low)
-    ticks = [tick for tick in axis.get_major_ticks() if low - margin <= tick.get_loc() <= high + margin]
-    labels = [tick.label1 for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
+    every = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    ticks = [tick for tick in every if low - margin <= tick.get_loc() <= high + margin]
+    both = [label for tick in ticks for label in (tick.label1, tick.label2)]
+    labels = [label for label in both if label.get_visible() and label.get_text()]
     side = 0 if axis.axis_name == "x" else 1
     return sorted(labels, key=lambda label: label.get_window_extent().min[side])
 

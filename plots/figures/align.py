@@ -9,6 +9,7 @@ from landscape.plots import style
 from landscape.plots.appearance import LINES, escaped, look_of, loss_label
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.line import band
+from landscape.plots.theme import ink, narrow, page_width
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
@@ -21,6 +22,8 @@ MEANING = (
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
     """Draw the loss (first axes) and the accuracy (second, if any) of every curve, bands of 95 % intervals."""
+    from matplotlib.lines import Line2D
+
     look = look or look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
         values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("curve", "t").values
@@ -30,38 +33,43 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
         if not np.isfinite(values).any():
             text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
             style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
-        ax.set(xlabel="position on the line (share of the way)", ylabel=loss_label([data]) if name == "loss" else name)
+        ax.set(xlabel="position (share of the way)", ylabel=loss_label([data]) if name == "loss" else name)
         ax.locator_params(axis="x", nbins=6)
+    lines = [
+        Line2D([], [], color=look.color, linestyle=LINES[k % len(LINES)], label=_barrier(data, k))
+        for k in range(data.sizes["curve"])
+    ]
+    known = [line for line in lines if line.get_label()]
+    if known:
+        columns = 1 if narrow() else 2
+        axes[0].set_ylim(top=axes[0].get_ylim()[1] + (0.9 / columns) * np.ptp(axes[0].get_ylim()))
+        axes[0].legend(
+            handles=known, fontsize=style.SMALL, ncols=columns, loc="upper left", frameon=False, handlelength=2.4
+        )
     return axes
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One row per pair of checkpoints: the loss on the left, the accuracy on the right if defined."""
-    entries = [
-        Look(
-            f"{look.label} to {escaped(str(data.attrs.get('other', '')))}: {_curve(data, k)}",
-            look.color,
-            "",
-            LINES[k % len(LINES)],
-        )
-        for data, look in zip(results, looks, strict=True)
-        for k in range(data.sizes["curve"])
-    ]
-    note = "Bands: 95 % intervals over samples."
-    figure = style.page(results, looks, height=2.1 * len(results), legend=entries, note=note)
+    """One row per pair of checkpoints: the loss with the barriers, and beside it the accuracy if defined."""
+    names = list(dict.fromkeys(escaped(str(name)) for data in results for name in data["name"].values))
+    legend = [Look(name, ink(), "", LINES[k % len(LINES)]) for k, name in enumerate(names)]
+    note = "In the panels the barriers, with 95 % intervals. Bands: 95 % intervals over samples."
+    figure = style.page(results, looks, height=2.1 * len(results), legend=legend, note=note)
     defined = any(data["accuracy"].attrs.get("units") != "undefined" for data in results)
     grid = figure.subplots(len(results), 2 if defined else 1, squeeze=False)
     for axes, data, look in zip(grid, results, looks, strict=True):
         draw(data, tuple(axes), look=look)
         style.log_if_wide(axes[0], data["loss"].values[data["done"].values == 1])
+        other = escaped(str(data.attrs.get("other", "")))
+        axes[0].set_title(style.fitted(f"{look.label} to {other}", page_width() / len(axes), 7), fontsize=7, loc="left")
         for ax in axes[1:]:
             ax.set_ylim(-0.03, 1.03)
+    for ax in grid[:-1].flat:
+        ax.set_xlabel("")
     return figure
 
 
-def _curve(data: xr.Dataset, k: int) -> str:
-    name = escaped(str(data["name"].values[k]))
+def _barrier(data: xr.Dataset, k: int) -> str:
+    """The barrier of a curve with its 95 % interval; "" where it is not known."""
     height, half = data["barrier"].values[k], half_width(data, "barrier")[k]
-    if not np.isfinite(height):
-        return name
-    return f"{name}, barrier {plus_minus(height, half)}"
+    return plus_minus(height, half) if np.isfinite(height) else ""

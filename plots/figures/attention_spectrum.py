@@ -50,11 +50,9 @@ def common_rank(results: Sequence[xr.Dataset], quantity: str) -> int:
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """Tokens above, images below: a column per network, and one with all of them over depth."""
-    columns, width = len(results) + 1, page_width()
-    legend = looks if len(looks) > 1 else []
-    figure = style.page(results, looks, height=3.4, width=width, legend=legend)
-    grid = figure.subplots(2, columns, sharey="row", squeeze=False)
+    """Tokens and images of every network, and at the end one rank of all of them over depth."""
+    count, legend = len(results) + 1, looks if len(looks) > 1 else []
+    figure, grid, columns = style.by_network(results, looks, 2, count, height=1.7, legend=legend)
     for ax, quantity in zip(grid[:, -1], PANELS, strict=True):
         rank = common_rank(results, quantity)
         for data, look in zip(results, looks, strict=True):
@@ -62,10 +60,13 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         ax.set_title(f"rank {rank}", fontsize=style.SMALL)
         if narrow():  # the colour bar next to it has the same quantity
             ax.set_xlabel("depth")
-    for column, (data, look) in enumerate(zip(results, looks, strict=True)):
-        for ax, (quantity, what) in zip(grid[:, column], PANELS.items(), strict=True):
+    for axes, data, look in zip(grid.T, results, looks, strict=False):
+        for ax, (quantity, what) in zip(axes, PANELS.items(), strict=True):
             draw(data, ax, quantity=quantity)
-            ax.set_ylabel("" if column else f"{what}\nln σ / σ\u2081")
-        grid[0, column].set_title(style.fitted(look.label, width / columns, 7), fontsize=7)
+            outer = data is results[0] if columns else ax is axes[0]
+            ax.set_ylabel(f"{what}\n{ax.get_ylabel()}" if columns and outer else ax.get_ylabel() if outer else "")
+            ax.set_title("" if columns else what, fontsize=style.SMALL)
+        title = style.fitted(look.label, page_width() / (count if columns else 2), 7)
+        axes[0].set_title(title if columns else f"{title}\n{axes[0].get_title()}", fontsize=7)
     depth.color_bar(figure, grid, aspect=40)
     return figure

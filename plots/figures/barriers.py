@@ -9,6 +9,7 @@ from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.differences import shortened
 from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.theme import narrow
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
@@ -41,7 +42,7 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One row per set of checkpoints, or two, one matrix per curve, on one scale each."""
+    """One row per set of checkpoints, or two, one matrix per curve, all on one scale."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -49,12 +50,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     columns = min(count, 2)
     rows = -(-count // columns)  # per set
     note = "Numbers of checkpoints on both axes; in the cells the barrier. Below it: its 95 % interval over samples."
-    height = 2.6 if columns == 1 else 2.3
+    height = (2.6 if columns == 1 else 2.3) * (0.7 if narrow() else 1.0)
     figure = style.page(results, looks, height=height * rows * len(results), note=note)
     grid = figure.subplots(rows * len(results), columns, squeeze=False).reshape(len(results), -1)
+    values = np.concatenate([data["barrier_matrix"].values.ravel() for data in results])
+    top = max(float(values[np.isfinite(values)].max(initial=0.0)), 1e-12)
     for axes, data, look in zip(grid, results, looks, strict=True):
-        known = data["barrier_matrix"].values[np.isfinite(data["barrier_matrix"].values)]
-        top = max(float(known.max(initial=0.0)), 1e-12)
         for k, ax in enumerate(axes):
             if k >= data.sizes["curve"]:
                 ax.remove()
@@ -65,6 +66,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 ax.set_yticklabels([str(i + 1) for i in range(data.sizes["checkpoint"])])
         if len(results) > 1:
             axes[0].set_ylabel(style.fitted(look.label, 2.2 * rows, style.RC["axes.labelsize"]))
-        bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=list(axes[: data.sizes["curve"]]))
-        bar.set_label(f"barrier ({data['barrier'].attrs.get('units', '1')})")
+    bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=figure.axes, aspect=20 * len(results))
+    bar.set_label(f"barrier ({results[0]['barrier'].attrs.get('units', '1')})")
     return figure

@@ -26,6 +26,7 @@ MEANING = (
 NOTE = "Bars: 95 % intervals (Wilson, of the accuracy per bin)."
 COMPARED = {"nll": "NLL (nats)", "accuracy": "accuracy", "brier": "Brier score", "ece": "ECE"}
 COLUMNS = 3  # networks side by side
+HIGH = 1.6  # height of a diagram with its histogram, in widths
 
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
@@ -51,12 +52,12 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
             axes[1].bar(middle, share, width=width, color=look.color, edgecolor=look.color, linewidth=0.8, **how)
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     behind = {"facecolor": ground(), "alpha": 0.8, "linewidth": 0, "pad": 1.5}
-    ax.text(
-        0.98, 0.03, words(data), transform=ax.transAxes, ha="right", va="bottom", fontsize=style.SMALL, bbox=behind,
-        zorder=4,
-    )  # fmt: skip
+    timid = float(data["ece_signed"]) < 0  # points above the diagonal leave the corner below it free
+    at: Any = {"x": 0.98, "y": 0.03, "ha": "right", "va": "bottom"} if timid else {"x": 0.03, "y": 0.98, "va": "top"}
+    ax.text(**at, s=words(data), transform=ax.transAxes, fontsize=style.SMALL, bbox=behind, zorder=4)
     for histogram in axes[1:]:
         histogram.set(xlabel="confidence", ylabel="share", xlim=(0, 1))
+        histogram.locator_params(axis="y", nbins=2)
     return axes
 
 
@@ -71,12 +72,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     if compared:
         resamples = ", ".join(sorted({str(parameters_of(results[i]).get("draws", 1000)) for i in compared}))
         note += f" {differences.note(looks[compared[0]].label, how=f'of the ECE by {resamples} resamples')}"
-    figure = style.page(results, looks, height=1.35 * side * rows + (below or 0.3), note=note)
+    figure = style.page(results, looks, height=HIGH * side * rows + (below or 0.3), note=note)
     above: Any = figure
     if compared:
-        parts: Any = figure.subfigures(2, 1, height_ratios=[1.35 * side * rows, below])
+        parts: Any = figure.subfigures(2, 1, height_ratios=[HIGH * side * rows, below])
         above, under = parts
-    grid = above.subplots(2 * rows, columns, height_ratios=[1, 0.3] * rows, sharex=True, squeeze=False)
+    grid = above.subplots(2 * rows, columns, height_ratios=[1, HIGH - 1.05] * rows, sharex=True, squeeze=False)
     highest = 0.0
     for k in range(rows * columns):
         axes = tuple(grid[2 * (k // columns) + j, k % columns] for j in (0, 1))

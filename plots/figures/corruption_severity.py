@@ -38,10 +38,9 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, every network in each."""
-    figure = style.page(results, looks, height=2.0, legend=looks, note=NOTE)
-    axes = figure.subplots(1, len(METRICS))
+    figure, axes = style.beside(results, looks, len(METRICS), height=2.0, legend=looks, note=NOTE)
     for ax, metric in zip(axes, METRICS, strict=True):
         for data, look in zip(results, looks, strict=True):
             draw(data, ax, look=look, metric=metric)
-    style.label_outer(list(axes), same=False)
+    style.label_outer(axes, same=False)
     return figure

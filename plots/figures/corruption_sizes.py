@@ -39,15 +39,14 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, quantity: str 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, every ensemble in each."""
-    figure = style.page(results, looks, height=2.0, legend=looks, note=NOTE)
     chosen = panels(results)
-    axes = figure.subplots(1, len(chosen))
+    figure, axes = style.beside(results, looks, len(chosen), height=2.0, legend=looks, note=NOTE)
     sizes = np.unique(np.concatenate([data["size"].values for data in results]))
     for ax, quantity in zip(axes, chosen, strict=True):
         for data, look in zip(results, looks, strict=True):
             draw(data, ax, look=look, quantity=quantity)
         count_axis(ax, sizes)
-    style.label_outer(list(axes), same=False)
+    style.label_outer(axes, same=False)
     return figure
 
 

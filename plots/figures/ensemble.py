@@ -59,16 +59,14 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Six panels, all ensembles in each, and one for the prediction time where it is measured."""
     timed = [i for i, data in enumerate(results) if f"{SECONDS}_all" in data.attrs]
     note = f"{NOTE} {TIMED}" if timed else NOTE
-    figure = style.page(results, looks, height=3.7, legend=looks, note=note)
-    axes = tuple(figure.subplots(2, 4 if timed else 3).flat)
+    count = len(PANELS) + bool(timed)
+    most = 4 if timed else 3
+    figure, axes = style.beside(results, looks, count, height=1.85, most=most, legend=looks, note=note)
     for data, look in zip(results, looks, strict=True):
-        draw(data, axes, look=look)
+        draw(data, tuple(axes), look=look)
     sizes = np.unique(np.concatenate([data["size"].values for data in results]))
     for i in timed:
         draw_time(results[i], axes[len(PANELS)], looks[i])
-    for ax in axes[len(PANELS) + 1 :]:
-        ax.remove()
-    axes = axes[: len(PANELS) + bool(timed)]
     for ax in axes:
         count_axis(ax, sizes)
     axes[4].axhline(0.0, color="0.5", linewidth=0.6, zorder=0)

@@ -17,7 +17,7 @@ MEANING = (
     "bright spots off the middle for a periodic pattern, such as from strides. Levels are relative to "
     "each layer's own zero frequency."
 )
-TILES = 10  # per network at most; more are too small to read
+TILES = 10  # per network at most, in one column of a paper half of them; more are too small to read
 PITCH = 2.3  # of tiles that are 2 (from -pi to pi) wide
 HEIGHT = 0.98  # inches per network
 MAP = "viridis"
@@ -47,22 +47,26 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     known = {(len(shown(data)), len(_known(data))) for data in results}
     thinned = [f"{some} of {every}" for some, every in sorted(known) if some < every]
     note = f"{NOTE} Drawn: {' and '.join(thinned)} layers, evenly spaced." if thinned else NOTE
-    figure = style.page(results, looks, height=(0.6 if narrow() else 1.0) * HEIGHT * len(results), note=note)
+    figure = style.page(results, looks, height=HEIGHT * len(results), note=note)
     axes = figure.subplots(len(results), 1, squeeze=False)[:, 0]
     norm = _scale(results)
     for data, look, ax in zip(results, looks, axes, strict=True):
         draw(data, ax, norm=norm)
-        ax.set_xlim(-1.15, (TILES - 1) * PITCH + 1.15)  # tiles of one size in every row
-        ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=8 if narrow() else 2)
+        ax.set_xlim(-1.15, (_most() - 1) * PITCH + 1.15)  # tiles of one size in every row
+        ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=2)
     bar = figure.colorbar(ScalarMappable(norm, MAP), ax=list(axes), aspect=12 * len(results), pad=0.01)
     bar.set_label("Δ\u00a0ln\u00a0A", fontsize=style.SMALL)
     return figure
 
 
+def _most() -> int:
+    return TILES // 2 if narrow() else TILES
+
+
 def shown(data: xr.Dataset) -> list[int]:
     """Positions of the layers that have a spectrum, thinned evenly to `TILES`."""
     found = _known(data)
-    return [found[i] for i in np.unique(np.linspace(0, len(found) - 1, TILES).round().astype(int))] if found else []
+    return [found[i] for i in np.unique(np.linspace(0, len(found) - 1, _most()).round().astype(int))] if found else []
 
 
 def _known(data: xr.Dataset) -> list[int]:

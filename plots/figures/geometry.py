@@ -55,25 +55,21 @@ def draw(
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per quantity with all networks; bands where there is one network."""
     shown = [name for name in PANELS if any(_known(data, name) for data in results)]
-    columns = min(len(shown), 2 if narrow() else 4)
-    rows = -(-len(shown) // columns)
     one = len(results) == 1
     bands = f"{depth.NOTE.removesuffix(depth.ERRORS)}" if one else ""
     legend = looks if not one else []
     note = f"{bands}{NOTE}{_self_duality(results, looks)}"
-    figure = style.page(results, looks, height=1.75 * rows, legend=legend, note=note)
-    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for ax in axes[len(shown) :]:
-        ax.set_visible(False)
-    for ax, quantity in zip(axes, shown, strict=False):
+    height = 1.4 if narrow() else 1.75
+    figure, axes = style.beside(results, looks, len(shown), height=height, legend=legend, note=note)
+    for ax, quantity in zip(axes, shown, strict=True):
         for data, look in zip(results, looks, strict=True):
             draw(data, ax, quantity=quantity, look=look, shade=one)
         if quantity in LOGARITHMIC and all((data[quantity] > 0).any() for data in results if _known(data, quantity)):
             ax.set_yscale("log")
         else:
             ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
-    style.label_outer(axes[: len(shown)], same=False)
-    for ax in axes[: len(shown) - columns]:
+    style.label_outer(axes, same=False)
+    for ax in axes[: -2 if narrow() else -4]:
         ax.set_xlabel("")
     return figure
 

@@ -44,8 +44,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     lines = list(runs(results).values())
     last = [results[line[-1]] for line in lines]
     shown = looks_of(last)  # one look per run, not one per snapshot
-    figure = style.page(last, shown, height=1.9, legend=shown)
-    axes = figure.subplots(1, 3)
+    figure, axes = style.beside(last, shown, 3, height=1.9, legend=shown)
     for line, look in zip(lines, shown, strict=True):
         draw([results[i] for i in line], axes, look=look)
     axes[0].set_ylim(bottom=-0.03 * axes[0].get_ylim()[1])

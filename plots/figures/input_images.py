@@ -9,6 +9,7 @@ from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import surface
 from landscape.plots.figures.input_surface import draw_contours, plane_of
+from landscape.plots.theme import narrow, page_width
 
 MEANING = (
     "The loss of single images when their pixels move along two directions of their own; the white line encloses the "
@@ -16,7 +17,7 @@ MEANING = (
     "the mean over all of them is in the figure of input surfaces."
 )
 NOTE = "White line: border of the correct prediction; coordinates: root mean square change of a pixel in [0, 1]."
-MOST = 6  # images of a network
+MOST = 6  # images of a network; in one column of a paper two
 
 
 def draw(data: xr.Dataset, ax: Axes, *, image: int = 0, levels: np.ndarray | None = None) -> Axes:
@@ -41,8 +42,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for losses in data["image_loss"].isel(image=slice(MOST))
         if np.isfinite(losses.values).any()
     ]
-    columns = min(MOST, max(data.sizes["image"] for data in results))
-    figure = style.page(results, looks, height=(6.2 / max(columns, 3) + 0.25) * len(results), note=NOTE)
+    columns = min(2 if narrow() else MOST, max(data.sizes["image"] for data in results))
+    side = (page_width() - 0.55) / (columns if narrow() else max(columns, 3))
+    figure = style.page(results, looks, height=(side + 0.25) * len(results), note=NOTE)
     grid = figure.subplots(len(results), columns, squeeze=False, sharex=True, sharey=True)
     levels = surface.contour_levels(views) if views else None
     for row, data, look in zip(grid, results, looks, strict=True):

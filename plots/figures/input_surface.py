@@ -9,7 +9,7 @@ import xarray as xr
 from landscape.plots import broken, plane, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import surface
-from landscape.plots.theme import muted
+from landscape.plots.theme import muted, page_width
 from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
@@ -84,7 +84,7 @@ def draw_lines(data: xr.Dataset, ax: Axes) -> Axes:
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """A column per network: its plane, with common contours, above its lines."""
+    """The plane of every network, with common contours, and its lines."""
     from matplotlib.lines import Line2D
 
     planes = [plane_of(data, data["loss"]) for data in results if "loss" in data]
@@ -96,18 +96,19 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     ]
     rows = 2 if planes else 1
     shown = f"{NOTE} Coordinates: root mean square change of a pixel in [0, 1]."
-    figure = style.page(results, looks, height=2.1 * rows, legend=legend, note=shown)
-    grid = figure.subplots(rows, len(results), squeeze=False, sharey="row")
+    figure, grid, columns = style.by_network(results, looks, rows, len(results), height=2.1, legend=legend, note=shown)
     levels = surface.contour_levels(planes) if planes else None
     for column, data, look in zip(grid.T, results, looks, strict=True):
         if planes:
             draw_plane(data, column[0], levels=levels)
         draw_lines(data, column[-1])
-        column[0].set_title(style.fitted(look.label, 6.0 / len(results), style.title_size(len(results))))
+        across = len(results) if columns else rows
+        column[0].set_title(style.fitted(look.label, page_width() / across, style.title_size(across)))
     for row in grid:
-        style.label_outer(list(row))
+        style.label_outer(list(row), same=columns)
     if levels is not None:
-        surface.add_colour_bar(figure, list(grid[0]), results, levels)
+        below: dict[str, Any] = {} if columns else {"location": "bottom"}
+        surface.add_colour_bar(figure, list(grid[0] if columns else grid.flat), results, levels, **below)
     return figure
 
 

@@ -9,7 +9,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.sensitivity import hues_of, units_of
-from landscape.plots.theme import ink
+from landscape.plots.theme import ink, narrow
 
 MEANING = (
     "The loss increase that was measured for each unit over the mean trace of its Hessian block times the squared "
@@ -50,7 +50,7 @@ def draw(data: xr.Dataset, ax: Axes, *, hues: Mapping[str, tuple[Any, str]] | No
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A panel per network."""
-    figure, axes = style.panels(results, looks, aspect=0.95, note=NOTE, share=False)
+    figure, axes = style.panels(results, looks, aspect=0.6 if narrow() else 0.95, note=NOTE, share=False, most=3)
     hues = hues_of(results)
     for data, ax in zip(results, axes, strict=True):
         draw(data, ax, hues=hues)

@@ -10,7 +10,6 @@ import xarray as xr
 from landscape.plots import plane
 from landscape.plots.appearance import loss_label
 from landscape.plots.figure import Axes, BoundaryNorm, Figure, Look
-from landscape.plots.theme import narrow
 
 MEANING = (
     "The loss on a plane through the trained weights (cross), in steps that all panels share: wider contours "
@@ -32,7 +31,8 @@ def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
         within = levels[(levels > loss.min()) & (levels < loss.max())]
         if within.size:
             lines = ax.contour(x, y, loss, levels=within, colors="k", linewidths=0.35)
-            label_contours(ax, lines, within[:: 4 if narrow() else 2])
+            wide = ax.bbox.width / ax.figure.dpi > 1.8  # inches
+            label_contours(ax, lines, within[:: 2 if wide else 4])
     rows, columns = np.nonzero((data["done"].transpose("y", "x").values == 1) & np.ma.getmaskarray(loss))
     ax.plot(x[columns], y[rows], ".", color="0.4", markersize=1.5, label="loss not finite")
     plane.mark_checkpoints(data, ax)
@@ -71,12 +71,15 @@ def label_contours(ax: Axes, lines: Any, levels: np.ndarray) -> None:
             text.remove()
 
 
-def add_colour_bar(figure: Figure, axes: Sequence[Axes], results: Sequence[xr.Dataset], levels: np.ndarray) -> None:
+def add_colour_bar(
+    figure: Figure, axes: Sequence[Axes], results: Sequence[xr.Dataset], levels: np.ndarray, **how: Any
+) -> None:
     """The colour bar of contours."""
     from matplotlib.cm import ScalarMappable
 
-    figure.colorbar(ScalarMappable(_norm(levels), plane.COLORS), ax=axes, label=loss_label(results),
-                    aspect=30, pad=0.02, ticks=levels, format="%.3g", spacing="uniform", extend="both")  # fmt: skip
+    how = {"aspect": 30, "pad": 0.02} | how
+    figure.colorbar(ScalarMappable(_norm(levels), plane.COLORS), ax=axes, label=loss_label(results), ticks=levels,
+                    format="%.3g", spacing="uniform", extend="both", **how)  # fmt: skip
 
 
 def contour_levels(results: Sequence[xr.Dataset]) -> np.ndarray:

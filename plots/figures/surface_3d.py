@@ -1,5 +1,6 @@
 """Draw the loss surface as a wire mesh in the style of Park & Kim 2022, Fig. 1a."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,8 +10,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.colors import Normalize
 
-from landscape.plots import plane
-from landscape.plots.appearance import loss_units
+from landscape.plots import plane, style
+from landscape.plots.appearance import loss_label
 from landscape.plots.figure import Figure, Look
 from landscape.plots.theme import dark
 
@@ -25,12 +26,16 @@ SHARE = 0.9  # of the cells that are below the upper end of the vertical axis
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw the loss over the plane as a wire mesh coloured by height; axes off, elevation and azimuth 15 degrees.
 
-    Cells above the span of the vertical axis (default: from the data) are left out.
+    Cells above the span of the vertical axis (default: from the data) are left out. Heights are logarithmic where the
+    span is wide: else the valley of one network would be a flat sheet beside that of another.
     """
     low, high = span or plane.vertical_range([data], SHARE)
+    logarithmic = is_logarithmic((low, high))
     x, y = (_thinned(data[name].values) for name in ("x", "y"))
     loss = data["loss"].transpose("y", "x").values[np.ix_(y, x)]
     loss = np.where(np.isfinite(loss) & (loss <= high), loss, np.nan)
+    if logarithmic:
+        loss, low, high = np.log10(loss), math.log10(low), math.log10(high)
     height = Normalize(low, high)(np.nan_to_num(loss, nan=high))
     colors = matplotlib.colormaps["plasma"](0.3 + 0.7 * height if dark() else height)  # its lower end is dark
     corners = np.meshgrid(data["x"].values[x], data["y"].values[y])
@@ -49,9 +54,15 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One mesh per result on a common vertical scale."""
     span = plane.vertical_range(results, SHARE)
-    scale = f"loss from {span[0]:.3g} to {span[1]:.3g} {loss_units(results)}"
-    note = f"Vertical axis and colour: {scale}; cells above are left out."
+    scale = f"{loss_label(results)} from {span[0]:.3g} to {span[1]:.3g}"
+    kind = ", logarithmic" if is_logarithmic(span) else ""
+    note = f"Vertical axis and colour: {scale}{kind}; cells above are left out."
     return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.8, note=note)
+
+
+def is_logarithmic(span: tuple[float, float]) -> bool:
+    """Whether heights of a span are logarithmic."""
+    return style.is_wide(np.array(span))
 
 
 def _thinned(values: np.ndarray) -> np.ndarray:

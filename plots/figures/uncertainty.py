@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import xarray as xr
 
 from landscape.plots import depth, style
@@ -40,8 +39,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     several = f"{'Hollow: smoothing blocks. ' if hollow else ''}{depth.ERRORS}"
     note = f"{counted}{depth.NOTE if len(results) == 1 else several}"
     legend = looks if len(results) > 1 else []
-    figure = style.page(results, looks, height=2.0, legend=legend, note=note)
-    for ax, quantity in zip(np.atleast_1d(figure.subplots(1, len(shown))), shown, strict=True):
+    figure, axes = style.beside(results, looks, len(shown), height=2.0, legend=legend, note=note)
+    for ax, quantity in zip(axes, shown, strict=True):
         for data, look in zip(results, looks, strict=True):
             draw(data, ax, quantity=quantity, look=look, shade=len(results) == 1)
     return figure
