@@ -12,6 +12,7 @@ import torch
 from analytic import NETWORKS, convolution_net, dense_hessian, quadratic, same_state, state, symmetric, tanh_net
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from landscape.api import measure
 from landscape.probes import probe_class
@@ -141,6 +142,26 @@ def bagged(way: str, sparse: bool, **options: Any) -> Subject:
     torch.manual_seed(0)
     tokens = torch.randint(7, (12, 5))
     return load(Bagged(way, sparse).double().eval(), data=(tokens, torch.arange(12) % 3), **options)
+
+
+class Recomputing(nn.Module):
+    """A classifier that keeps no activations, in the way of torch that knows `backward` alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = checkpoint(self.last, self.first(x), use_reentrant=True)
+        return logits
+
+
+@pytest.mark.parametrize("probe", ["noise-scale", "flatness", "step", "hessian", "trace", "density"])
+def test_recomputed_activations_that_have_no_gradient_are_refused_with_the_cure(probe: str) -> None:
+    subject = load(Recomputing(), data=(torch.randn(32, 3), torch.arange(32) % 3), batch_size=4)
+    options = {"optimizer": "SGD", "optimizer_arg": ("lr=0.1",)} if probe == "step" else probe_class(probe).smallest
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        measure(probe, subject, out=None, quiet=True, **options)
 
 
 @pytest.mark.parametrize("way", ["module", "function"])

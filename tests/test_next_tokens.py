@@ -91,6 +91,13 @@ def test_a_model_that_sees_all_tokens_keeps_its_targets() -> None:
     assert torch.equal(loaded((ids, changed)).batch(0)[1], changed)
 
 
+def test_a_model_that_sees_the_next_tokens_which_are_its_targets_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    rows = tokens()
+    for causal in (True, False):
+        loaded((rows[:, :-1], rows[:, 1:]), causal=causal)
+    assert caplog.text.count("are its next tokens, which the model sees") == 1
+
+
 def test_loss_accuracy_and_perplexity_leave_out_prompt_and_padding() -> None:
     batch = padded()
     subject = loaded(batch)

@@ -1,7 +1,10 @@
 """Networks that end in a softmax or a sigmoid are refused as logits, and measured as what they give if one says so."""
 
+import re
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
@@ -36,6 +39,21 @@ def test_probabilities_are_refused_as_logits_and_equal_the_logits_under_their_ow
     if case == "softmax":  # curvature is that of the logits behind the probabilities, too
         traces = [landscape.measure("trace", one, out=None, vectors=8).trace.item() for one in pair]
         assert traces[0] == pytest.approx(traces[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loss_of_torch_that_takes_logits_is_obeyed_with_a_warning(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends, logits, targets, loss, own = CASES[case]
+    kind, function = (
+        (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits) if loss else (nn.CrossEntropyLoss, F.cross_entropy)
+    )
+    for given in (kind(), kind(reduction="none"), function):
+        for model, said in ((ends, [f"loss='{own}' takes probabilities"]), (logits, [])):
+            caplog.clear()
+            landscape.load(model, data=(INPUTS, targets), loss=given)
+            assert re.findall(r"loss='\S+' takes probabilities", caplog.text) == said
 
 
 class InRange(nn.Module):

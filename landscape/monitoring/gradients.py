@@ -13,6 +13,7 @@ from landscape.probe import derived_seed
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.vectors import dot, flat
 from landscape.random_vectors import hashed_columns, signs, words
+from landscape.subject.losses import loss_gradients
 from landscape.subject.subject import Subject
 
 BUCKETS = 2**14
@@ -98,8 +99,7 @@ def gradients_of(subject: Subject, parts: Sequence[slice], whole: Tensor) -> lis
     for part in parts[:-1]:
         with differentiable_attention():
             loss = subject.losses(subject.outputs(rows_of(inputs, part)), rows_of(targets, part)).mean()
-        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        gradients.append(flat(found))
+        gradients.append(flat(loss_gradients(loss, parameters)))
     rest = len(parts) * whole
     for gradient in gradients:
         rest -= gradient

@@ -14,6 +14,7 @@ from landscape.products.memory_forecast import forecast, room_for_graphs
 from landscape.products.micro_batches import MicroBatchedProduct
 from landscape.products.operator import WHOLE, Curvature, cache_of_all, part_of
 from landscape.products.vectors import flat
+from landscape.subject.losses import loss_gradients
 from landscape.subject.other_samples import on_rows
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
@@ -236,7 +237,7 @@ def mean_gradient(subject: Subject, parameters: Mapping[str, Tensor], quarter: Q
         inputs, targets = part_of(subject, share.batch, share.part)
         with torch.enable_grad(), evaluation_mode(subject.model):
             value = subject.losses(subject.outputs(inputs), targets).mean()
-        of_share = torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)
+        of_share = loss_gradients(value, weights)
         gradient.add_(flat(of_share), alpha=share.weight)
         loss = loss + share.weight * value.detach()
     return gradient, loss

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Literal
@@ -18,6 +18,23 @@ from landscape.data.masks import are_masks
 from landscape.data.structure import Nested, tensors_in
 from landscape.options import invalid
 from landscape.probe import Quantity
+
+
+def loss_gradients(loss: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients of a loss by tensors; zeros by those that it does not depend on.
+
+    Raises:
+        ValueError: the model recomputes its activations in a way that has no such gradient.
+    """
+    try:
+        return torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise ValueError(
+            "the model recomputes its activations by torch.utils.checkpoint with use_reentrant=True, which gives no "
+            "gradient by given tensors; use use_reentrant=False, or switch it off while measuring"
+        ) from error
 
 
 def reduction(function: Callable[[Any, Any], Any], first: Any, second: Nested, *, calls_model: bool = False) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from landscape.options import OptionError, require
 from landscape.subject import sample_statistics
+from landscape.subject.losses import loss_gradients
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
 
@@ -32,7 +33,7 @@ def gradient(losses: Losses, pixels: Tensor) -> Tensor:
     """Gradient of the sum of the losses by the pixels; that of each sample, as the losses are independent."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = pixels.detach().clone().requires_grad_()
-        (found,) = torch.autograd.grad(losses(leaf).sum(), leaf)
+        (found,) = loss_gradients(losses(leaf).sum(), [leaf])
     return found.detach()
 
 

@@ -20,6 +20,7 @@ from landscape.products.operator import part_of
 from landscape.products.vectors import flat, unflat
 from landscape.statistics.means import mean_and_standard_error
 from landscape.subject import sample_statistics
+from landscape.subject.losses import loss_gradients
 from landscape.subject.subject import Subject
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
@@ -76,7 +77,7 @@ class MovedLosses:
             inputs, targets = part_of(self.subject, i, part)
             with torch.enable_grad():
                 losses = self.subject.losses(self.subject.outputs(inputs), targets)
-            gradients = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
+            gradients = loss_gradients(losses.mean(), parameters)
             return losses.detach().double(), flat(gradients)
 
         found = self._micro_batching.each(separable(self.subject, i), work)

@@ -20,6 +20,7 @@ from landscape.options import forecast_level, format_duration
 from landscape.products.mini_batch_means import over_all_samples
 from landscape.products.operator import Curvature
 from landscape.products.vectors import flat, inner, random_unit, unflat
+from landscape.subject.losses import loss_gradients
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
 from landscape.weight_space import cost_model, weight_differences
@@ -101,7 +102,7 @@ def _loss_and_gradient(subject: Subject) -> tuple[float, Tensor]:
     for i, share in enumerate(shares):
         with torch.enable_grad():
             loss = subject.loss(i)
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            gradients = loss_gradients(loss, parameters)
         losses.append(loss.detach())
         gradient.add_(flat(gradients).double(), alpha=share)
     return sum(share * loss for share, loss in zip(shares, torch.stack(losses).tolist(), strict=True)), gradient

@@ -1,11 +1,15 @@
 """Reject models that cannot be measured: stochastic, in training mode, not matching their data, ending in a softmax."""
 
+import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from landscape.checkpoints import user_code
 from landscape.checkpoints.checkpoint import Checkpoint
@@ -21,6 +25,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.targets import refuse_targets
 from landscape.subject.weights_cache import once_per_weights
 
+_log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # of the sum of a row of probabilities, which a network in half precision gives
 
 
@@ -39,6 +44,12 @@ class LogitsOf:
         return shares.clamp_min(least).log() - (1 - shares).clamp_min(torch.finfo(shares.dtype).eps / 2).log()
 
 
+# Losses of torch that take logits: what a network with probabilities ends in, and the loss that takes these.
+OF_TORCH: Mapping[Any, tuple[str, str]] = {
+    functional.cross_entropy: ("softmax", "nll"), nn.CrossEntropyLoss: ("softmax", "nll"),
+    functional.binary_cross_entropy_with_logits: ("sigmoid", "bce-probabilities"),
+    nn.BCEWithLogitsLoss: ("sigmoid", "bce-probabilities"),
+}  # fmt: skip
 ENDS_IN: Mapping[str, str] = {"nll": "softmax", "bce-probabilities": "sigmoid"}  # by the name of the loss
 
 
@@ -52,7 +63,8 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     """Reject outputs of all samples that lie in 0 to 1, with rows of sum 1 for cross-entropy: they are no logits.
 
     Samples are looked at until one of them is none; `outputs` are those of a few, so that this ends at once for
-    logits. `--outputs logits` skips it. A loss of probabilities rejects the opposite, see `_refuse_logits`.
+    logits. `--outputs logits` skips it. A loss of probabilities rejects the opposite, see `_refuse_logits`. One of
+    torch's own that the user gives is obeyed with a warning.
 
     Raises:
         ValueError: all outputs are probabilities, or some are none where the loss takes them.
@@ -60,7 +72,7 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     if isinstance(subject.forward, LogitsOf):
         _refuse_logits(subject, subject.forward)
     names: dict[Losses, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
-    known = names.get(subject.losses)
+    known = names.get(subject.losses) or _of_torch(subject)
     if (
         known is None
         or subject.traits.name in ENDS_IN
@@ -73,6 +85,12 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
         if not _are_probabilities(subject, subject.outputs(inputs)):
             return
     end, loss = known
+    if subject.losses not in names:
+        _log.warning(
+            "warning: all outputs of the model lie in 0 to 1: it ends in a %s, and the loss takes logits; loss=%r "
+            "takes probabilities", end, loss,
+        )  # fmt: skip
+        return
     sums = " with rows of sum 1" if end == "softmax" else ""
     raise ValueError(
         f"all outputs of the model on all {len(subject)} samples lie in 0 to 1{sums}: it ends in a {end}, and its "
@@ -102,11 +120,18 @@ def _classes(shares: Tensor) -> int:
     return 1 if shares.dim() in (2, 4) else shares.dim() - 1
 
 
+def _of_torch(subject: Subject) -> tuple[str, str] | None:
+    """The row of `OF_TORCH` of the user's loss."""
+    given = getattr(subject.losses, "__wrapped__", subject.losses)
+    given = given.func if isinstance(given, partial) else given
+    return OF_TORCH.get(given if inspect.isfunction(given) else type(given))
+
+
 def _are_probabilities(subject: Subject, outputs: Any) -> bool:
     shares = logits_or_none(outputs)
     if shares is None or not shares.is_floating_point() or not bool(((shares >= 0) & (shares <= 1)).all()):
         return False
-    if subject.losses is bce:  # a head that is still 0 gives logits of 0
+    if subject.losses is bce or "sigmoid" in (_of_torch(subject) or ()):  # a head that is still 0 gives logits of 0
         return bool((shares > 0).any()) and bool((shares < 1).any())
     if shares.dim() < 2:
         return False

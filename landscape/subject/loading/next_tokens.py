@@ -47,6 +47,12 @@ def with_next_tokens(subject: Subject) -> Subject:
         return subject
     repeated = all(_repeat(*pair) for pair in _pairs_of(data))
     shift = repeated and not data.shifted and _is_causal(subject, logits)
+    if not repeated and all(_follow(*pair) for pair in _pairs_of(data)) and not _is_causal(subject, logits):
+        _log.warning(
+            "warning: the targets of %s are its next tokens, which the model sees: its outputs depend on later tokens; "
+            "for the loss of masked tokens give labels that are -100 but where a token is masked",
+            subject.data.in_words,
+        )
     if own:
         return with_traits(subject, no_accuracy=subject.traits.no_accuracy or shift)
     if shift:
@@ -136,6 +142,12 @@ def _repeat(inputs: Nested, targets: Tensor) -> bool:
     """Whether every target is the token of its own position, or negative."""
     tokens = _tokens(inputs, targets)
     return tokens is not None and bool(((tokens.to(targets.device) == targets) | (targets < 0)).all())
+
+
+def _follow(inputs: Nested, targets: Tensor) -> bool:
+    """Whether every target is the token after its position."""
+    tokens = _tokens(inputs, targets)
+    return tokens is not None and targets.shape[1] > 1 and torch.equal(tokens[:, 1:].to(targets), targets[:, :-1])
 
 
 def _is_causal(subject: Subject, logits: Tensor) -> bool:
