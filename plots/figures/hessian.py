@@ -23,6 +23,7 @@ MEANING = (
     "results of one protocol; of the preconditioned Hessian, a dotted line is the stability threshold."
 )
 Range = tuple[float, float]
+FEW = 10  # eigenvalues of a side that are marked one by one, because a kernel would make a hill of each
 UNEVEN = 10.0  # ratio of the widths of spectra from which a linear axis hides the lower one
 FAR = 2.0  # a stability threshold beyond so many times the largest eigenvalues is not drawn
 PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
@@ -42,6 +43,8 @@ def draw(
         curve = density(values, at)
         ax.plot(at, curve, color=look.color, linestyle=look.line, label=look.label)
         ax.fill_between(at, curve, color=look.color, alpha=0.07, linewidth=0)
+        if (few := values[(low < values) & (values < high)]).size < FEW:
+            ax.plot(few, np.zeros(few.size), "|", color=look.color, markersize=8, clip_on=False)
         ax.set(xlim=(low, high), xlabel=f"{'preconditioned ' if 'threshold' in data else ''}Hessian eigenvalue")
         if low < (limit := threshold(data)) <= high:
             ax.axvline(limit, color=look.color, linestyle=":", linewidth=0.9)
@@ -57,10 +60,14 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="") for data, look in pairs]
     note = "In brackets: 95 % intervals over mini-batches."
+    sides = [int((sign * eigenvalues(data) > 0).sum()) for data in results for sign in (-1, 1)]
+    if any(0 < count < FEW for count in sides):
+        note += f" Ticks: the eigenvalues of a side with fewer than {FEW}."
     if uneven(results):
         note += f" Logarithmic density, as the spectra differ in width by more than {UNEVEN:g} times."
     figure = style.page(results, looks, height=2.1, legend=legend, note=note)
-    left, right = figure.subplots(1, 2, sharey=True)
+    one_sided = not any((eigenvalues(data) < 0).any() for data in results)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[0.3 if one_sided else 1.0, 1.0])
     for data, look in pairs:
         draw(data, (left, right), look=look, ranges=ranges or axis_ranges(results))
     even_out((left, right), results)

@@ -36,7 +36,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         replace(look, label=f"{look.label}: {_numbers(data)}", line=" ")
         for data, look in zip(results, looks, strict=True)
     ]
-    figure = style.page(results, looks, height=2.3, legend=legend)
+    note = "Large: the largest in magnitude of each mini-batch; small: its others."
+    figure = style.page(results, looks, height=2.3, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):
         draw(data, ax, look=look)

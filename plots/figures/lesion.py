@@ -64,7 +64,10 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
             ax.axvspan(unit[first] - 0.5, unit[end - 1] + 0.5, color="0.5", alpha=0.12, linewidth=0, zorder=0)
     if np.nanmax(np.abs(height), initial=0.0) > HIGH:  # one removal that blows up the loss must not hide the others
         ax.set_yscale("symlog", linthresh=1.0)
-    ax.set(ylabel=label, xlim=(unit[0] - 0.6, unit[-1] + 0.6))
+    units = str(data[quantity].attrs.get("units", "1"))
+    ax.set(
+        ylabel=label if units in ("1", "loss") else f"{label}\n({escaped(units)})", xlim=(unit[0] - 0.6, unit[-1] + 0.6)
+    )
     ax.set_xticks([])
     return ax
 

@@ -32,7 +32,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
     for ax in axes:
         style.whole_numbers(ax)
     axes[0].set(xlabel=unit, ylabel=loss_label([data]))
-    axes[1].set(xlabel=unit, ylabel="distance (weight)")
+    axes[1].set(xlabel=unit, ylabel="distance (norm of weights)")
     return axes
 
 
