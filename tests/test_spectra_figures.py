@@ -10,6 +10,7 @@ import scipy.stats
 import torch
 import xarray as xr
 from analytic import quadratic, run_probe, symmetric, tanh_net
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from scipy.integrate import trapezoid
@@ -137,6 +138,23 @@ def test_the_density_is_logarithmic_by_the_widths_of_the_spectra_and_says_so(
     assert {ax.get_yscale() for ax in figure.axes} == {"log" if logarithmic else "linear"}
     said = [text.get_text() for text in figure.findobj(Text) if "Logarithmic density" in text.get_text()]
     assert bool(said) is logarithmic
+
+
+@pytest.mark.parametrize("widths", [1.0, 100.0])
+def test_few_eigenvalues_of_a_side_are_ticks_and_a_side_without_any_is_narrow(widths: float) -> None:
+    positive, few = _spectrum(1.0, 40), _spectrum(widths, 40)
+    positive["eigenvalue"], few["eigenvalue"] = abs(positive["eigenvalue"]), abs(few["eigenvalue"])
+    results = [positive, few]
+    looks = [look_of(data) for data in results]
+    left, right = hessian.page(results, looks).axes
+    assert left.get_position().width < 0.5 * right.get_position().width
+    assert not [*left.findobj(PathCollection), *right.findobj(PathCollection)]
+    few["eigenvalue"][0, :3] *= -1
+    page = hessian.page(results, looks)
+    ticks = [ax.findobj(PathCollection) for ax in page.axes]
+    assert [len(found) for found in ticks] == [1, 0]
+    assert len(ticks[0][0].get_offsets()) == 3
+    assert any("Ticks: the eigenvalues" in text.get_text() for text in page.findobj(Text))
 
 
 @pytest.mark.slow

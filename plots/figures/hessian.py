@@ -43,8 +43,8 @@ def draw(
         curve = density(values, at)
         ax.plot(at, curve, color=look.color, linestyle=look.line, label=look.label)
         ax.fill_between(at, curve, color=look.color, alpha=0.07, linewidth=0)
-        if (few := values[(low < values) & (values < high)]).size < FEW:
-            ax.plot(few, np.zeros(few.size), "|", color=look.color, markersize=8, clip_on=False)
+        if 0 < (few := values[(low < values) & (values < high)]).size < FEW:
+            ax.scatter(few, np.zeros(few.size), 40, color=look.color, marker="|", linewidths=0.8, clip_on=False)
         ax.set(xlim=(low, high), xlabel=f"{'preconditioned ' if 'threshold' in data else ''}Hessian eigenvalue")
         if low < (limit := threshold(data)) <= high:
             ax.axvline(limit, color=look.color, linestyle=":", linewidth=0.9)
