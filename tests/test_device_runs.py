@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import xarray as xr
 from devices import KINDS, SIZES, differences, machine, subject_on
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import landscape
@@ -199,3 +202,43 @@ def test_training_and_its_trajectory(kind: str, tmp_path: Path, monkeypatch: pyt
         tolerance = 0.0 if kind == "simulated" else 1e-2  # Adam divides by gradients that are nearly zero
         torch.testing.assert_close(weights["cuda"][name].cpu(), weight, rtol=tolerance, atol=tolerance)
     assert max(differences(found["cpu"], found["cuda"]).values()) <= (0.0 if kind == "simulated" else 1e-4)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_monitor_on_a_device_has_the_numbers_of_the_cpu(recurrent: bool, kind: str, tmp_path: Path) -> None:
+    def rows(device: str) -> xr.Dataset:
+        torch.manual_seed(0)
+        model: nn.Module = (
+            Last(nn.LSTM(6, 3, batch_first=True)) if recurrent else nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+        )
+        model.to(device)
+        x, y = torch.randn(8, 2, 6).to(device), (torch.arange(8) % 3).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with landscape.Monitor(
+            model, F.cross_entropy, (x, y), every=1, out=tmp_path / f"{device}.h5", top=1, noise=4, tol=1e-6,
+            optimizer=optimizer, overhead=math.inf,
+        ) as monitor:  # fmt: skip
+            for _ in range(2):
+                optimizer.zero_grad()
+                with exact_arithmetic():  # the training's own arithmetic is the caller's
+                    F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                monitor.step()
+            return monitor.data()
+
+    with machine(kind):
+        found = differences(rows("cpu"), rows("cuda"))
+    compared = ("loss", "gradient_norm", "eigenvalue", "noise_scale", "distance", "learning_rate")
+    assert {name: found[name] for name in compared if found[name] > 1e-4} == {}
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        last: Tensor = self.layer(x)[0][:, -1]
+        return last
