@@ -242,3 +242,33 @@ class Last(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         last: Tensor = self.layer(x)[0][:, -1]
         return last
+
+
+@pytest.mark.parametrize("probe", ["line", "trace", "density"])
+def test_a_probe_that_runs_out_of_memory_at_its_peak_goes_on_in_parts(
+    probe: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"density": {"vectors": 1, "steps": 3, "hvp": "double-backward"}, **OPTIONS}[probe]
+
+    def measured(share: float) -> xr.Dataset:
+        nonlocal peak
+        with machine(kind):
+            subject = subject_on("cuda", samples=24, batch_size=12)
+            gc.collect()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            try:
+                if share < 1:
+                    room = (before + share * peak) / torch.cuda.mem_get_info()[1]
+                    torch.cuda.set_per_process_memory_fraction(room)
+                found = landscape.measure(probe, subject, out=None, quiet=True, **options)
+            finally:
+                torch.cuda.set_per_process_memory_fraction(1.0)
+            peak = torch.cuda.max_memory_allocated() - before
+            return found
+
+    peak = 0
+    with caplog.at_level(logging.DEBUG, logger="landscape"):
+        found = differences(measured(1.0), measured(0.9))
+    assert "out of memory" in caplog.text  # mini-batches are divided, or nothing is recorded
+    assert max(found.values()) <= 1e-5
