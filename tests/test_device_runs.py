@@ -244,7 +244,7 @@ class Last(nn.Module):
         return last
 
 
-@pytest.mark.parametrize("probe", ["line", "trace", "density"])
+@pytest.mark.parametrize("probe", ["trace", "density"])
 def test_a_probe_that_runs_out_of_memory_at_its_peak_goes_on_in_parts(
     probe: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,5 +270,5 @@ def test_a_probe_that_runs_out_of_memory_at_its_peak_goes_on_in_parts(
     peak = 0
     with caplog.at_level(logging.DEBUG, logger="landscape"):
         found = differences(measured(1.0), measured(0.9))
-    assert "out of memory" in caplog.text  # mini-batches are divided, or nothing is recorded
+    assert "out of memory: continuing" in caplog.text
     assert max(found.values()) <= 1e-5
