@@ -147,6 +147,19 @@ def test_half_a_row_is_measured_again(cut: int, benchmarks: None, tmp_path: Path
     assert list(RowsFile(path, "here").of("probes")) == [*found.of("probes")]
 
 
+@pytest.mark.slow
+def test_floors_count_the_passes_and_products_of_a_probe(benchmarks: None, tmp_path: Path) -> None:
+    import floors
+
+    made = {}
+    for probe, samples in (("variance", 9), ("trace", 3)):
+        _, needs = floors.measured(probe, floors.load("vit_demo", probe, samples, tmp_path), 60.0)
+        made[probe] = needs.samples
+    assert made["variance"]["forward", 9] == 9
+    assert not any(made["variance"][kind, 9] for kind in ("backward", "product"))
+    assert made["trace"]["product", 3] >= 32 * 3, "xtrace's products, and those by which the backend is chosen"
+
+
 def test_a_row_keeps_what_the_package_said(benchmarks: None) -> None:
     from gpu_stages.steps import Step, measured, messages
 
