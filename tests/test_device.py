@@ -111,7 +111,7 @@ CASES = {
     "noise-scale": Case("noise-scale", {"groups": 3}, rtol=1e-2, per_unit=8, once=40),
     "fourier": Case("fourier", {"spectrum": "full"}, per_unit=4, simulated=1e-6),
     "variance": Case("variance", {}, simulated=1e-6),  # a CPU does not subtract small means first
-    "uncertainty": Case("uncertainty", {"reach": 2}, "resnet_demo", per_unit=14),
+    "uncertainty": Case("uncertainty", {"reach": 2}, "resnet_demo", per_unit=14, simulated=1e-6),
     "similarity": Case("similarity", {}, per_unit=3),
     "attention-maps": Case("attention-maps", {}, per_unit=8),
     "tokens": Case("tokens", {"images": 2, "perplexity": 5.0}, per_unit=8, only=("label",)),  # t-SNE amplifies rounding

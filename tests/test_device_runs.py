@@ -175,7 +175,8 @@ def test_evaluate_and_features(kind: str) -> None:
         other = landscape.features(subject, out=None, quiet=True)
     assert one.keys() == other.keys()
     for name in one:
-        assert max(differences(one[name], other[name]).values()) <= (1e-6 if kind == "simulated" else 1e-4)
+        # A CPU takes logarithms and spreads of single precision by other code.
+        assert max(differences(one[name], other[name]).values()) <= 1e-4
 
 
 def test_training_and_its_trajectory(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
