@@ -8,6 +8,7 @@ from typing import Any
 
 from landscape.plots.theme import narrow
 
+CROWDED = "crowded"  # the mark (gid) of texts in axes that are left out where they would cover each other
 GAP = 1.5  # pt between neighbouring tick labels at least
 
 
@@ -35,6 +36,7 @@ def tidied(figure: Any) -> Any:
     along = {ax: _thinned(ax.xaxis, 0) for ax in plain}
     for ax in plain:
         _thinned(ax.yaxis, 1)
+        _sparse([text for text in ax.texts if text.get_gid() == CROWDED])
     for row in _rows(plain):
         for left, right in pairwise(row):
             if along[left] and along[right] and _touch(along[left][-1], along[right][0], 0):
@@ -85,6 +87,15 @@ def _thinned(axis: Any, side: int) -> list[Any]:
     for label in labels:
         label.set_visible(label in kept)
     return list(kept)
+
+
+def _sparse(texts: Sequence[Any]) -> None:
+    """Hide texts that would cover one before."""
+    shown: list[Any] = []
+    for text in texts:
+        box = text.get_window_extent()
+        text.set_visible(not any(box.overlaps(other) for other in shown))
+        shown += [box] if text.get_visible() else []
 
 
 def _touch(one: Any, other: Any, side: int) -> bool:

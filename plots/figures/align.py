@@ -40,9 +40,13 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
         for k in range(data.sizes["curve"])
     ]
     known = [line for line in lines if line.get_label()]
+    style.log_if_wide(axes[0], data["loss"].values[data["done"].values == 1])
     if known:
         columns = 1 if narrow() else 2
-        axes[0].set_ylim(top=axes[0].get_ylim()[1] + (0.9 / columns) * np.ptp(axes[0].get_ylim()))
+        low, high = (
+            axes[0].transData.inverted().transform(axes[0].transAxes.transform([(0, 0), (0, 1 + 0.9 / columns)]))[:, 1]
+        )
+        axes[0].set_ylim(low, high)
         axes[0].legend(
             handles=known, fontsize=style.SMALL, ncols=columns, loc="upper left", frameon=False, handlelength=2.4
         )
@@ -59,7 +63,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     grid = figure.subplots(len(results), 2 if defined else 1, squeeze=False)
     for axes, data, look in zip(grid, results, looks, strict=True):
         draw(data, tuple(axes), look=look)
-        style.log_if_wide(axes[0], data["loss"].values[data["done"].values == 1])
         other = escaped(str(data.attrs.get("other", "")))
         axes[0].set_title(style.fitted(f"{look.label} to {other}", page_width() / len(axes), 7), fontsize=7, loc="left")
         for ax in axes[1:]:

@@ -18,7 +18,7 @@ MEANING = (
     "means one basin, and blocks mean several. The straight line is one path: where it has a barrier a curved one may "
     "have none, and a matrix of pairs does not see regions between three checkpoints."
 )
-NOTED = 8  # checkpoints up to which the values are written
+NOTED = 8  # checkpoints up to which the values are written; in one column of a paper 3
 
 
 def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | None = None) -> Axes:
@@ -33,7 +33,7 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
     places = range(len(names))
     ax.set_xticks(places, [str(i + 1) for i in places], fontsize=style.SMALL)
     ax.set_yticks(places, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=style.SMALL)
-    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED else ():
+    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= (NOTED // 2 - 1 if narrow() else NOTED) else ():
         text = plus_minus(values[i, j], halves[i, j]).replace(" ± ", "\n±")
         dark = shown[i, j] < 0.6 * top
         ax.text(j, i, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import plane
+from landscape.plots import plane, tidy
 from landscape.plots.appearance import loss_label
 from landscape.plots.figure import Axes, BoundaryNorm, Figure, Look
 
@@ -31,8 +31,7 @@ def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
         within = levels[(levels > loss.min()) & (levels < loss.max())]
         if within.size:
             lines = ax.contour(x, y, loss, levels=within, colors="k", linewidths=0.35)
-            wide = ax.bbox.width / ax.figure.dpi > 1.8  # inches
-            label_contours(ax, lines, within[:: 2 if wide else 4])
+            label_contours(ax, lines, within[::2])
     rows, columns = np.nonzero((data["done"].transpose("y", "x").values == 1) & np.ma.getmaskarray(loss))
     ax.plot(x[columns], y[rows], ".", color="0.4", markersize=1.5, label="loss not finite")
     plane.mark_checkpoints(data, ax)
@@ -65,7 +64,7 @@ def label_contours(ax: Axes, lines: Any, levels: np.ndarray) -> None:
 
     halo: list[Any] = [patheffects.withStroke(linewidth=1.2, foreground="w")]
     for text in ax.clabel(lines, levels=levels, fontsize=6, fmt="%.3g", inline=False, colors="k"):
-        text.set_path_effects(halo)
+        text.set(path_effects=halo, gid=tidy.CROWDED)
         x, y = ax.transAxes.inverted().transform(ax.transData.transform(text.get_position()))
         if not (EDGE < x < 1 - EDGE and EDGE < y < 1 - EDGE):
             text.remove()
