@@ -33,10 +33,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import landscape
+
 PROBES = {"fourier": "delta_log_amplitude", "variance": "variance", "similarity": "cka", "attention": "distance"}
 COLUMNS = (*PROBES, "lesion", "hessian")
 LIBRARIES = ("timm", "torchvision", "transformers", "torch")
-PACKAGE = str(Path(__file__).resolve().parents[1] / "landscape")
+PACKAGE = str(Path(landscape.__file__).parent)
 Row = dict[str, Any]
 
 
@@ -138,7 +140,6 @@ def row_of(name: str) -> Row:
 
 def measured(network: Any, data: Callable[..., Any]) -> Row:
     """What works on a network: its layers, and for each probe a number, a refusal or a failure."""
-    import landscape
     from landscape.discovery.graph import ATTENTION, few, record
     from landscape.layers.selection import layers_of
 

@@ -19,11 +19,8 @@ from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.slow
 
-ONCE = (
-    "checkpoint.py",
-    "dataset.py",
-    "checks.py",
-)  # digests of weights and data, and the check for randomness: per run
+# Digests of weights and data, the check for randomness, and clocks: how much is timed depends on the machine's load.
+ONCE = ("checkpoint.py", "dataset.py", "checks.py", "device.py")
 
 
 class Case(NamedTuple):
