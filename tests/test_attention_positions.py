@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Places | tuple[Places, Plac
     "heads mixed": (_of("cait:Cait", img_size=64, embed_dim=24, depth=1, num_heads=2), [_grid(4, 16)]),
     "convolutions of heads": (
         _of("levit:Levit", img_size=64, embed_dim=(16, 16), num_heads=(2, 2), depth=TWO, key_dim=8, use_conv=True),
-        [_grid(4, 16), _grid(2, 32)],
+        [_grid(4, 16), (_grid(2, 32), _grid(4, 16)), _grid(2, 32)],
     ),
     "windows, shifted ones": (
         _of("swin_transformer:SwinTransformer", **SWIN), [_windows(16, 4, 4), _windows(16, 4, 4, shift=2)]

@@ -114,9 +114,10 @@ def test_a_loss_without_accuracy_is_drawn_beside_one_with_it(study: Path, probe:
     page = figure.module.page([data[0], other], appearance.looks([data[0], other]))
     labels = [ax.get_ylabel() for ax in page.axes]
     increases = 1 if probe == "noise" else 2
-    assert (labels.count("accuracy drop"), labels.count("loss increase")) == (1, increases)
+    assert labels.count("accuracy drop") == 1
+    assert sum(label.startswith("loss increase") for label in labels) == increases
     ax = figure.module.draw(other, Figure().subplots())
-    assert ax.get_ylabel() == "loss increase"
+    assert ax.get_ylabel().startswith("loss increase")
     drawn = ax.lines[0].get_ydata() if probe == "noise" else [bar.get_height() for bar in ax.containers[-1]]
     np.testing.assert_array_equal(drawn, other["loss_increase"].dropna("band" if probe == "noise" else "unit").values)
 

@@ -58,7 +58,7 @@ def _assert_as_kept(subject: Subject, kind: Hvp, parameters: dict[str, nn.Parame
 
 def _graph(subject: Subject) -> fx.GraphModule:
     """What runs once per product, as recorded."""
-    graph = hvp_backends._graph(subject, subject.parameters, False, 0)._each
+    graph = hvp_backends._graph(subject, subject.parameters, False, 0, torch.contiguous_format).graphs[1]
     assert isinstance(graph, fx.GraphModule)
     return graph
 
