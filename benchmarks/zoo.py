@@ -51,6 +51,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=int, default=600, help="limit of CPU time of a network")
     parser.add_argument("--gigabytes", type=float, default=8.0, help="limit of memory of a network")
+    parser.add_argument(
+        "--columns", default=",".join(COLUMNS), help="what is measured of each; another run adds others"
+    )
     parser.add_argument("--again", action="store_true", help="measure again what the file has")
     parser.add_argument("--write", type=Path, help="write the table of the rows, and measure nothing")
     options = parser.parse_args()
@@ -62,8 +65,9 @@ def main() -> None:
     failed = 0
     warm_up(chosen)
     for name in chosen:
-        if name not in known or options.again:
-            row = in_process(name, options.seconds, options.gigabytes)
+        columns = [column for column in options.columns.split(",") if options.again or not has(known.get(name), column)]
+        if columns:
+            row = in_process(name, columns, options.seconds, options.gigabytes)
             with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(line(row), flush=True)
@@ -71,10 +75,17 @@ def main() -> None:
     raise SystemExit(1 if failed else 0)
 
 
+def has(row: Row | None, column: str) -> bool:
+    return row is not None and ("discovery" not in row or column in row)
+
+
 def read(path: Path) -> dict[str, Row]:
-    """The last row of every network."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return {row["name"]: row for row in map(json.loads, lines)}
+    """The last row of every network, with columns of earlier ones that it does not have."""
+    known: dict[str, Row] = {}
+    for row in map(json.loads, path.read_text().splitlines() if path.is_file() else []):
+        before = known.get(row["name"], {})
+        known[row["name"]] = before | row if "discovery" in row and "discovery" in before else row
+    return known
 
 
 def choose(shard: str, only: str, sample: float, seed: int) -> list[str]:
@@ -88,7 +99,7 @@ def choose(shard: str, only: str, sample: float, seed: int) -> list[str]:
     return everything[int(number) - 1 :: int(of)]
 
 
-def in_process(name: str, seconds: int, gigabytes: float) -> Row:
+def in_process(name: str, columns: Sequence[str], seconds: int, gigabytes: float) -> Row:
     """A network's row, measured in a process of its own, forked from this one, which has imported everything."""
     most = int(gigabytes * 2**30)
     with tempfile.TemporaryFile("w+") as said:
@@ -96,7 +107,7 @@ def in_process(name: str, seconds: int, gigabytes: float) -> Row:
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             try:
-                said.write(json.dumps(row_of(name)))
+                said.write(json.dumps(row_of(name, columns)))
                 said.flush()
             finally:
                 os._exit(0)
@@ -121,10 +132,10 @@ def warm_up(chosen: Sequence[str]) -> None:
         with contextlib.suppress(Exception):
             made(name)
     network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    measured(network.eval(), lambda n, small=False: (torch.randn(n, 3, 8, 8), torch.arange(n) % 5))
+    measured(network.eval(), lambda n, small=False: (torch.randn(n, 3, 8, 8), torch.arange(n) % 5), COLUMNS)
 
 
-def row_of(name: str) -> Row:
+def row_of(name: str, columns: Sequence[str] = COLUMNS) -> Row:
     """Build one network and measure it."""
     warnings.simplefilter("ignore")
     logging.disable()
@@ -135,10 +146,10 @@ def row_of(name: str) -> Row:
             member, network, data = made(name)
         except Exception as error:  # of the library
             return {"name": name, "not_built": f"{type(error).__name__}: {first_line(error)}"}
-        return {"name": name, "member": member, **measured(network.eval(), data)}
+        return {"name": name, "member": member, **measured(network.eval(), data, columns)}
 
 
-def measured(network: Any, data: Callable[..., Any]) -> Row:
+def measured(network: Any, data: Callable[..., Any], columns: Sequence[str]) -> Row:
     """What works on a network: its layers, and for each probe a number, a refusal or a failure."""
     from landscape.discovery.graph import ATTENTION, few, record
     from landscape.layers.selection import layers_of
@@ -196,11 +207,10 @@ def measured(network: Any, data: Callable[..., Any]) -> Row:
 
     said = outcome(load)
     if subject is None:
-        return {**found, **dict.fromkeys(("discovery", *COLUMNS), said)}
-    found["discovery"] = outcome(layers)
-    for probe, quantity in PROBES.items():
-        found[probe] = outcome(functools.partial(number, probe, quantity))
-    return {**found, "lesion": outcome(lesion), "hessian": outcome(hessian)}
+        return {**found, **dict.fromkeys(("discovery", *columns), said)}
+    ways = {probe: functools.partial(number, probe, quantity) for probe, quantity in PROBES.items()}
+    ways |= {"lesion": lesion, "hessian": hessian}
+    return {**found, "discovery": outcome(layers), **{column: outcome(ways[column]) for column in columns}}
 
 
 def outcome(measure: Callable[[], Row]) -> Row:
@@ -245,15 +255,17 @@ def cells(row: Row) -> list[str]:
     layers = row["discovery"]
     known = "layers" in layers
     kinds = ", ".join(f"{count} {kind}" for kind, count in layers.get("kinds", {}).items())
-    read_maps = row["attention"].get("finite", 0)
+    read_maps = row.get("attention", {}).get("finite", 0)
     return [
         row["name"] if row["name"].endswith(f"/{row['member']}") else f"{row['name']} ({row['member']})",
         f"{layers['layers']} ({kinds}), {layers['stages']} stages" if known else SIGNS[layers["outcome"]],
         f"{layers['grids']}" if known else "",
         f"{read_maps} of {layers['attentions']}" if known and layers["attentions"] else "",
-        f"{row['lesion'].get('units', '')}",
+        f"{row.get('lesion', {}).get('units', '')}",
         *(
             f"{SIGNS[row[c]['outcome']]}" + (f" {row[c]['finite']}/{row[c]['of']}" if "nan" in row[c] else "")
+            if c in row
+            else ""
             for c in COLUMNS
         ),
     ]  # fmt: skip
@@ -316,7 +328,7 @@ def shares(built: Sequence[Row]) -> Iterator[str]:
     for group, rows in groups.items():
         found: list[str] = []
         for column in COLUMNS:
-            kinds: Mapping[str, int] = Counter(row[column]["outcome"] for row in rows)
+            kinds: Mapping[str, int] = Counter(row[column]["outcome"] for row in rows if column in row)
             whole = sum(kinds.values()) - kinds["none"]
             found.append(f"{kinds['number']} of {whole}" if whole else "")
         yield f"| {group} | {len(rows)} | {' | '.join(found)} |"
