@@ -29,7 +29,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,17 +281,20 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         columns: dict[str, list[str]] = {}
         for column in ("discovery", *COLUMNS):
-            found = row.get(column, {"outcome": ""})
-            if found["outcome"] in ("refused", "failed", "partial"):
-                said = found.get("said", "not finite")
-                columns.setdefault(said, []).append(column)
-        for key in ("broken", "not_built"):
-            if key in row:
-                columns[row[key]] = [key.replace("_", " ")]
+            if row.get(column, {"outcome": ""})["outcome"] in ("refused", "failed", "partial"):
+                columns.setdefault(row[column].get("said", "not finite"), []).append(column)
+        columns |= {row[key]: [key.replace("_", " ")] for key in ("broken", "not_built") if key in row}
         for said, several in columns.items():
+            said = re.sub(r"\w+(\.[\w.]+)(, \w+\.[\w.]+)+", lambda names: _several(names[0]), said)
             networks.setdefault(f"{', '.join(several)}: {said}".replace("|", "/"), []).append(row["name"])
     for said, names in sorted(networks.items(), key=lambda item: -len(item[1])):
         yield f"- {', '.join(names)}: {said}"
+
+
+def _several(names: str) -> str:
+    """The first of many layers, and how many there are."""
+    several = names.split(", ")
+    return f"{several[0]} and {len(several) - 1} more" if len(several) > 3 else names
 
 
 def page(known: Iterable[Row], everything: int) -> str:
@@ -321,16 +324,18 @@ def page(known: Iterable[Row], everything: int) -> str:
 
 
 def shares(built: Sequence[Row]) -> Iterator[str]:
-    """Of the networks that have what a probe measures, how many give a number for every layer."""
+    """Of the networks that have what a probe measures, how many give a number for every layer, or say why not."""
     groups: dict[str, list[Row]] = {}
     for row in built:
         groups.setdefault(row["name"].rpartition("/")[0], []).append(row)
     for group, rows in groups.items():
         found: list[str] = []
         for column in COLUMNS:
-            kinds: Mapping[str, int] = Counter(row[column]["outcome"] for row in rows if column in row)
-            whole = sum(kinds.values()) - kinds["none"]
-            found.append(f"{kinds['number']} of {whole}" if whole else "")
+            several = [row[column] for row in rows if column in row and row[column]["outcome"] != "none"]
+            whole, known = len(several), sum(one["outcome"] == "number" for one in several)
+            stored = sum(not one.get("said", "not finite").startswith("not finite") for one in several if "nan" in one)
+            reason = f", {stored} with stored reasons" if stored else ""
+            found.append(f"{known} of {whole} ({known / whole:.0%}){reason}" if whole else "")
         yield f"| {group} | {len(rows)} | {' | '.join(found)} |"
 
 

@@ -34,7 +34,7 @@ from landscape.discovery.residual_blocks import (
     viewed,
 )
 from landscape.discovery.sequential import is_whole_stream, segments
-from landscape.discovery.token_grid import layout_of, order_of, places_of, smaller, starts_linear
+from landscape.discovery.token_grid import layout_of, order_of, smaller, starts_linear
 
 
 def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -> list[Layer]:
@@ -117,7 +117,7 @@ def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear:
     """The layer of a recorded tensor, as yet without stage, depth and branch."""
     layout, grid, prefix = layout_of(flow, node, linear)
     shape, images = flow.shapes[node][1:], len(flow.shapes[0]) == 4
-    order = order_of(places_of(flow, node), grid, prefix)
+    order = order_of(flow, node, layout, grid, prefix)
     rows = flow.shapes[node][0] // flow.shapes[0][0]
     found = Layer(name, kind, 0, 0.0, False, tap, shape, layout, grid, prefix)
     return replace(found, rows_per_image=rows, order=order, of_images=images)
@@ -160,7 +160,7 @@ def _layers_between(
         blocks = [block for block in blocks if heavy and flow.calls[block].start > inside.index(heavy)]
         if blocks and pool is None:
             point = flow.calls[blocks[0]].reads[0]
-        if point or not flow.of_indices:
+        if not flow.indices >> point & 1:
             layers.append(_branchless(flow, point, "stem", linear, flow.calls[heavy.call].module if heavy else ""))
         if pool is not None:
             layers.append(_branchless(flow, pool.writes[0], "subsample", linear, flow.calls[pool.call].module))

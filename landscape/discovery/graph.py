@@ -80,7 +80,7 @@ class Flow:
     ancestors: list[int] = field(default_factory=list)  # of every node, as a bit set that includes the node itself
     maker: list[int] = field(default_factory=list)  # position of the operation that produced each, -1 for the input
     positions: list[Positions | None] = field(default_factory=list)  # of every node in the image, if they are known
-    of_indices: bool = False  # whether the inputs are indices, as of tokens
+    indices: int = 0  # the nodes of integers, as of tokens, as a bit set
 
     def between(self, fork: Node, end: Node) -> list[int]:
         """Operations on the paths from one node to a later one, in order."""
@@ -130,7 +130,6 @@ def record(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> F
     try:
         model.eval()
         with torch.no_grad(), recorder:
-            recorder.flow.of_indices = not any(tensor.is_floating_point() for tensor in tensors_in(inputs))
             for tensor in tensors_in(inputs):
                 recorder.add(tensor, ancestors=0, maker=-1, positions=of_image(tensor))
             forward(model, inputs)
@@ -215,6 +214,7 @@ class _Recorder(TorchFunctionMode):
         self.flow.shapes.append(tuple(tensor.shape))
         self.flow.ancestors.append(ancestors | 1 << node)
         self.flow.maker.append(maker)
+        self.flow.indices |= int(not tensor.is_floating_point()) << node
         self.flow.positions.append(positions)
         return node
 

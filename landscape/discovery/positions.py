@@ -141,7 +141,13 @@ def _moved(
         if name == "view":
             result = moved[0].reshape(*moved[1:])
         elif name in ("pad", "_pad"):
-            result = F.pad(moved[0], options.get("pad", moved[1] if len(moved) > 1 else None), value=nan)
+            sides = options.get("pad", moved[1] if len(moved) > 1 else None)
+            kept = (
+                moved[0].ndim - len(sides) // 2
+            )  # axes that are not padded, along which positions mostly are the same
+            thin = moved[0][tuple(slice(0, 1 if moved[0].stride(axis) == 0 else None) for axis in range(kept))]
+            result = F.pad(thin, sides, value=nan)
+            result = result.expand(*moved[0].shape[:kept], *result.shape[kept:])
         elif name == "fold" or (name == "unfold" and func is F.unfold):
             weight = func(torch.ones_like(moved[0]), *moved[1:], **options)  # 0 at padding, the number of summands
             result = func(moved[0].nan_to_num(), *moved[1:], **options) / weight

@@ -23,7 +23,7 @@ def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
     shape = flow.shapes[node]
     if flow.positions[node]:
         return _followed(flow, node, linear)
-    if len(shape) == 4 and not flow.of_indices:
+    if len(shape) == 4 and not flow.indices & 1:
         return ("channels last", (shape[1], shape[2]), 0) if linear else ("channels first", (shape[2], shape[3]), 0)
     return "none", (0, 0), 0
 
@@ -66,8 +66,17 @@ def grid_of(places: Sequence[Place]) -> tuple[Grid, int]:
     return grid, next(i for i, place in enumerate(places) if place != NOWHERE)
 
 
-def order_of(places: Sequence[Place], grid: Grid, prefix: int) -> tuple[int, ...]:
+def order_of(flow: Flow, node: Node, layout: Layout, grid: Grid, prefix: int) -> tuple[int, ...]:
     """Order of tokens in which they are row by row, without those that are no positions; () if they are so."""
+    if layout.startswith("channels") and flow.positions[node]:  # a map, whose places are many
+        start = 2 if layout == "channels first" else 1
+        sides = (
+            p[tuple(slice(None) if axis == start + side else 0 for axis in range(p.ndim))]
+            for side, p in enumerate(flow.positions[node] or ())
+        )
+        if len(flow.shapes[node]) == 4 and all((side.diff() > 0).all() for side in sides):
+            return ()
+    places = places_of(flow, node)
     inside = [i for i, place in enumerate(places) if place != NOWHERE]
     order = sorted(inside, key=lambda i: places[i])
     return () if order == list(range(prefix, len(places))) or not any(grid) else tuple(order)

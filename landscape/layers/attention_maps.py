@@ -5,7 +5,7 @@ maps times the values, are what the model computes, before they are projected.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +31,8 @@ class AttentionMaps:
     chunk: Callable[[slice], Tensor]  # the maps of some rows, (row, head, query, key), adding up to one over the keys
 
 
-Receivers = Mapping[Key, Callable[[AttentionMaps], None]]
-OutputReceivers = Mapping[HeadOutputs, Callable[[Tensor], None]]  # take (row, head, query, channel)
+Receivers = Mapping[Key, Sequence[Callable[[AttentionMaps], None]]]
+OutputReceivers = Mapping[HeadOutputs, Sequence[Callable[[Tensor], None]]]  # take (row, head, query, channel)
 
 
 def over_the_grid(maps: AttentionMaps, patches: Patches) -> AttentionMaps:
@@ -82,24 +82,39 @@ def attention_hooks(
     Nothing is kept.
     """
     taken: dict[Key, list[Receiver]] = {}
-    for key, take in receive.items():
-        taken.setdefault(key, []).append(partial(_give_maps, take, key[0], images))
-    for outputs, give in receive_outputs.items():
-        taken.setdefault(outputs.key, []).append(partial(_give_outputs, give, outputs, images))
+    for key, takes in receive.items():
+        taken.setdefault(key, []).append(partial(_give_maps, takes, key[0], images))
+    for outputs, gives in receive_outputs.items():
+        taken.setdefault(outputs.key, []).append(partial(_give_outputs, gives, outputs, images))
     return CountedCalls(taken) if taken else nullcontext()
 
 
 def _give_maps(
-    take: Callable[[AttentionMaps], None], name: str, images: int, func: Any, args: Any, kwargs: Any, result: Any
+    takes: Sequence[Callable[[AttentionMaps], None]],
+    name: str,
+    images: int,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    result: Any,
 ) -> None:
-    take(_maps(name, func, args, kwargs, result, images))
+    maps = _maps(name, func, args, kwargs, result, images)
+    for take in takes:
+        take(maps)
 
 
 def _give_outputs(
-    take: Callable[[Tensor], None], outputs: HeadOutputs, images: int, func: Any, args: Any, kwargs: Any, result: Any
+    takes: Sequence[Callable[[Tensor], None]],
+    outputs: HeadOutputs,
+    images: int,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    result: Any,
 ) -> None:
     found = _module_outputs(func, args, kwargs) if outputs.key[0] == "multi_head_attention_forward" else result
-    take(_by_row(found.permute(outputs.order) if outputs.order else found, images))
+    for take in takes:
+        take(_by_row(found.permute(outputs.order) if outputs.order else found, images))
 
 
 def _maps(

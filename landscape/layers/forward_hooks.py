@@ -105,16 +105,16 @@ def run_with_hooks(
             )
         _give_features(places[layers[at].tap], tensor.detach())
 
-    receive_maps: dict[Key, Callable[[AttentionMaps], None]] = {}
-    receive_outputs: dict[HeadOutputs, Callable[[Tensor], None]] = {}
+    receive_maps: dict[Key, list[Callable[[AttentionMaps], None]]] = {}
+    receive_outputs: dict[HeadOutputs, list[Callable[[Tensor], None]]] = {}
     for hook, position in hooked:
         attention = hook.layers[position].attention
         if hook.on_attention is not None and attention is not None and attention.heads:
             give = partial(_give_maps, partial(hook.on_attention, position), attention, subject.samples(i))
-            receive_maps[attention.key] = give
+            receive_maps.setdefault(attention.key, []).append(give)
         if hook.on_heads is not None and attention is not None and attention.outputs is not None:
             give = partial(_give_outputs, partial(hook.on_heads, position), attention, subject.samples(i))
-            receive_outputs[attention.outputs] = give
+            receive_outputs.setdefault(attention.outputs, []).append(give)
     with (
         subject.member(*member) if member else nullcontext(),
         subject.evaluating(),

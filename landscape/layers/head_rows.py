@@ -66,7 +66,7 @@ def _head_outputs(subject: Subject, layer: Layer) -> Tensor:
     kept: list[Tensor] = []
     inputs, targets = subject.example()
     images = len(targets) if isinstance(targets, Tensor) else 1
-    receive = {layer.attention.outputs: lambda tensor: kept.append(tensor.clone())}
+    receive = {layer.attention.outputs: [lambda tensor: kept.append(tensor.clone())]}
     with torch.no_grad(), attention_hooks({}, images, receive):
         subject.outputs(inputs)
     windows = layer.attention.windows

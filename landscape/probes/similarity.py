@@ -115,7 +115,7 @@ class Similarity(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The alignment over all finished mini-batches, and its jackknife standard error."""
-        data = mean_over_members(data, "samples", *TERMS)
+        labels, data = data, mean_over_members(data, "samples", *TERMS)
         use = (data["done"] == 1) & (data["samples"] >= LEAST_SAMPLES)
         terms = tuple(data[name][use] for name in TERMS)
         n = len(terms[0])
@@ -126,7 +126,7 @@ class Similarity(Probe):
             left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
             error = np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
         neighbours = np.diagonal(cka, 1).mean() if len(cka) > 1 else np.nan
-        named = [(data.get(name, np.arange(cka.shape[i])), i) for i, name in enumerate(("name", "other_name")) if n]
+        named = [(labels.get(name, np.arange(cka.shape[i])), i) for i, name in enumerate(("name", "other_name")) if n]
         still = ", ".join(dict.fromkeys(str(name) for names, i in named for name in names[sums[i + 1] == 0]))
         why = {"cka_unmeasured": f"{still}: no difference between samples"} if still else {}
         return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **why}
