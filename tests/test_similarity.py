@@ -110,7 +110,7 @@ def test_a_last_mini_batch_too_small_for_an_estimate_is_left_out_and_only_such_a
         PROBE.plan(passage(_noise(9, 3, 4, 4), batch_size=3))
     constant = run_probe(PROBE, passage(torch.ones(10, 2, 4, 4, dtype=torch.float64)))
     assert np.isnan(constant["cka"]).all()  # a layer that does not vary has no alignment
-    assert constant["cka_unmeasured"] == "0, 1, 2: no difference between samples"
+    assert constant["cka_unmeasured"] == "maps, pooled, tokens: no difference between samples"
 
 
 def test_a_network_without_maps_is_measured() -> None:
