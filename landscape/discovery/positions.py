@@ -142,9 +142,7 @@ def _moved(
             result = moved[0].reshape(*moved[1:])
         elif name in ("pad", "_pad"):
             sides = options.get("pad", moved[1] if len(moved) > 1 else None)
-            kept = (
-                moved[0].ndim - len(sides) // 2
-            )  # axes that are not padded, along which positions mostly are the same
+            kept = moved[0].ndim - len(sides) // 2  # axes that are not padded; positions mostly are the same along them
             thin = moved[0][tuple(slice(0, 1 if moved[0].stride(axis) == 0 else None) for axis in range(kept))]
             result = F.pad(thin, sides, value=nan)
             result = result.expand(*moved[0].shape[:kept], *result.shape[kept:])

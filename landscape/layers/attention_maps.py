@@ -89,36 +89,21 @@ def attention_hooks(
     return CountedCalls(taken) if taken else nullcontext()
 
 
-def _give_maps(
-    takes: Sequence[Callable[[AttentionMaps], None]],
-    name: str,
-    images: int,
-    func: Any,
-    args: Any,
-    kwargs: Any,
-    result: Any,
-) -> None:
-    maps = _maps(name, func, args, kwargs, result, images)
+def _give_maps(takes: Sequence[Callable[[AttentionMaps], None]], name: str, images: int, *call: Any) -> None:
+    maps = _maps(name, images, *call)
     for take in takes:
         take(maps)
 
 
-def _give_outputs(
-    takes: Sequence[Callable[[Tensor], None]],
-    outputs: HeadOutputs,
-    images: int,
-    func: Any,
-    args: Any,
-    kwargs: Any,
-    result: Any,
-) -> None:
+def _give_outputs(takes: Sequence[Callable[[Tensor], None]], outputs: HeadOutputs, images: int, *call: Any) -> None:
+    func, args, kwargs, result = call
     found = _module_outputs(func, args, kwargs) if outputs.key[0] == "multi_head_attention_forward" else result
     for take in takes:
         take(_by_row(found.permute(outputs.order) if outputs.order else found, images))
 
 
 def _maps(
-    name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, images: int
+    name: str, images: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> AttentionMaps:
     if name == "scaled_dot_product_attention":
         given = inspect.signature(maps_from_qk).bind(*args, **kwargs).arguments

@@ -175,13 +175,11 @@ def _consistency(log_probabilities: Tensor, before: Tensor) -> tuple[Tensor, Ten
 
     Of several predictions (n, C, ...), (n,) each.
     """
-    count, p = len(before), log_probabilities.exp()
+    p = log_probabilities.exp()
     same = (log_probabilities.argmax(dim=1) == before.argmax(dim=1)).double()
     surprise = -torch.where(p > 0, p * before, 0.0).double().sum(dim=1)
-    share = same.reshape(count, -1).mean(dim=1)
-    return torch.where(before.reshape(count, -1)[:, 0].isnan(), torch.nan, share), surprise.reshape(count, -1).mean(
-        dim=1
-    )
+    share, mean = (of.reshape(len(before), -1).mean(dim=1) for of in (same, surprise))
+    return torch.where(before.reshape(len(before), -1)[:, 0].isnan(), torch.nan, share), mean
 
 
 def near_boundary(targets: Tensor, distance: int) -> Tensor:

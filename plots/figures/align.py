@@ -54,7 +54,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
-    """One row per pair of checkpoints: the loss with the barriers, and beside it the accuracy if defined."""
+    """One row per pair of checkpoints: the loss and its barriers on the left, the accuracy if defined on the right."""
     names = list(dict.fromkeys(escaped(str(name)) for data in results for name in data["name"].values))
     legend = [Look(name, ink(), "", LINES[k % len(LINES)]) for k, name in enumerate(names)]
     note = "In the panels the barriers, with 95 % intervals. Bands: 95 % intervals over samples."
