@@ -22,19 +22,23 @@ def torchvision_models() -> Any:
 class Encoder(nn.Module):
     """A vision transformer on torch's own encoder layers, with `prefix` tokens before those of the patches."""
 
-    def __init__(self, *, grid: tuple[int, int] = (4, 2), prefix: int = 1, norm_first: bool = True) -> None:
+    def __init__(
+        self, *, grid: tuple[int, int] = (4, 2), prefix: int = 1, norm_first: bool = True, batch_first: bool = True
+    ) -> None:
         super().__init__()
+        self.batch_first = batch_first
         self.embed = nn.Conv2d(3, 12, 4, 4)
         self.prefix = nn.Parameter(torch.randn(1, prefix, 12))
         self.positions = nn.Parameter(torch.randn(1, grid[0] * grid[1], 12))
-        layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True, norm_first=norm_first)
+        layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=batch_first, norm_first=norm_first)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(12, 5)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.embed(images).flatten(2).transpose(1, 2) + self.positions
         x = torch.cat([self.prefix.expand(len(x), -1, -1), x], dim=1)
-        return self.head(self.encoder(x).mean(1))
+        x = self.encoder(x) if self.batch_first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(1))
 
 
 class Reshaped(nn.Module):

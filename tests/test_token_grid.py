@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from analytic import run_probe
-from foreign import torchvision_models
+from foreign import Encoder, torchvision_models
 from torch import Tensor, nn
 from zoo import timm_model
 
@@ -15,7 +15,9 @@ from landscape.discovery.discover import discover
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.pooled_features import pooled
 from landscape.probes.fourier import Fourier
+from landscape.probes.geometry import Geometry
 from landscape.probes.similarity import Similarity
+from landscape.probes.variance import Variance
 from landscape.subject.subject import Subject
 
 
@@ -112,3 +114,38 @@ def test_windowed_networks_have_the_maps_that_their_library_gives(name: str) -> 
             stages = model.forward_intermediates(images, intermediates_only=True)
         for stage in stages[:count]:
             assert any(maps.shape == stage.shape and torch.allclose(maps, stage, atol=1e-5) for maps in found)
+
+
+class Words(Encoder):
+    """The same layers on indices of tokens."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__(batch_first=batch_first)
+        self.words = nn.Embedding(9, 12)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        x = self.words(indices)
+        x = self.encoder(x) if self.batch_first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("samples", [4, 6, 8])
+@pytest.mark.parametrize("network", [Encoder, Words])
+def test_networks_with_tokens_first_have_the_numbers_of_those_with_samples_first(
+    network: Callable[..., nn.Module], samples: int
+) -> None:
+    """Also where a mini-batch has as many samples as there are tokens, or a whole multiple."""
+    torch.manual_seed(0)
+    inputs = torch.randint(9, (24, 8)) if network is Words else torch.randn(24, 3, 16, 8)
+    models = [network(batch_first=first).double().eval() for first in (True, False)]
+    models[1].load_state_dict(models[0].state_dict())
+    inputs = inputs if network is Words else inputs.double()
+    probes = [Similarity(), Geometry(images=24)] + [Fourier(), Variance()] * (network is Encoder)
+    targets = torch.arange(24) % 5
+    batches = [*zip(inputs.split(samples), targets.split(samples), strict=True)]
+    for probe in probes:
+        wanted, found = (run_probe(probe, Subject(model, batches)) for model in models)
+        for name, values in wanted.items():
+            if np.asarray(values).dtype.kind == "f":
+                np.testing.assert_allclose(found[name], values, rtol=1e-6, atol=1e-9, err_msg=f"{probe.name}: {name}")

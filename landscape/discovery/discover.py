@@ -104,7 +104,8 @@ def _residual_layer(flow: Flow, residual: Residual) -> Layer:
     if name is None or (at_block and only_addition and kind != "msa" and count_heavy(flow, direct) > 1):
         name = block or (direct[-1].module if direct else tap.module)
     layer = layer_at(flow, node, tap, kind, name, linear=starts_linear(inside, flow.shapes[node]))
-    _, before, _ = layout_of(flow, residual.fork, starts_linear(inside, flow.shapes[residual.fork]))
+    start = flow.samples_first(residual.fork)
+    _, before, _ = layout_of(start, residual.fork, starts_linear(inside, flow.shapes[residual.fork]))
     return replace(
         layer,
         reduces=smaller(layer.grid, before),
@@ -115,12 +116,13 @@ def _residual_layer(flow: Flow, residual: Residual) -> Layer:
 
 def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear: bool) -> Layer:
     """The layer of a recorded tensor, as yet without stage, depth and branch."""
+    second, flow = flow.second >> node & 1, flow.samples_first(node)
     layout, grid, prefix = layout_of(flow, node, linear)
     shape, images = flow.shapes[node][1:], len(flow.shapes[0]) == 4
     order = order_of(flow, node, layout, grid, prefix)
     rows = flow.shapes[node][0] // flow.shapes[0][0]
     found = Layer(name, kind, 0, 0.0, False, tap, shape, layout, grid, prefix)
-    return replace(found, rows_per_image=rows, order=order, of_images=images)
+    return replace(found, samples_axis=second, rows_per_image=rows, order=order, of_images=images)
 
 
 def _sequential_layers(flow: Flow, operations: range) -> list[Layer]:

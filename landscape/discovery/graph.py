@@ -1,12 +1,12 @@
 """Record one forward pass as a graph: every operation, the tensors it reads and writes, and its module call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import or_
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from landscape.data.structure import Forward, Nested, call_model, tensors_in
+from landscape.data.structure import Forward, Nested, call_model, rows_of, tensors_in
 from landscape.discovery.positions import PRODUCTS, Positions, follow, maps_of, of_image
 
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
@@ -81,6 +81,7 @@ class Flow:
     maker: list[int] = field(default_factory=list)  # position of the operation that produced each, -1 for the input
     positions: list[Positions | None] = field(default_factory=list)  # of every node in the image, if they are known
     indices: int = 0  # the nodes of integers, as of tokens, as a bit set
+    second: int = 0  # the nodes whose second axis is that of the samples, as a bit set
 
     def between(self, fork: Node, end: Node) -> list[int]:
         """Operations on the paths from one node to a later one, in order."""
@@ -89,6 +90,16 @@ class Flow:
         paths = ((i, self.operations[i].writes) for i in several)
         paths = ((i, writes) for i, writes in paths if self.ancestors[writes[0]] >> fork & 1)
         return [i for i, writes in paths if any(inside >> node & 1 for node in writes)]
+
+    def samples_first(self, node: Node) -> Self:
+        """The flow with a node's axes in the order of most networks: first that of the samples."""
+        if not self.second >> node & 1:
+            return self
+        shapes, positions = list(self.shapes), list(self.positions)
+        tokens, samples, *rest = shapes[node]
+        shapes[node], found = (samples, tokens, *rest), positions[node]
+        positions[node] = found and tuple(p.transpose(0, 1) for p in found)
+        return replace(self, shapes=shapes, positions=positions)
 
     def enclosing(self, call: int) -> Iterator[int]:
         """A call and its enclosing calls, innermost first."""
@@ -139,7 +150,23 @@ def record(model: nn.Module, inputs: Nested, forward: Forward = call_model) -> F
             module.training = was
         for handle in handles:
             handle.remove()
+    recorder.flow.second = _samples_second(recorder.flow, model, inputs, forward)
     return recorder.flow
+
+
+def _samples_second(flow: Flow, model: nn.Module, inputs: Nested, forward: Forward) -> int:
+    """The nodes (token, sample, ...), as a bit set: by their positions in the images, or by a pass of one sample."""
+    doubtful = [i for i, shape in enumerate(flow.shapes) if len(shape) > 2 and shape[1] == flow.shapes[0][0] > 1]
+    found: list[Node] = []
+    if flow.positions[0]:
+        places = ((i, flow.positions[i]) for i in doubtful)
+        found = [i for i, p in places if p and any(q.stride(0) for q in p) and not any(q.stride(1) for q in p)]
+    elif doubtful:
+        with suppress(Exception):  # whatever a foreign model raises that takes no single sample
+            one = record(model, rows_of(inputs, slice(0, 1)), forward).shapes
+            if len(one) == len(flow.shapes):
+                found = [i for i in doubtful if one[i] == (flow.shapes[i][0], 1, *flow.shapes[i][2:])]
+    return reduce(or_, (1 << i for i in found), 0)
 
 
 class _Recorder(TorchFunctionMode):

@@ -95,6 +95,7 @@ class Layer:
     prefix: int = 0  # tokens before those of the grid (class token, registers)
     branch: Branch | None = None  # the residual branch, where there is one
     attention: AttentionCall | None = None  # the attention call of its branch, where there is one
+    samples_axis: int = 0  # of the tensor that is tapped; 1 in networks with tokens first
     rows_per_image: int = 1  # rows of the tensor's first axis per image: above 1 where windows share that axis
     order: tuple[int, ...] = ()  # of the tokens of an image, so that they are those of the grid; () as they are
     of_images: bool = (

@@ -184,7 +184,7 @@ def feature_hooks(model: nn.Module, layers: Sequence[Layer], receive: Callable[[
         for position in positions.get(tap, ()):
             assert isinstance(tensor, Tensor)
             with uncounted():
-                receive(position, tensor)
+                receive(position, tensor.movedim(layers[position].samples_axis, 0))
 
     def give_result(tap: Tap, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         give(tap, args, result)
