@@ -68,6 +68,20 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+LEFT = pytest.StashKey[set[Path]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[LEFT] = set(session.config.rootpath.glob("*.h5*"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test has left a results file in the user's folder, which is where measurements go by default."""
+    if new := sorted(set(session.config.rootpath.glob("*.h5*")) - session.config.stash[LEFT]):
+        print(f"\ntests left {', '.join(path.name for path in new)} in {session.config.rootpath}; give them out=None")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make downloads fail, and look for data only where a test puts them."""
