@@ -43,7 +43,9 @@ def test_a_mean_of_pytorch_is_taken_per_sample_so_that_its_fisher_matrix_and_err
                 for one in (loss, name)]  # fmt: skip
     metrics = [landscape.evaluate(subject) for subject in subjects]
     assert (metrics[0]["loss"], metrics[0]["loss_se"]) == pytest.approx((metrics[1]["loss"], metrics[1]["loss_se"]))
-    own, expected = (landscape.measure("hessian", s, operator="fisher", top=1, out=None).eigenvalue.values for s in subjects)
+    own, expected = (
+        landscape.measure("hessian", s, operator="fisher", top=1, out=None).eigenvalue.values for s in subjects
+    )
     assert own == pytest.approx(expected, rel=1e-4)
 
 
