@@ -102,6 +102,16 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def few(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three networks of the probes that findings and the report's table are made of; quickly read."""
+    import synthetic
+
+    kept = {"surface", "hessian", "trace", "fourier", "lesion", "variance"}
+    to = tmp_path_factory.mktemp("few") / "results.h5"
+    return synthetic.changed(study, to, lambda file: [file.pop(probe) for probe in {*file} - kept])
+
+
+@pytest.fixture(scope="session")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three snapshots of a tiny residual network; beside it a network with attention."""
     import measured_runs

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -19,25 +18,6 @@ from landscape.subject.spec import Spec
 pytestmark = pytest.mark.slow
 
 VIT, RESNET = (network.label for network in synthetic.NETWORKS[:2])
-
-
-@pytest.fixture(scope="module")
-def few(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three networks of the probes that findings and the table are made of; quickly read."""
-
-    def keep(file: h5py.File) -> None:
-        for probe in {*file} - {"surface", "hessian", "trace", "fourier", "lesion", "variance"}:
-            del file[probe]
-
-    return changed(study, tmp_path_factory.mktemp("few") / "results.h5", keep)
-
-
-def changed(study: Path, to: Path, change: Any) -> Path:
-    """A copy of a study with something changed by `change(file)`."""
-    to.write_bytes(study.read_bytes())
-    with h5py.File(to, "r+") as file:
-        change(file)
-    return to
 
 
 FLAT = (
@@ -67,10 +47,10 @@ def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_
                 group[basin][...] = np.nan
 
     apart = {VIT: 1.0, RESNET: 2.0}
-    sure = changed(few, tmp_path / "sure.h5", lambda file: heights(file, apart, 0.1))
+    sure = synthetic.changed(few, tmp_path / "sure.h5", lambda file: heights(file, apart, 0.1))
     assert answer(sure, "flatter").certainty == "certain"
     assert answer(sure, "flatter").answer[0].startswith(f"{VIT} is the flattest by height at 0.1")
-    unsure = changed(few, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
+    unsure = synthetic.changed(few, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
     assert answer(unsure, "flatter").certainty == "cannot tell"
     assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
 
@@ -83,7 +63,7 @@ def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Pat
             group["height"][...] = [2.0, 2.0, 2.0, 1.0] if name.startswith(VIT) else [1.0, 1.0, 1.0, 2.0]
             group["height_se"][...] = 0.01
 
-    said = answer(changed(few, tmp_path / "r.h5", change), "flatter").answer
+    said = answer(synthetic.changed(few, tmp_path / "r.h5", change), "flatter").answer
     assert said[0].startswith("There is no single answer")
     assert said[1] == f"{VIT} is the flattest by height at 1 (surface)."
     assert said[2].startswith("Not told apart by height at 0.1 (surface): flattest ")
@@ -96,7 +76,7 @@ def test_results_of_different_protocols_are_not_compared(few: Path, tmp_path: Pa
             for i, group in enumerate(file[probe].values()):
                 group.attrs["protocol"] = f"split {i}"
 
-    path = changed(few, tmp_path / "r.h5", change)
+    path = synthetic.changed(few, tmp_path / "r.h5", change)
     assert answer(path, "flatter").certainty == "not measured"
 
 
@@ -137,7 +117,7 @@ def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: 
                 if probe == "hessian" and name.startswith(RESNET):
                     del file[probe][name]
 
-    path = changed(few, tmp_path / "r.h5", change)
+    path = synthetic.changed(few, tmp_path / "r.h5", change)
     step = next_steps.next_step([(str(d.attrs["label"]), d) for _, d in reader.groups(path)], path)
     assert step.command == f"landscape hessian {RESNET}.pt --top 3 --out {path}"
 

@@ -75,17 +75,6 @@ def written(path: Path, folder: Path, figures: list[Path] | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def few(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three networks of the probes that findings and the table are made of; quickly read."""
-
-    def keep(file: h5py.File) -> None:
-        for probe in {*file} - {"surface", "hessian", "trace", "fourier", "lesion", "variance"}:
-            del file[probe]
-
-    return changed(study, tmp_path_factory.mktemp("few") / "results.h5", keep)
-
-
-@pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A small picture in place of every figure."""
     folder = tmp_path_factory.mktemp("pictures")
@@ -102,14 +91,6 @@ def text(study: Path, pictures: list[Path], tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def shown(text: str) -> Page:
     return Page(text)
-
-
-def changed(study: Path, to: Path, change: Any) -> Path:
-    """A copy of a study with something changed by `change(file)`."""
-    to.write_bytes(study.read_bytes())
-    with h5py.File(to, "r+") as file:
-        change(file)
-    return to
 
 
 def test_the_page_loads_nothing_and_its_policy_allows_nothing_else(text: str, shown: Page) -> None:
@@ -198,7 +179,7 @@ def test_numbers_of_different_protocols_are_in_different_columns(few: Path, tmp_
         lesion.attrs["parameters"] = json.dumps({"bn": "recalibrate:4"})
         next(iter(file["hessian"].values())).attrs["data_sha256"] = "another folder of the same name"
 
-    path = changed(few, tmp_path / "r.h5", change)
+    path = synthetic.changed(few, tmp_path / "r.h5", change)
     found = table.comparison(reader.groups(path))
     by_title: dict[str, list[table.Column]] = {}
     for column in found.columns:
@@ -297,12 +278,12 @@ def test_a_group_of_an_unknown_probe_is_skipped_with_a_line(few: Path, tmp_path:
         file.copy(next(iter(file["variance"].values())), file, "aura/net-0123456789")
         file["aura/net-0123456789"].attrs["probe"] = "aura"
 
-    words = Page(written(changed(few, tmp_path / "r.h5", change), tmp_path)).words
+    words = Page(written(synthetic.changed(few, tmp_path / "r.h5", change), tmp_path)).words
     assert "aura/net-0123456789 is skipped: no figure shows the probe aura." in words
 
 
 def surface_file(path: Path, change: Any) -> Path:
-    return changed(
+    return synthetic.changed(
         synthetic.write(path.with_name("base.h5"), synthetic.NETWORKS[:1], probes=("surface",)), path,
         lambda file: [change(group) for group in file["surface"].values()],
     )  # fmt: skip
@@ -380,7 +361,7 @@ def test_a_file_without_results_makes_a_page_that_says_so(
         for probe in list(file):
             del file[probe]
 
-    words = Page(written(changed(few, tmp_path / "r.h5", empty), tmp_path)).words
+    words = Page(written(synthetic.changed(few, tmp_path / "r.h5", empty), tmp_path)).words
     assert "Nothing measured yet." in words
     assert exit_code(["report", str(tmp_path / "r.h5"), "--out", str(tmp_path / "p.html")]) == 1
     assert "nothing finished to draw" in capsys.readouterr().err

@@ -125,17 +125,22 @@ def test_an_idle_worker_takes_what_another_has_not_begun() -> None:
     assert (taken.units, taken.taken_from) == ([2], "a")
 
 
-def test_a_unit_that_takes_far_longer_than_others_is_measured_twice_and_counts_once() -> None:
-    schedule = Schedule(3, seconds=1.0)
-    worked(schedule, "a")
+def assert_repeated(schedule: Schedule, slow_after: float) -> None:
+    """Assert that an idle worker takes the other's unit again, not yet at `slow_after` but long after it."""
     for worker in "ab":
         assert schedule.next(worker, 2, 0.0) is not None
     assert schedule.finished("b", 2, 1.0, 1.0)
     schedule.idle("b")
-    assert schedule.next("b", 2, 2.0) is None
-    repeated = schedule.next("b", 2, 4.0)
+    assert schedule.next("b", 2, slow_after) is None
+    repeated = schedule.next("b", 2, 2 * slow_after)
     assert repeated is not None
     assert repeated.units == [1]
+
+
+def test_a_unit_that_takes_far_longer_than_others_is_measured_twice_and_counts_once() -> None:
+    schedule = Schedule(3, seconds=1.0)
+    worked(schedule, "a")
+    assert_repeated(schedule, slow_after=2.0)
     assert schedule.finished("b", 1, 1.0, 5.0)
     assert not schedule.finished("a", 1, 10.0, 10.0)
     assert schedule.complete
@@ -146,14 +151,7 @@ def test_a_unit_that_brings_those_of_its_row_is_not_slow() -> None:
     worked(schedule, "a")
     for seconds in (30.0, *[0.1] * 20):  # a row, which a GPU computes at once
         schedule._learn(seconds, fresh=False)
-    for worker in "ab":
-        assert schedule.next(worker, 2, 0.0) is not None
-    assert schedule.finished("b", 2, 1.0, 1.0)
-    schedule.idle("b")
-    assert schedule.next("b", 2, 40.0) is None
-    repeated = schedule.next("b", 2, 100.0)
-    assert repeated is not None
-    assert repeated.units == [1]
+    assert_repeated(schedule, slow_after=40.0)
 
 
 @pytest.mark.campaign

@@ -80,6 +80,14 @@ def shared(factory: pytest.TempPathFactory, name: str, *args: Any, resumed: Path
         return write(made, *args, **kwargs).rename(path)
 
 
+def changed(study: Path, to: Path, change: Callable[[h5py.File], object]) -> Path:
+    """A copy of a study with something changed by `change(file)`."""
+    shutil.copy(study, to)
+    with h5py.File(to, "r+") as file:
+        change(file)
+    return to
+
+
 def _key(number: int, network: Network, probe: str, plan: Plan) -> RunKey:
     parameters = PARAMETERS.get(probe, {}) if probe in MADE_UP else probe_class(probe).smallest
     attributes: dict[str, Any] = {
