@@ -313,7 +313,7 @@ def page(known: Iterable[Row], everything: int) -> str:
         "two products.", "",
         "x: a number for every layer (`hessian`: an eigenvalue). part: numbers for so many of the layers. -: the "
         "network has nothing of the kind, such as maps of positions or self-attention. refused: one line says why. "
-        "FAILED: an error of another library. The reasons stand below.", "",
+        "FAILED: an error of another library. Empty: not measured yet. The reasons stand below.", "",
         "## Shares", "", "| | networks | " + " | ".join(COLUMNS) + " |", "|" + " --- |" * (2 + len(COLUMNS)),
         *shares(built), "", "## Networks", "",
         "| network | layers | with a grid | attentions read | units | " + " | ".join(COLUMNS) + " |",
