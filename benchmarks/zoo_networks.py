@@ -140,7 +140,8 @@ def _torchvision(name: str) -> Made:
     elif builder in ("googlenet", "inception_v3"):
         options["init_weights"] = True
     network = models.get_model(builder, **options)
-    side = 224 if "vit" in builder or "swin" in builder else SMALL
+    least = models.get_model_weights(builder).DEFAULT.meta["min_size"]
+    side = getattr(network, "image_size", max(SMALL, *least))
     pictures = _pictures(network.eval(), 3, side, side)
 
     def dense(n: int, small: bool = False) -> Any:

@@ -1,6 +1,7 @@
 """Interpreters that have imported torch already: forked from one process per session, used as `subprocess.Popen` is."""
 
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -191,7 +192,8 @@ class Popen:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now, and its exit code is still on its way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL, unless it has ended."""
