@@ -201,6 +201,50 @@ def test_a_stage_ends_within_its_time_and_continues(benchmarks: None, tmp_path: 
     assert list(RowsFile(tmp_path / "gpu.jsonl", "here").of("waits")) == [(0,), (1,), (2,), (3,)]
 
 
+def test_a_slow_kind_of_row_leaves_the_time_to_others_and_chosen_rows_alone_are_measured(
+    benchmarks: None, tmp_path: Path
+) -> None:
+    from gpu_stages.steps import RowsFile, Settings, Step, run
+
+    clock = iter(range(0, 1000))
+
+    class Stage:
+        TITLE = ABOUT = ""
+
+        def steps(self, settings: Settings) -> list[Step]:
+            keys = [("net", 32, engine, i) for i in range(2) for engine in ("quick", "slow")] + [
+                ("other", 32, "quick", 0)
+            ]
+            return [
+                Step(key, lambda key=key: {"seconds": [next(clock) for _ in range(9 * (key[2] == "slow"))]})
+                for key in keys
+            ]
+
+        def tables(self, rows: Any) -> str:
+            return ""
+
+    def keys(folder: Path, until: float, **chosen: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        file, pages = RowsFile(folder / "gpu.jsonl", "here"), []
+        settings = Settings(torch.device("cpu"), True, folder, until=until, **chosen)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gpu_stages.steps.time.monotonic", lambda: next(clock))
+            left = run("net", Stage(), settings, file, lambda: pages.append(1))
+        found = [*file.of("net")]
+        assert (len(pages), left) == (
+            len(found),
+            sum(settings.wants(s.key) for s in Stage().steps(settings)) - len(found),
+        )
+        return found
+
+    everything = keys(tmp_path / "all", 1e9)
+    assert len(everything) == 5
+    limited = keys(tmp_path / "limited", next(clock) + 24.0)
+    assert limited == [("net", 32, "quick", 0), ("net", 32, "slow", 0), ("net", 32, "quick", 1)], (
+        "a new kind may be slow"
+    )
+    assert keys(tmp_path / "only", 1e9, only=("net-32",), engines=("quick",)) == [limited[0], limited[2]]
+
+
 def test_errors_are_rows_but_running_out_of_time_is_not(benchmarks: None, tmp_path: Path) -> None:
     from gpu_stages.steps import OutOfTime, Step, measured
 

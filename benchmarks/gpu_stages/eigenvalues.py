@@ -16,11 +16,12 @@ from measuring import header, row
 from other_engines import TOP, curvlinops, errors, pyhessian
 
 from gpu_stages.networks import prepared
-from gpu_stages.steps import Key, Row, Rows, Settings, Step, alone_in_memory
+from gpu_stages.steps import Key, Row, Rows, Settings, Step, alone_in_memory, return_memory
 from gpu_stages.timing import peak_gib, seconds, share_outside_kernels, shown
 from gpu_stages.variants import cuda_graphs, side_by_side
 from landscape.probes.hessian import Hessian
 from landscape.products import hvp_backends
+from landscape.products.hvp_backends import Kinks
 from landscape.subject.loading.load import measuring
 from landscape.subject.subject import Subject
 
@@ -28,16 +29,18 @@ TITLE = "Top-5 Hessian eigenvalues, mini-batches of 16"
 ABOUT = """\
 Synthetic images of ten classes; networks after 150 updates, or untrained with batch-norm statistics of the images.
 PyHessian 0.1 at its defaults (tol 1e-3, 100 iterations), curvlinops with scipy's `eigsh` at tol 1e-3, this package at
-its defaults (estimated relative error 1e-4, and a pass in double precision that fixes the activation pattern). `x M`: M
-mini-batches side by side in one product. Engines take turns on each mini-batch. Seconds per mini-batch are means;
-`speed` is over the mini-batches that PyHessian had too. Missed: eigenvalues of a float64 reference (this package at an
-estimated relative error of 1e-6, on the same device) without an estimate within 1 %, over the mini-batches that have a
-reference. Outside kernels, of a few products after a warm-up: the share of wall time in which the device neither
-computes nor copies; n/a without a GPU. Prepared: seconds of the first call beyond those of a later one (tracing
-and choosing). Peak: all memory allocated on the device, the network included."""
-CASES = [(name, size) for size in (32, 224) for name in ("resnet18", "vit_ti", "resnet50", "vit_s")]
+its defaults (estimated relative error 1e-4, and a pass in double precision that fixes the activation pattern). `x M`:
+M mini-batches side by side in one product. Each engine is warmed up, and alone in memory. Seconds per mini-batch are
+means; `speed` is over the mini-batches that PyHessian had too. Missed: eigenvalues of a float64 reference (this
+package at an estimated relative error of 1e-6, on the same device) without an estimate within 1 %, over the
+mini-batches that have a reference. curvlinops' time holds eigsh's own linear algebra on the host. Outside kernels, of
+a few products after a warm-up: the share of wall time in which the device neither computes nor copies; n/a without a
+GPU. Prepared: seconds of the first call beyond those of a later one (tracing and choosing). Peak: all memory
+allocated on the device, the network included."""
+CASES = [(name, size) for size in (224, 32) for name in ("resnet50", "vit_s", "resnet18", "vit_ti")]
 SMALL_CASES = [("alternet_demo", 16)]
 BATCH_SIZE, BATCHES, REFERENCES = 16, 32, 3
+LARGE = 224  # pixels, from which untrained networks and products of all mini-batches are left out
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Engine:
     hvp: str = ""  # backend of this package; empty for another package
     together: int = 0  # mini-batches per product
     graphs: bool = True  # whether products may be replayed as CUDA graphs
+    kinks: Kinks = "double"
     other: Callable[..., tuple[np.ndarray, int]] | None = None
 
 
@@ -69,6 +73,7 @@ def engines(settings: Settings, state: str = "trained") -> dict[str, Engine]:
         "PyHessian": Engine(REFERENCES, other=pyhessian), "curvlinops + eigsh": Engine(REFERENCES, other=curvlinops),
         "double-backward": Engine(8, hvp="double-backward"), "traced": Engine(8, hvp="traced"),
         "traced, no CUDA graph": Engine(8, hvp="traced", graphs=False),
+        "traced, kinks single": Engine(8, hvp="traced", kinks="single"),
         "traced x 8, no CUDA graph": Engine(8, 8, "traced", 8, graphs=False),
         "traced x 8": Engine(BATCHES, 8, "traced", 8), "traced x 32": Engine(BATCHES, 32, "traced", 32),
         "auto": Engine(BATCHES, BATCHES, "auto"),
@@ -76,14 +81,15 @@ def engines(settings: Settings, state: str = "trained") -> dict[str, Engine]:
 
 
 def steps(settings: Settings) -> Sequence[Step]:
-    """All engines on one mini-batch, then the next: whatever slows the machine slows all."""
+    """One engine after the other on the mini-batches of a case: what the last one prepared is freed."""
     return [
         Step((name, size, state, engine, i), partial(_measured, name, size, state, engine, i, settings))
         for state in (("trained",) if settings.small else ("trained", "untrained"))
         for name, size in (SMALL_CASES if settings.small else CASES)
-        for i in range(BATCHES)
+        if state == "trained" or size < LARGE
         for engine, one in engines(settings, state).items()
-        if i < one.batches and i % one.group == 0
+        if size < LARGE or one.together < BATCHES
+        for i in range(0, one.batches, one.group)
     ]
 
 
@@ -94,7 +100,7 @@ class Case:
     subject: Subject
     exact: Subject  # in double precision
     tiny: bool
-    probes: dict[str, tuple[Hessian, Subject] | None]  # engine -> what it prepared; other packages prepare nothing
+    probes: dict[str, tuple[Hessian, Subject] | None]  # of the engine alone that was used last; None: of a package
     references: dict[int, np.ndarray]
 
 
@@ -120,9 +126,14 @@ def _measured(name: str, size: int, state: str, engine: str, i: int, settings: S
 
     row: Row = {}
     known = engine in case.probes
-    first = 0.0 if known or one.other is not None else seconds(run, device)  # other packages prepare nothing
+    few = partial(eigenvalues, case, engine, one, batches if one.together else batches[:8], few=True)
+    if not known:
+        case.probes.clear()
+        return_memory()
+        first = seconds(few if one.other is not None else run, device)  # other packages prepare nothing, and warm up
     row["seconds"] = seconds(lambda: row.update(peak=peak_gib(run, device)), device)
-    row["prepared"] = max(0.0, first - row["seconds"])
+    if not known:
+        row["prepared"] = 0.0 if one.other is not None else max(0.0, first - row["seconds"])
     row["seconds"] /= one.group
     row["batches"] = one.group
     row["products"] = sum(values["products"] for values in found) / one.group
@@ -135,10 +146,9 @@ def _measured(name: str, size: int, state: str, engine: str, i: int, settings: S
             row["worst"] = max(row["worst"], worst)
             row["referenced"] += 1
     if not known:
-        few = partial(eigenvalues, case, engine, one, batches if one.together else batches[:8], few=True)
         row["outside"] = share_outside_kernels(few, device)
-    else:
-        del row["prepared"]
+    if one.other is not None:
+        gc.collect()  # PyHessian leaves graphs in cycles
     return row
 
 
@@ -148,14 +158,13 @@ def eigenvalues(case: Case, name: str, engine: Engine, batches: range, *, few: b
         case.probes[name] = None
         fewer = {"iterations": 2} if few and engine.other is pyhessian else {}
         found = [engine.other(case.subject, i, **fewer) for i in batches]
-        gc.collect()  # PyHessian leaves graphs in cycles
         return [{"values": values.tolist(), "products": products} for values, products in found]
     chosen = nullcontext() if engine.hvp == "auto" else side_by_side(engine.together)
     with chosen, cuda_graphs(engine.graphs), measuring(case.subject):
         made = case.probes.get(name)
         if made is None:  # with an own subject each, for what is prepared is kept with it
             subject = replace(case.subject)
-            probe = Hessian(top=TOP, ends=1.0, hvp=engine.hvp)  # type: ignore[arg-type]
+            probe = Hessian(top=TOP, ends=1.0, hvp=engine.hvp, kinks=engine.kinks)  # type: ignore[arg-type]
             made = probe.resolved(subject, probe.autotune(subject) if engine.hvp == "auto" else {})
             case.probes[name] = made
         return swept(replace(made[0], max_products=TOP + 3) if few else made[0], made[1], batches)

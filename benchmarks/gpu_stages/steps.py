@@ -31,6 +31,14 @@ class Settings:
     small: bool  # tiny sizes: whether everything runs, not how fast
     folder: Path  # for files that a later call can use again
     until: float = float("inf")  # end of the stage's time, by `time.monotonic()`
+    only: tuple[str, ...] = ()  # beginnings of keys, such as resnet50-224; empty: every case
+    engines: tuple[str, ...] = ()  # parts of keys, such as traced; empty: all
+
+    def wants(self, key: Key) -> bool:
+        """Whether a row is among those that were asked for."""
+        name = "-".join(map(str, key))
+        case = any(name.startswith(one) for one in self.only or ("",))
+        return case and (not self.engines or any(part in self.engines for part in key))
 
 
 @dataclass(frozen=True)
@@ -97,29 +105,34 @@ class RowsFile:
             stream.write(json.dumps({"row": (stage, key, row)}) + "\n")
 
 
-def run(name: str, stage: Stage, settings: Settings, file: RowsFile) -> int:
-    """Measure the missing rows of a stage while its time lasts; returns how many are left.
+def run(name: str, stage: Stage, settings: Settings, file: RowsFile, added: Callable[[], object] = lambda: None) -> int:
+    """Measure the missing rows of a stage while its time lasts, with a call after each; returns how many are left.
 
-    A step is begun if the longest one so far would still fit; the first one always is, so that every call gets on.
+    A step is begun if the longest one of its kind so far would still fit, of a new kind the longest of all; the first
+    one always is, so that every call gets on.
     """
-    missing = [step for step in stage.steps(settings) if step.key not in file.of(name)]
-    longest = 0.0
+    missing = [step for step in stage.steps(settings) if settings.wants(step.key) and step.key not in file.of(name)]
+    longest: dict[Key, float] = {}
+    left = 0
     free_memory()
-    for done, step in enumerate(missing):
-        start = time.monotonic()
-        if done and start + longest > settings.until:
-            return len(missing) - done
+    for step in missing:
+        start, kind = time.monotonic(), tuple(part for part in step.key if isinstance(part, str))
+        if longest and start + longest.get(kind, max(longest.values())) > settings.until:
+            left += 1
+            continue
         try:
             row = measured(step, settings.device)
         except OutOfTime as error:
-            if done:  # it may fit into the whole time of another call
-                return len(missing) - done
+            if longest:  # it may fit into the whole time of another call
+                left += 1
+                continue
             row = {"error": str(error)}
         file.add(name, step.key, row)
-        longest = max(longest, time.monotonic() - start)
+        longest[kind] = max(longest.get(kind, 0.0), time.monotonic() - start)
         say = row.get("error") or f"{time.monotonic() - start:.1f} s"
         print(f"{name}: {' '.join(map(str, step.key))}: {say}", flush=True)
-    return 0
+        added()
+    return left
 
 
 def measured(step: Step, device: torch.device) -> Row:
@@ -165,8 +178,13 @@ def alone_in_memory(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def free_memory() -> None:
-    """Return what is kept and what nothing refers to any more."""
+    """Return what is kept too."""
     _held.clear()
+    return_memory()
+
+
+def return_memory() -> None:
+    """Return what nothing refers to any more."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
