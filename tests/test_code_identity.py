@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import importlib.util
 import inspect
 import linecache
 import sys
@@ -179,3 +180,24 @@ def test_code_in_another_file_than_the_named_one_belongs_to_the_question(
     other = measured(tmp_path / "a", "sin")
     assert first == again  # the path does not matter
     assert len({*first, *other}) == 4
+
+
+def test_code_that_was_replaced_after_its_import_is_not_what_is_there_now(tmp_path: Path) -> None:
+    """As of a file beside the one that an option names: the next run would find numbers of code that is gone."""
+    path = tmp_path / "layers.py"
+
+    def imported(activation: str) -> types.ModuleType:
+        text = "from torch import nn\nclass Act(nn.Module):\n    def forward(self, x):\n"
+        path.write_text(f"{text}        return x.{activation}() if x.device.type in {{'cpu', 'cuda', 'mps'}} else x\n")
+        spec = importlib.util.spec_from_file_location("layers", path)
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        module = sys.modules["layers"] = importlib.util.module_from_spec(spec)
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+        return module
+
+    try:
+        gone, there = imported("relu"), imported("tanh")
+        digests = [object_sha256(module.Act()) for module in (gone, there, imported("tanh"))]
+    finally:
+        del sys.modules["layers"]
+    assert digests[0] != digests[1] == digests[2]

@@ -1,6 +1,7 @@
 """The answers of the report: told only beyond the errors, with the command that would tell more."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -13,6 +14,7 @@ from landscape.plots.report.next_steps import command_to_measure
 from landscape.probes import probe_class
 from landscape.results import reader
 from landscape.results.command_line import chosen
+from landscape.statistics.flatness import MEASURES
 from landscape.subject.spec import Spec
 
 pytestmark = pytest.mark.slow
@@ -68,6 +70,23 @@ def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Pat
     assert said[1] == f"{VIT} is the flattest by height at 1 (surface)."
     assert said[2].startswith("Not told apart by height at 0.1 (surface): flattest ")
     assert said[2].endswith("told apart from 1 of 2.")
+
+
+def test_sentences_count_what_they_do_not_name_in_the_order_of_values(tmp_path: Path) -> None:
+    networks = [replace(synthetic.NETWORKS[i % 2], label=f"net{i}") for i in range(5)]
+    path = synthetic.write(tmp_path / "r.h5", networks, probes=("flatness", "fourier"))
+    flat = answer(path, "flatter")
+    assert "Not told apart by fisher-rao (flatness): flattest net1, told apart from 3 of 4." in flat.answer
+    at = list(MEASURES).index("fisher-rao")
+    values = [float(data["value"][at]) for _, data in reader.find(path, "flatness")]
+    first, second, third, *others = sorted(range(5), key=lambda i: values[i])
+    said = flat.detail.partition("fisher-rao (flatness): ")[2].partition(";")[0]
+    assert [word for word in said.split() if "net" in word] == [f"net{first},", f"net{second},", f"net{third}"]
+    assert said.endswith(f"and {len(others)} more")
+    rivals = next(line for line in answer(path, "filters").answer if line.startswith("net0"))
+    named, _, count = rivals.partition("not told apart from ")[2].removesuffix(" more.").partition(" and ")
+    assert len(named.split(", ")) == 3
+    assert int(count) == 20
 
 
 def test_results_of_different_protocols_are_not_compared(few: Path, tmp_path: Path) -> None:

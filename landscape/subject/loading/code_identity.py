@@ -200,12 +200,30 @@ def _read_source(code: Any) -> str:
     if name.startswith(OF_FILES):  # whose module is named after its path
         name = str(code.__qualname__)
     own: CodeType | None = getattr(code, "__code__", None)
-    # One line may hold several functions without a name.
-    byte_code = _byte_code(own) if code.__name__ == "<lambda>" else ""
     try:
-        return f"{name}\n{inspect.getsource(own) if own else _class_source(code)}{byte_code}"
-    except (OSError, TypeError, SyntaxError):  # made by exec, built in, or not as it was imported
+        # One line may hold several functions without a name, and a file may be replaced after its import.
+        partly = own is not None and (code.__name__ == "<lambda>" or (_is_own(code) and not _is_as_imported(own)))
+        return f"{name}\n{inspect.getsource(own) if own else _class_source(code)}{_byte_code(own) if partly else ''}"
+    except (OSError, TypeError, SyntaxError):  # made by exec, built in, or no longer there
         return f"{name}\n{_byte_code(own)}"
+
+
+def _is_as_imported(code: CodeType) -> bool:
+    """Whether the file of a function, as it is now, gives the byte code that runs; true where there is no file."""
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename))
+    return not text or (code.co_qualname, _byte_code(code)) in _compiled(text)
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: str) -> set[tuple[str, str]]:
+    """The functions of a file, at any depth, by qualified name and byte code."""
+    found, waiting = set(), [compile(text, "", "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        found.add((code.co_qualname, _byte_code(code)))
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return found
 
 
 def _class_source(kind: type) -> str:
@@ -237,7 +255,10 @@ def _first_lines(text: str) -> dict[str, int]:
 def _byte_code(code: CodeType | None) -> str:
     if code is None:
         return ""
-    constants = [_byte_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    constants = [
+        _byte_code(c) if isinstance(c, CodeType) else repr(sorted(c, key=repr) if isinstance(c, frozenset) else c)
+        for c in code.co_consts
+    ]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
