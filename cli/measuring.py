@@ -27,7 +27,13 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import load, several_checkpoints
-from landscape.cli.process_setup import executor_of, free_large_blocks, importing, sharing_processes
+from landscape.cli.process_setup import (
+    end_if_received,
+    executor_of,
+    free_large_blocks,
+    importing,
+    sharing_processes,
+)
 from landscape.cli.text_table import text_table
 from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
@@ -274,7 +280,12 @@ def _measure(
         probes, reasons = applicable(probes, subject)
         for name, reason in reasons.items():
             say(f"note: {name} is left out: {reason}", quiet=quiet)
-    with Progress(f"{command} {subject.label}", quiet=quiet, advice=Advice.of(probes, subject)) as report:
+    with Progress(f"{command} {subject.label}", quiet=quiet, advice=Advice.of(probes, subject)) as progress:
+
+        def report(finished: int, total: int) -> None:
+            progress(finished, total)
+            end_if_received()
+
         if command == "features":
             outcomes = run_shared_pass(probes, subject, out, report=report, **how)
         else:

@@ -95,7 +95,7 @@ class Terminated(BaseException):
     """SIGTERM, handled like Ctrl-C: finished units are merged into the results file."""
 
 
-# Signals that are to end this command: what is just imported may make an error of its own of their exception.
+# Signals that are to end this command: what is imported or measured may make an error of its own of their exception.
 RECEIVED: list[int] = []
 
 
@@ -122,7 +122,13 @@ def _end(number: int, frame: FrameType | None) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(each) is _end:
             signal.signal(each, _end_now)
-    raise KeyboardInterrupt if number == signal.SIGINT else Terminated("terminated")
+    end_if_received()
+
+
+def end_if_received() -> None:
+    """Raise what a signal raises, also after its first exception was caught by what it interrupted."""
+    if RECEIVED:
+        raise KeyboardInterrupt if RECEIVED[0] == signal.SIGINT else Terminated("terminated")
 
 
 def _ignore_signals() -> None:
@@ -141,6 +147,7 @@ def _end_after_all(ignored: sys.UnraisableHookArgs) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(each) is _end_now:
             signal.signal(each, _end)
+    RECEIVED.clear()
 
     def again() -> None:
         time.sleep(AGAIN_SECONDS)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import forked
 import pytest
+from measured_runs import save
 
 from landscape.cli import main, process_setup
 from landscape.cli.process_setup import MALLOC, WAITING, end_by_signals, executor_of, importing
 from landscape.options import OptionError
+from landscape.probe import Unit, Values
+from landscape.results import reader
+from landscape.results.writer import Writer
 
 ALLOCATE = """
 import resource, sys, torch
@@ -164,6 +170,33 @@ def test_a_signal_within_a_destructor_ends_the_command_too(number: int, raised: 
     command = [sys.executable, "-c", IN_DESTRUCTORS, str(number)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (ended.stdout, ended.stderr) == (f"{raised}\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_was_caught_by_what_it_interrupted_ends_the_command_after_the_unit(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a library or a network that takes every exception for one of its own."""
+    written, write = [], Writer.write
+
+    def interrupted(self: Writer, unit: Unit, values: Values) -> None:
+        write(self, unit, values)
+        written.append(unit)
+        with contextlib.suppress(BaseException):
+            if len(written) == 3:
+                signal.raise_signal(number)
+
+    monkeypatch.setattr(Writer, "write", interrupted)
+    words = ["line", str(save(tmp_path / "final.pt")), "--samples", "8", "--out", str(tmp_path / "r.h5")]
+    before = {each: signal.signal(each, process_setup._end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert main.exit_code(words) == code
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    ((_, data),) = reader.find(tmp_path / "r.h5")
+    assert reader.finished_units(data) == len(written) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
