@@ -218,7 +218,7 @@ def _is_as_imported(code: CodeType) -> bool:
 @lru_cache(maxsize=64)
 def _compiled(text: str) -> set[tuple[str, str]]:
     """The functions of a file, at any depth, by qualified name and byte code."""
-    found, waiting = set(), [compile(text, "", "exec", dont_inherit=True)]
+    found, waiting = set[tuple[str, str]](), [compile(text, "", "exec", dont_inherit=True)]
     while waiting:
         code = waiting.pop()
         found.add((code.co_qualname, _byte_code(code)))
