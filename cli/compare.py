@@ -33,12 +33,17 @@ def compare(
     against: Annotated[
         str, Option(help="network or group that all others are compared with; default: up to four, every pair")
     ] = "",
+    only: Annotated[list[str], Option(help="only the checkpoint of this label (* is anything); repeatable")] = [],  # noqa: B006
+    rows: Annotated[str, Option(help="only these numbers: hessian,trace/trace; p stays corrected for all")] = "",
+    columns: Annotated[int, Option(min=1, max=2, help="columns of a paper that a LaTeX table takes")] = 2,
     format: Annotated[
         str, Option(help="text, markdown, csv, latex or json; default: by the ending of --out, else text")
     ] = "",
     out: Annotated[Path | None, Option(help="write the tables to this file; default: print them")] = None,
     figures: Annotated[Path | None, Option(help="folder for the figure; landscape plot draws it too")] = None,
-    store: Annotated[bool, Option(help="store the comparison in the (first) results file, for plot and report")] = True,
+    store: Annotated[
+        bool, Option(help="store it, unless of a choice, in the (first) file, for plot and report")
+    ] = True,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -61,14 +66,15 @@ def compare(
     files = file or [Path("results.h5")]
     for path in files:
         check_not_damaged(path)
-    found = compared(*files, group=group or (), against=against)
-    text = comparison_text.FORMATS[kind](found)
+    numbers = tuple(name.strip() for name in rows.split(",") if name.strip())
+    found = compared(*files, group=group or (), against=against, only=only, rows=numbers)
+    text = comparison_text.as_latex(found, columns) if kind == "latex" else comparison_text.FORMATS[kind](found)
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_text(out, text)
         say(f"compared {len(found.networks)} networks in {out}", quiet=quiet)
-    if store:
+    if store and not only and not numbers:
         _store(files[0], found, quiet=quiet)
     if figures is not None:
         for path in drawing.draw_comparison(found, figures):

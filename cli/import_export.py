@@ -1,4 +1,4 @@
-"""The commands `import` and `export`: results of other tools, and results for them."""
+"""The commands `import` and `export`: results of other tools, and results for them; `cite`: for a paper."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +47,19 @@ def import_(
         for found in importing.import_file(file, out, label=name, **how):
             counted = f"{found.measured} of {found.units} points" if found.measured else "already imported"
             say(f"{found.group} in {out}: {counted}. {headlines.headline(out, found.group)}", quiet=quiet)
+
+
+def cite(
+    file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
+    debug: Debug = False,
+) -> None:
+    """Print a paragraph of methods and the BibTeX of what was measured; the whole is a file that BibTeX reads."""
+    from landscape.results import reader
+    from landscape.studies.citation import methods_and_sources
+
+    check_not_damaged(file)
+    with reader.streaming(file) as stored:
+        typer.echo(methods_and_sources([data for _, data in stored]), nl=False)
 
 
 def export(

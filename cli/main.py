@@ -107,6 +107,7 @@ for _command in (merging.merge, merging.repair):
     app.command(rich_help_panel=INSPECT)(_command)
 app.command("import", rich_help_panel=INSPECT)(import_export.import_)
 app.command("export", rich_help_panel=INSPECT)(import_export.export)
+app.command(rich_help_panel=INSPECT)(import_export.cite)
 
 
 def _version(wanted: bool) -> None:

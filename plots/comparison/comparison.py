@@ -1,14 +1,17 @@
 """Compare networks, or groups of them over seeds: headline numbers of one protocol, their differences, and verdicts."""
 
 import itertools
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 import xarray as xr
 
 from landscape.headline import FLATTER, FLATTER_ABOVE, HIGHER
-from landscape.options import OptionError, did_you_mean
+from landscape.options import OptionError, did_you_mean, invalid
 from landscape.plots.comparison.grouping import Groups
 from landscape.plots.comparison.networks import Compared, Entry, compared
 from landscape.plots.figure import Pairing, Unpaired
@@ -71,6 +74,7 @@ class Comparison:
     means: tuple[GroupMean, ...]
     contrasts: tuple[Contrast, ...]
     notes: tuple[str, ...]
+    tests: Mapping[str, int]  # by probe: over how many p is corrected
 
 
 def compare_results(
@@ -85,7 +89,44 @@ def compare_results(
     made = tuple(c for probe in found.protocols for c in _of_probe(probe, found, against))
     means = tuple(_means(found.entries)) if found.groups else ()
     networks = tuple(dict.fromkeys(e.network for e in found.entries if not parameters_of(e.data).get("members")))
-    return Comparison(networks, sides, found.groups, against, found.protocols, found.entries, means, made, found.notes)
+    tests = Counter(c.probe for c in made if np.isfinite(c.adjusted))
+    parts = found.protocols, found.entries, means, made, found.notes
+    return Comparison(networks, sides, found.groups, against, *parts, tests)
+
+
+def chosen(comparison: Comparison, rows: Sequence[str]) -> Comparison:
+    """A comparison with some of its numbers only, PROBE or PROBE/NUMBER with `*` for anything; p stays that of all.
+
+    Raises:
+        OptionError: a pattern fits none.
+    """
+    known = dict.fromkeys(f"{e.probe}/{name}" for e in comparison.entries for name in e.numbers)
+    for pattern in rows:
+        if not any(_fits(one, pattern) for one in known):
+            near = ", ".join(name for name in known if name.startswith(pattern.partition("/")[0])) or ", ".join(known)
+            raise invalid("rows", pattern, f"PROBE or PROBE/NUMBER, such as {textwrap.shorten(near, 200)}")
+
+    def shown(probe: str, name: str) -> bool:
+        return any(_fits(f"{probe}/{name}", pattern) for pattern in rows)
+
+    entries = [
+        replace(e, numbers={name: one for name, one in e.numbers.items() if shown(e.probe, name)})
+        for e in comparison.entries
+    ]
+    probes = {e.probe for e in entries if e.numbers}
+    return replace(
+        comparison,
+        entries=tuple(e for e in entries if e.probe in probes),
+        protocols={probe: found for probe, found in comparison.protocols.items() if probe in probes},
+        means=tuple(mean for mean in comparison.means if shown(mean.probe, mean.like.name)),
+        contrasts=tuple(
+            c for c in comparison.contrasts if c.probe in probes and (not c.number or shown(c.probe, c.number))
+        ),
+    )
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern if "/" in pattern else f"{pattern}/*")
 
 
 def pairs_of(sides: Sequence[str], against: str) -> list[tuple[str, str]]:

@@ -238,8 +238,8 @@ def _caption(comparison: Comparison, probe: str, contrasts: Sequence[Contrast]) 
     for c in contrasts:
         if c.difference is not None and c.difference.method and c.number not in methods.get(c.difference.method, ()):
             methods.setdefault(c.difference.method, []).append(c.number)
-    tests = sum(1 for c in contrasts if math.isfinite(c.adjusted))
-    if tests:
+    tests = comparison.tests.get(probe, 0)
+    if tests and any(math.isfinite(c.adjusted) for c in contrasts):
         if not comparison.groups or any(MISSING in c.verdict for c in contrasts):
             by = "; ".join(f"{how} ({', '.join(of)})" for how, of in methods.items())
             said.append(f"Intervals and p: {by}.")

@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from landscape.options import printable
-from landscape.plots.comparison.comparison import Comparison, flatness
+from landscape.plots.comparison.comparison import REAL, Comparison, flatness
 from landscape.plots.comparison.rows import MINUS, Row, closing, records, sections, words_of
 
-# Characters of a line in the terminal, and in a paper on two columns, unless its names are longer.
-WIDEST, WIDEST_PRINTED = 150, 105
+WIDEST = 150  # characters of a line in the terminal, unless its names are longer
+PRINTED, SIZES = {1: 54, 2: 105}, {1: r"\footnotesize", 2: r"\small"}  # those of a line in columns of a paper, and size
+NUMBER = re.compile(
+    rf"(?:< )?[{MINUS}+-]?\d+(?=(?:\.\d+)?(?:e[+-]?\d+)?(?: \[.*\])?$)"
+)  # its units; an interval may follow
 ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MINUS: "$-$", "±": r"$\pm$",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
@@ -46,32 +49,68 @@ def as_markdown(comparison: Comparison) -> str:
     return printable_lines([*lines, *below])
 
 
-def as_latex(comparison: Comparison) -> str:
+def as_latex(comparison: Comparison, columns: int = 2) -> str:
     r"""Tables with the rules of booktabs (`\usepackage{booktabs}`), which XeLaTeX, LuaLaTeX and pdfLaTeX set.
 
-    Each has a short caption and a label, and fits the width of a page; what the intervals are is said once per probe,
-    below its last table.
+    Each has a short caption and a label, and fits one column of a paper, or two (a page). Numbers stand with their
+    decimal points below each other. What the intervals are is said once per probe, below its last table.
     """
-    lines = []
+    widest, lines = PRINTED[columns], []
     for section in sections(comparison):
-        tables = [(words, part) for words, rows in section.tables for part in _narrow(rows, WIDEST_PRINTED) if part]
+        tables = [(words, part) for words, rows in section.tables for part in _narrow(rows, widest) if part]
         for i, (words, rows) in enumerate(tables, start=1):
-            below = (
-                rf"\par\smallskip{{\footnotesize {_latex(section.caption)}\par}}"
-                if i == len(tables) and section.caption
-                else ""
-            )
+            said = section.caption if i == len(tables) else ""
+            said += " *: real." if said and _too_wide(rows, widest) else ""
+            below = rf"\par\smallskip{{\footnotesize {_latex(said)}\par}}" if said else ""
             label = "-".join(
                 ["tab:landscape", *re.findall(r"\w+", section.title), *([str(i)] if len(tables) > 1 else [])]
             )
+            star = "*" if columns == 2 else ""  # of a page that is set in two columns; in one it means nothing
             lines += [
-                r"\begin{table}", r"\centering", r"\small", rf"\caption{{{_latex(f'{section.title}: {words}')}}}",
-                rf"\label{{{label}}}", rf"\begin{{tabular}}{{{''.join(_alignment(rows))}}}", r"\toprule",
-                " & ".join(map(_latex, rows[0])) + r" \\", r"\midrule",
-                *(" & ".join(map(_latex, row.values())) + r" \\" for row in rows),
-                r"\bottomrule", r"\end{tabular}", *filter(None, [below]), r"\end{table}", "",
+                rf"\begin{{table{star}}}", r"\centering", SIZES[columns],
+                rf"\caption{{{_latex(f'{section.title}: {words}')}}}",
+                rf"\label{{{label}}}", *_tabular(rows, widest), *filter(None, [below]), rf"\end{{table{star}}}", "",
             ]  # fmt: skip
     return printable_lines([*lines, *(f"% {' '.join(line.split())}" for line in closing(comparison))])
+
+
+def _tabular(rows: Sequence[Row], widest: int) -> list[str]:
+    """The body of a table, in which a column of numbers is two that meet at the decimal point.
+
+    Where differences with their verdicts are too wide, every two that are compared are a line above their rows.
+    """
+    above = "difference" if _too_wide(rows, widest) else ""
+    if above:
+        real = [row["verdict"].startswith(REAL) for row in rows]
+        marked = [{**row, "of": f"{row['of']}{'*' * star}"} for row, star in zip(rows, real, strict=True)]
+        inside = [{name: cell for name, cell in row.items() if name not in (above, "verdict")} for row in marked]
+    else:
+        inside = [dict(row) for row in rows]
+    numeric = {name: all(NUMBER.match(row[name]) or not row[name] for row in inside) for name in inside[0]}
+    columns = "".join("r@{}l" if number else "l" for number in numeric.values())
+    head = [
+        rf"\multicolumn{{2}}{{c}}{{{_latex(name)}}}" if number else _latex(name) for name, number in numeric.items()
+    ]
+    lines, last = [" & ".join(head), r"\midrule"], ""
+    for row, whole in zip(inside, rows, strict=True):
+        if above and whole[above] != last:
+            last = whole[above]
+            lines.append(rf"\multicolumn{{{len(numeric) + sum(numeric.values())}}}{{l}}{{\emph{{{_latex(last)}}}}}")
+        lines.append(" & ".join(_at_point(cell) if numeric[name] else _latex(cell) for name, cell in row.items()))
+    ended = [line if line.startswith(r"\midrule") else rf"{line} \\" for line in lines]
+    return [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *ended, r"\bottomrule", r"\end{tabular}"]
+
+
+def _too_wide(rows: Sequence[Row], widest: int) -> bool:
+    """Whether rows of differences, which `_narrow` does not divide, are longer than a line."""
+    return "verdict" in rows[0] and sum(_widths(rows).values()) > widest
+
+
+def _at_point(cell: str) -> str:
+    """A number as two cells: up to the units, and from the decimal point on, with its interval."""
+    found = NUMBER.match(cell)
+    rest = cell[found.end() :] if found else cell
+    return f"{_latex(found[0] if found else '')} & {'~' * rest.startswith(' ')}{_latex(rest)}"
 
 
 def as_html(comparison: Comparison) -> str:
@@ -126,12 +165,16 @@ def printable_lines(lines: Iterable[str]) -> str:
     return "\n".join(printable(line) for line in lines).rstrip() + "\n"
 
 
+def _widths(rows: Sequence[Row]) -> dict[str, int]:
+    """Characters that every column takes, with the space between two."""
+    return {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+
+
 def _narrow(rows: Sequence[Row], widest: int = WIDEST) -> list[list[Row]]:
     """A table as several with the same first column, so that a line of numbers fits."""
     if not rows:
         return []
-    first, *names = rows[0]
-    widths = {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    (first, *names), widths = rows[0], _widths(rows)
     parts: list[list[str]] = [[]]
     for name in names:
         if (
@@ -157,11 +200,6 @@ def _line(cells: Iterable[str]) -> str:
 def _markdown(text: str) -> str:
     """Escaped: brackets of intervals stay, those of links do not."""
     return re.sub(r"([\\`*_{}<>|~#$&]|(?<=\])[(\[:])", r"\\\1", " ".join(text.split()))
-
-
-def _alignment(rows: Sequence[Row]) -> Iterable[str]:
-    """Columns of numbers to the right, so that their decimal points stand below each other, all others to the left."""
-    return ("r" if all(re.match(rf"[{MINUS}+-]?\d|$", row[name]) for row in rows) else "l" for name in rows[0])
 
 
 def _latex(text: str) -> str:
