@@ -67,7 +67,7 @@ CORE: Sequence[Step] = (  # the longest first, so that no process waits for the 
     _step("density", 48, vectors=6, steps=8),
     _step("flatness", 64, measures=MEASURES, steps=5, draws=8, vectors=8, batch_size=16),
     _step("noise-scale", 768, groups=24, simple=True),
-    _step("sensitivity", 256, bits="3,2", vectors=2),
+    _step("sensitivity", 128, bits="3,2", vectors=2),
     _step("features", 256),
     _step("lesion", 360),
 )
