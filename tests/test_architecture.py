@@ -207,7 +207,15 @@ ABOUT_PROBES = {
     "comparison", "rows",  # that heights are of one plane
 }  # fmt: skip
 WORDS = {  # names of probes that mean something else in a file: an axis, a matrix, a kind of layer, a key
-    "step": {"optimizer_state", "preconditioner", "ensemble", "stored_series", "monitor", "monitor_noise"},
+    "step": {
+        "optimizer_state",
+        "preconditioner",
+        "optimizer_rules",
+        "ensemble",
+        "stored_series",
+        "monitor",
+        "monitor_noise",
+    },
     "hessian": {"hvp_backends", "operator", "stored_spectrum"},
     "tokens": {"layer", "token_grid", "selection", "attention", "smoothing"},
     "trace": {"flatness", "flatness_terms", "weight_units"},

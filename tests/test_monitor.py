@@ -25,6 +25,7 @@ from landscape.monitoring.budget import Budget
 from landscape.monitoring.gradients import BUCKETS, Start, gram, noise, sketch_of
 from landscape.monitoring.measurement import TrackedEigenvalues
 from landscape.options import OptionError
+from landscape.plots.figures import monitor as monitor_figure
 from landscape.results import reader
 from landscape.results.protocols import samples_of
 
@@ -201,12 +202,26 @@ def test_what_the_optimiser_sees_is_the_dense_preconditioned_hessian(kind: str, 
         assert np.isnan(found["threshold"].values).all()
 
 
-def test_an_optimiser_without_a_known_threshold_is_refused_at_the_start(tmp_path: Path) -> None:
-    model = network()
-    with pytest.raises(ValueError, match="the stability threshold of LBFGS is not known; those of SGD"):
-        landscape.Monitor(
-            model, F.cross_entropy, data(), out=tmp_path / "r.h5", optimizer=torch.optim.LBFGS(model.parameters())
-        )
+def test_optimisers_without_a_known_threshold_and_several_at_once_are_followed_and_the_page_says_so(
+    tmp_path: Path,
+) -> None:
+    model = network(dtype=torch.float32)
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    both = torch.optim.Muon(matrices, lr=1e-3), torch.optim.AdamW(others, lr=1e-2)
+    inputs, targets = data()
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": both, **ALL}
+    monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
+    for _ in range(2):
+        F.cross_entropy(model(inputs), targets).backward()
+        for one in both:
+            one.step()
+        monitor.step()
+    found = monitor.data()
+    assert np.isfinite(found["eigenvalue"].values).all()
+    assert np.isnan(found["preconditioned_threshold"].values).all()
+    assert found.attrs["protocol"].endswith("optimiser Muon + AdamW (no threshold of Muon is known)")
+    assert monitor_figure._about_threshold([found], "eigenvalue", "threshold").startswith("No threshold of Muon is")
 
 
 def test_a_model_in_half_precision_is_followed_by_a_copy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,8 @@ from landscape.curvature.lanczos import lanczos
 from landscape.curvature.preconditioner import preconditioner
 from landscape.products.hvp_backends import curvature
 from landscape.products.vectors import flat, random_unit
+from landscape.subject.optimizer_rules import Rule, Together, length_in, rule_of
+from landscape.subject.optimizers import proposed_update
 from landscape.subject.subject import Subject
 
 FROZEN = 1 - 1e-13  # a decay rate at which the squared gradients of a state stay as they are
@@ -31,6 +33,7 @@ OPTIMIZERS: dict[str, tuple[Make, dict[str, Any]]] = {
     "Adam, beta1 0.5": (torch.optim.Adam, {"betas": (0.5, FROZEN)}),
     "amsgrad": (torch.optim.Adam, {"betas": (0.9, FROZEN), "amsgrad": True}),
     "AdamW": (torch.optim.AdamW, {"betas": (0.9, FROZEN), "weight_decay": 3.0}),
+    "Adamax": (torch.optim.Adamax, {"betas": (0.9, FROZEN)}),
     "RMSprop": (torch.optim.RMSprop, {"alpha": FROZEN}),
     "RMSprop with momentum": (torch.optim.RMSprop, {"alpha": FROZEN, "momentum": 0.7, "weight_decay": 0.1}),
     "centred RMSprop": (torch.optim.RMSprop, {"alpha": FROZEN, "centered": True}),
@@ -48,7 +51,7 @@ def _frozen(make: Make, groups: list[dict[str, Any]], **options: Any) -> torch.o
     optimizer.step()
     for p, state in optimizer.state.items():
         second = 10.0 ** torch.empty_like(p).uniform_(-3, 0, generator=generator)
-        for name in ("exp_avg_sq", "square_avg", "sum"):
+        for name in ("exp_avg_sq", "square_avg", "sum", "exp_inf"):
             if name in state:
                 state[name] = second.clone()
         if "max_exp_avg_sq" in state:
@@ -173,7 +176,7 @@ def test_parameters_that_do_not_move_take_no_part() -> None:
 @pytest.mark.parametrize(
     ("make", "options", "steps", "words"),
     [
-        (torch.optim.NAdam, {}, 1, "threshold of NAdam is not known; those of SGD, Adam,"),
+        (torch.optim.NAdam, {}, 1, "threshold of NAdam is not known; those of SGD, Adam, Adamax,"),
         (torch.optim.SGD, {"lr": 0.0}, 1, "its learning rate is 0; give another"),
         (torch.optim.SGD, {"maximize": True}, 1, "ascends"),
         (torch.optim.Adam, {}, 0, "has made no update; give a later checkpoint"),
@@ -189,6 +192,54 @@ def test_what_has_no_threshold_is_an_error(make: Make, options: dict[str, Any], 
         optimizer.step()
     with pytest.raises(ValueError, match=words):
         preconditioner(optimizer, {"weight": weight})
+
+
+class Lion(torch.optim.Optimizer):
+    """Of any package: known by its hyper-parameters and the entries of its state."""
+
+    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.data.sub_(group["lr"] * torch.sign(mean + p.grad))
+                mean.lerp_(p.grad, 1 - group["betas"][1])
+
+
+class Halved(torch.optim.Adam):
+    """A variant of Adam in its entries, and one that says itself what is known of it."""
+
+    landscape_rule = Rule(
+        "Halved", frozenset(), frozenset({"exp_avg_sq"}), stability=lambda group, state: (2.0, 2.0), definition="P = 2",
+        norm="elementwise", update=lambda parameters, gradients, optimizer: [-g / 2 for g in gradients],
+    )  # fmt: skip
+
+
+def test_an_optimizer_is_known_by_its_structure_or_says_itself_what_is_known_of_it() -> None:
+    weight = nn.Parameter(torch.eye(3, dtype=torch.float64))
+    kinds: dict[str, tuple[Any, str]] = {
+        "Lion": (Lion, "elementwise"), "Muon": (torch.optim.Muon, "spectral"), "Halved": (Halved, "elementwise"),
+        "Adam": (type("Variant", (torch.optim.Adam,), {}), "euclidean"),
+        "RAdam": (torch.optim.RAdam, "euclidean"),
+    }  # fmt: skip
+    for name, (make, norm) in kinds.items():
+        optimizer = make([weight], lr=0.1)
+        for _ in range(2):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        rule = rule_of(optimizer)
+        assert (rule.name, rule.norm) == (name, norm)
+        (step,) = proposed_update(optimizer, [torch.ones(3, 3)])
+        assert length_in(rule.norm, step) > 0
+        if name in ("Lion", "RAdam", "Muon"):
+            with pytest.raises(ValueError, match="is not known; those of SGD"):
+                preconditioner(optimizer, {"weight": weight})
+    (step,) = proposed_update(Halved([weight]), [torch.ones(3, 3)])
+    assert torch.equal(step, -torch.ones(3, 3) / 2)
+    assert length_in("spectral", torch.diag(torch.tensor([3.0, 4.0]))) == pytest.approx(4.0)
+    assert preconditioner(Together(torch.optim.SGD([weight], lr=0.1)), {"weight": weight}).threshold == 20.0
 
 
 def test_an_optimizer_of_another_model_is_an_error() -> None:

@@ -7,7 +7,7 @@ where the largest eigenvalue of P^-1/2 H P^-1/2, the preconditioned sharpness, e
     heavy ball                       (2 + 2 beta) / ((1 - dampening) eta)
     Nesterov                         (2 + 2 beta) / ((1 + 2 beta) eta)
     RMSprop, Adagrad                 2 / eta, with momentum as heavy ball
-    Adam, AdamW                      (2 + 2 beta1) / ((1 - beta1) eta)
+    Adam, AdamW, Adamax              (2 + 2 beta1) / ((1 - beta1) eta)
 
 (Cohen et al., arXiv 2103.00065, for the first three; arXiv 2207.14484 for preconditioned ones, (2 + 2 beta1) / ((1 -
 beta1) eta) for Adam). P is that of the last update. As in the published code of arXiv 2207.14484, both bias corrections
@@ -24,16 +24,16 @@ threshold of one group, that of the most parameters, and P of the others times t
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from landscape.products.vectors import flat
+from landscape.subject.optimizer_rules import RULES, Group, Rule, State, name_of, parts_of, rule_of
 
-Group: TypeAlias = Mapping[str, Any]  # options of a parameter group
-State: TypeAlias = Mapping[str, Any]  # an optimiser's state of one parameter
-Rule: TypeAlias = Callable[[Group, State], tuple[Any, float]]  # -> diagonal of P, eta times the threshold
+
+class UnknownThreshold(ValueError):
+    """No stability threshold is known for an optimiser."""
 
 
 class NoUpdateYet(ValueError):
@@ -44,7 +44,7 @@ class NoUpdateYet(ValueError):
 class Preconditioner:
     """A diagonal preconditioner P and the stability threshold of the optimiser that has it."""
 
-    optimizer: str  # name of the class
+    optimizer: str  # name of the class, or classes
     threshold: float  # largest stable eigenvalue of P^-1/2 H P^-1/2
     scale: Mapping[str, Tensor]  # P^-1/2 by name, of the parameters that the optimiser moves
     decay: Mapping[str, float]  # their weight decay that is added to the gradient, a part of H
@@ -74,44 +74,49 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
     It does not move those that never had a gradient, nor those with learning rate 0.
 
     Raises:
-        ValueError: no threshold is known for this optimiser or an option of it, it holds none of the parameters, has
+        ValueError: no threshold is known for it (`UnknownThreshold`), it ascends, holds none of the parameters, has
             made no update or has no positive learning rate (`NoUpdateYet`), or no stable one.
     """
-    kind = type(optimizer)
-    if kind not in RULES:
-        known = ", ".join(one.__name__ for one in RULES)
-        raise ValueError(f"the stability threshold of {kind.__name__} is not known; those of {known} are")
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    owners = {id(p): (part, g) for part in parts_of(optimizer) for g in part.param_groups for p in g["params"]}
+    groups = {key: group for key, (_, group) in owners.items()}
     held = {name: p for name, p in parameters.items() if id(p) in groups}
     if not held:
-        raise ValueError(f"{kind.__name__} holds none of the {len(parameters)} parameters of the model")
+        raise ValueError(f"{name_of(optimizer)} holds none of the {len(parameters)} parameters of the model")
     scale: dict[str, Tensor] = {}
     thresholds: dict[str, float] = {}
+    definitions: dict[str, None] = {}
     for name, p in held.items():
-        group, state = groups[id(p)], optimizer.state.get(p, {})
+        part, group = owners[id(p)]
+        state, kind = part.state.get(p, {}), type(part)
+        rule = rule_of(part, state)
+        if rule.stability is None:
+            known = ", ".join(one.name for one in RULES if one.stability)
+            raise UnknownThreshold(f"the stability threshold of {kind.__name__} is not known; those of {known} are")
         if group.get("maximize"):
             raise ValueError(f"{kind.__name__} with maximize=True ascends; the threshold is that of descent")
-        if float(group["lr"]) > 0 and (kind is torch.optim.SGD or _updates(state) > 0):
-            diagonal, thresholds[name] = _of_parameter(name, kind, group, state, p)
+        if float(group["lr"]) > 0 and rule.entries <= state.keys() and float(state.get("step", 1)) > 0:
+            diagonal, thresholds[name] = _of_parameter(name, kind, rule, group, state, p)
             scale[name] = (diagonal * thresholds[name]).rsqrt()
+            definitions[rule.definition] = None
     if not scale:
         still = max(float(group["lr"]) for group in optimizer.param_groups) <= 0
         why = "its learning rate is 0; give another" if still else "it has made no update; give a later checkpoint"
-        raise NoUpdateYet(f"{kind.__name__} moves no parameter: {why}")
+        raise NoUpdateYet(f"{name_of(optimizer)} moves no parameter: {why}")
     sizes: dict[float, int] = {}
     for name, own in thresholds.items():
         sizes[own] = sizes.get(own, 0) + held[name].numel()
     threshold = max(sizes, key=lambda own: sizes[own])
     scale = {name: (threshold**0.5 * one).to(held[name].dtype) for name, one in scale.items()}
-    decay = {name: _coupled_decay(kind, groups[id(held[name])]) for name in scale}
-    return Preconditioner(kind.__name__, threshold, scale, decay, _definition(kind, len(sizes)))
+    decay = {name: _coupled_decay(*owners[id(held[name])]) for name in scale}
+    return Preconditioner(name_of(optimizer), threshold, scale, decay, _definition("; ".join(definitions), len(sizes)))
 
 
-def _of_parameter(name: str, kind: type, group: Group, state: State, p: Tensor) -> tuple[Tensor, float]:
+def _of_parameter(name: str, kind: type, rule: Rule, group: Group, state: State, p: Tensor) -> tuple[Tensor, float]:
     """Diagonal of P with the shape of the parameter, and its threshold."""
-    diagonal, threshold = RULES[kind][0](group, state)
+    assert rule.stability is not None
+    diagonal, threshold = rule.stability(group, state)
     diagonal = torch.as_tensor(diagonal, device=p.device).double().expand(p.shape)
-    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    rate, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
     threshold = threshold / rate * (1 - rate * decay / 2 if _decouples(kind, group) else 1.0)
     if threshold <= 0:
         raise ValueError(
@@ -123,60 +128,16 @@ def _of_parameter(name: str, kind: type, group: Group, state: State, p: Tensor) 
     return diagonal, threshold
 
 
-def _sgd(group: Group, _: State) -> tuple[Any, float]:
-    beta = float(group["momentum"])
-    if group["nesterov"]:
-        return 1.0, (2 + 2 * beta) / (1 + 2 * beta)
-    return 1.0, (2 + 2 * beta) / (1 - float(group["dampening"]) if beta else 1.0)
-
-
-def _adam(group: Group, state: State) -> tuple[Any, float]:
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    step = float(state["step"])
-    second = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].double()
-    diagonal = (1 - beta1**step) * ((second / (1 - beta2**step)).sqrt() + group["eps"])
-    return diagonal, (2 + 2 * beta1) / (1 - beta1)
-
-
-def _rmsprop(group: Group, state: State) -> tuple[Any, float]:
-    second = state["square_avg"].double()
-    if group["centered"]:
-        second = (second - state["grad_avg"].double().square()).clamp(min=0)
-    return second.sqrt() + group["eps"], 2 + 2 * float(group["momentum"])
-
-
-def _adagrad(group: Group, state: State) -> tuple[Any, float]:
-    shrunk = 1 + (_updates(state) - 1) * float(group["lr_decay"])  # the rate that lr_decay has left of lr
-    return state["sum"].double().sqrt() + group["eps"], 2.0 * shrunk
-
-
-def _updates(state: State) -> float:
-    return float(state.get("step", 0))
-
-
 def _decouples(kind: type, group: Group) -> bool:
-    return kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
+    return issubclass(kind, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
 
 
-def _coupled_decay(kind: type, group: Group) -> float:
-    return 0.0 if _decouples(kind, group) else float(group["weight_decay"])
+def _coupled_decay(part: torch.optim.Optimizer, group: Group) -> float:
+    return 0.0 if _decouples(type(part), group) else float(group.get("weight_decay", 0.0))
 
 
-def _definition(kind: type, thresholds: int) -> str:
-    text = f"largest eigenvalue of P^-1/2 H P^-1/2, {RULES[kind][1]}"
+def _definition(known: str, thresholds: int) -> str:
+    text = f"largest eigenvalue of P^-1/2 H P^-1/2, {known}"
     if thresholds > 1:
         text += f"; P of a parameter group times its own threshold / that of the largest of {thresholds} groups"
     return text
-
-
-_ADAM = "P = (1 - beta1^t) (sqrt(v / (1 - beta2^t)) + eps), threshold (2 + 2 beta1) / ((1 - beta1) lr)"
-RULES: Mapping[type, tuple[Rule, str]] = {
-    torch.optim.SGD: (
-        _sgd, "P = 1, threshold 2 / lr, (2 + 2 beta) / ((1 - dampening) lr) with momentum beta, (2 + 2 beta) / "
-        "((1 + 2 beta) lr) with Nesterov's",
-    ),
-    torch.optim.Adam: (_adam, _ADAM),
-    torch.optim.AdamW: (_adam, f"{_ADAM} (1 - lr lambda / 2), lambda the decoupled weight decay"),
-    torch.optim.RMSprop: (_rmsprop, "P = sqrt(v) + eps, threshold (2 + 2 beta) / lr with momentum beta"),
-    torch.optim.Adagrad: (_adagrad, "P = sqrt(sum of squared gradients) + eps, threshold 2 / lr, lr with its lr_decay"),
-}  # fmt: skip

@@ -17,7 +17,7 @@ class LightningMonitor(Callback):
     """`landscape.Monitor` in a Lightning trainer: `Trainer(callbacks=[landscape.LightningMonitor(loss, batch)])`.
 
     Steps are the trainer's `global_step`, at which a run that resumes from a checkpoint continues its series. The
-    optimiser is the trainer's, if it is the only one and its stability threshold is known.
+    optimisers are the trainer's.
 
     Args:
         loss: of (outputs, targets), (outputs, batch) or (model, batch), the model being the LightningModule.
@@ -31,8 +31,7 @@ class LightningMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin, or continue, the series."""
-        only = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        options = {"optimizer": optimizer_in_use(only), "start": trainer.global_step, **self._options}
+        options = {"optimizer": optimizer_in_use(trainer.optimizers), "start": trainer.global_step, **self._options}
         self.monitor = Monitor(pl_module, *self._arguments, **options)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,22 +13,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from landscape.curvature.lanczos import Spectrum, lanczos
-from landscape.curvature.preconditioner import RULES, NoUpdateYet, preconditioner
+from landscape.curvature.preconditioner import NoUpdateYet, UnknownThreshold, preconditioner
 from landscape.curvature.spectrum import memory
 from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import length, random_unit
+from landscape.subject.optimizer_rules import Together
 from landscape.subject.subject import Subject
 
 
 def optimizer_in_use(found: Any) -> Optimizer | None:
-    """The optimiser of PyTorch behind a library's wrapper, if its stability threshold is known; else None."""
-    while not isinstance(found, Optimizer) or type(found) not in RULES:
-        found = getattr(found, "optimizer", None)
-        if found is None:
-            return None
-    return found
+    """The optimiser of PyTorch behind a library's wrapper, or several as one; None where there is none."""
+    if isinstance(found, Sequence):
+        parts = [one for one in map(optimizer_in_use, found) if one is not None]
+        return Together(*parts) if len(parts) > 1 else next(iter(parts), None)
+    while (inner := getattr(found, "optimizer", None)) is not None:
+        found = inner
+    return found if isinstance(found, Optimizer) else None
 
 
 NEXT, RANDOM = 0.3, 0.3  # lengths of the next Ritz vector and of a random one in a start from the last eigenvectors
@@ -137,7 +139,7 @@ class Measurement:
         self._tracked_preconditioned = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "preconditioned"))
         self._warned = False
         if optimizer is not None:
-            with contextlib.suppress(NoUpdateYet):
+            with contextlib.suppress(NoUpdateYet, UnknownThreshold):
                 preconditioner(optimizer, self._held)
 
     def at_present(self, *, check: bool) -> dict[str, Any]:
@@ -188,9 +190,9 @@ class Measurement:
     ) -> dict[str, Any]:
         """The eigenvalues that the optimiser sees, both thresholds, and its learning rate; NaN without an optimiser.
 
-        Adam, RMSprop and Adagrad have no preconditioner before their first update, and no optimiser with learning rate
-        0 has a threshold: NaN. That of SGD belongs to H plus the weight decay; `threshold`, that of H alone, is less by
-        the decay, by the largest one where parameters have different ones.
+        An adaptive optimiser has no preconditioner before its first update, and one with learning rate 0, or whose
+        threshold is not known, has none: NaN. That of SGD belongs to H plus the weight decay; `threshold`, that of H
+        alone, is less by the decay, by the largest one where parameters have different ones.
         """
         nothing = np.full(self._top, np.nan)
         values: dict[str, Any] = {
@@ -204,7 +206,7 @@ class Measurement:
         try:
             known = preconditioner(self._optimizer, self._held)
         except ValueError as error:
-            if not isinstance(error, NoUpdateYet) and not self._warned:
+            if not isinstance(error, NoUpdateYet | UnknownThreshold) and not self._warned:
                 _log.warning("warning: no preconditioned eigenvalues: %s", error)
                 self._warned = True
             return values

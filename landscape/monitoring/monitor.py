@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from landscape.data.structure import common_length
 from landscape.monitoring.budget import Budget
 from landscape.monitoring.gradients import Start
-from landscape.monitoring.measurement import Measurement
+from landscape.monitoring.measurement import Measurement, optimizer_in_use
 from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
 from landscape.options import OptionError, at_least, require
 from landscape.results import reader
@@ -115,7 +115,8 @@ class Monitor:
         out: results file; several runs may write into one.
         data: what `batch` was taken from, as figures and tables name it; it changes no number.
         label: name of the run, default the class of the model. A run of the same name in the same file gets a number.
-        optimizer: of the training: SGD, Adam, AdamW, RMSprop or Adagrad. An adaptive one costs a second search.
+        optimizer: of the training, any, or a list of several. An adaptive one whose threshold is known (Adam, AdamW,
+            Adamax, RMSprop, Adagrad) costs a second search.
         top: eigenvalues per measurement.
         noise: parts of the mini-batch whose gradients give the noise scale; 0 leaves it out.
         tol: largest estimated relative error of an eigenvalue.
@@ -141,7 +142,7 @@ class Monitor:
         out: Path | str = "run.h5",
         data: str = "",
         label: str = "",
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         top: int = 1,
         noise: int = 4,
         tol: float = 5e-3,
@@ -153,6 +154,7 @@ class Monitor:
         for name, value, least in (("every", every, 1), ("top", top, 1), ("noise", noise, 0), ("start", start, 0)):
             at_least(name, value, least)
         require(overhead > 0, "overhead", overhead, "above 0; math.inf leaves out no step")
+        optimizer = optimizer_in_use(optimizer)
         require(0 < tol < 1, "tol", tol, "above 0 and below 1")
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0

@@ -13,13 +13,15 @@ from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
-from landscape.monitoring.gradients import BUCKETS, parts_of
+from landscape.monitoring.gradients import BUCKETS
+from landscape.monitoring.gradients import parts_of as parts_of_batch
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results.run_key import RunKey, readable_label, versions
 from landscape.results.series import SeriesWriter
 from landscape.results.unmerged_journals import merge_orphans
 from landscape.subject.loading.identity import attributes as attributes_of
+from landscape.subject.optimizer_rules import name_of, parts_of, rule_of
 from landscape.subject.subject import Subject
 
 MONITOR = "monitor"  # name of the groups
@@ -87,7 +89,7 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
             "rank": Quantity("rank, from the largest"),
             "bucket": Quantity("bucket of the sketch; of few weights, the weight"),
         },
-        facts={"noise_parts": len(parts_of(subject, parts))},
+        facts={"noise_parts": len(parts_of_batch(subject, parts))},
         grows=True,
     )
 
@@ -95,14 +97,14 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
 def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a run from others in one file: its label, batch, parameters and optimiser, not its weights."""
     loss = getattr(subject.losses, "__wrapped__", subject.losses)
-    own = None if optimizer is None else [type(optimizer).__name__, {**optimizer.defaults}]
+    own: list[Any] = [] if optimizer is None else [[type(p).__name__, {**p.defaults}] for p in parts_of(optimizer)]
     return {
         **settings,
         "label": subject.label,
         "loss": subject.traits.name or getattr(loss, "__qualname__", type(loss).__name__),
         "parameters": [[name, list(p.shape)] for name, p in subject.parameters.items()],
         "data": subject.data.sha256,
-        "optimizer": own,
+        "optimizer": None if not own else own[0] if len(own) == 1 else own,
     }
 
 
@@ -115,9 +117,19 @@ def about_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[st
         f"every {ordinal(every)} step" if every > 1 else "every step",
         f"at most {100 * overhead:.3g} % of the training time" if overhead < 1 else "",
         f"loss {subject.traits.name.rpartition('/')[2]}" if subject.traits.name else "",
-        "" if optimizer is None else f"optimiser {type(optimizer).__name__}",
+        _words(optimizer),
     ]
     return {"data": data or subject.data.name, "protocol": ", ".join(filter(None, parts))}
+
+
+def _words(optimizer: Optimizer | None) -> str:
+    """The optimiser for the protocol, and whether no threshold of it is known."""
+    if optimizer is None:
+        return ""
+    unknown = [type(part).__name__ for part in parts_of(optimizer) if rule_of(part).stability is None]
+    return f"optimiser {name_of(optimizer)}" + (
+        f" (no threshold of {' and '.join(unknown)} is known)" if unknown else ""
+    )
 
 
 def ordinal(number: int) -> str:

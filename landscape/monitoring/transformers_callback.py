@@ -21,7 +21,7 @@ class TransformersMonitor(TrainerCallback):
     """`landscape.Monitor` in a `transformers.Trainer(..., callbacks=[landscape.TransformersMonitor(batch)])`.
 
     Steps are the trainer's `global_step`, at which a run that resumes from a checkpoint continues its series. The
-    optimiser is the trainer's, if its stability threshold is known.
+    optimiser is the trainer's.
 
     Args:
         batch: one mini-batch as the collator makes it: a dictionary of tensors, with labels.

@@ -20,6 +20,7 @@ from landscape.checkpoints.optimizer_state import (
 )
 from landscape.checkpoints.parameter_groups import parameters_of_groups
 from landscape.options import OptionError, did_you_mean, invalid, parse_arguments
+from landscape.subject.optimizer_rules import Together, name_of, parts_of, rule_of
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -143,24 +144,19 @@ class RestoredOptimizer:
 def proposed_update(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> list[Tensor]:
     """The update that an optimiser would make with these gradients, one per parameter in the order of its groups.
 
-    It is made by a deep copy: the optimiser, its parameters and their gradients stay as they are, hooks do not run.
+    By default a deep copy makes it: the optimiser, its parameters and their gradients stay as they are.
 
     Raises:
         ValueError: the state lacks an entry that its hyper-parameters ask for.
     """
-    trial = copy.deepcopy(optimizer)
-    parameters = [p for group in trial.param_groups for p in group["params"]]
-    before = [p.detach().clone() for p in parameters]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient.detach().to(parameter.device, parameter.dtype).clone()
+    before = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
     try:
-        trial.step()
+        return rule_of(optimizer).update(before, gradients, optimizer)
     except KeyError as error:
         raise ValueError(
-            f"the state of {type(optimizer).__name__} has no entry {error}, which its arguments ask for; leave them as "
+            f"the state of {name_of(optimizer)} has no entry {error}, which its arguments ask for; leave them as "
             "they were in training, or start a new optimiser: --no-optimizer-state"
         ) from None
-    return [p.detach() - start for p, start in zip(parameters, before, strict=True)]
 
 
 def state_of(subject: Subject, options: OptimizerOptions) -> OptimizerState | None:
@@ -290,11 +286,21 @@ def _copy(parameter: Tensor) -> nn.Parameter:
 def _built(
     kind: str, groups: Iterable[dict[str, Any]], arguments: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
+    """The optimiser; beside one that takes matrices alone, such as Muon, AdamW moves the rest, in groups behind."""
+    given, make, arguments = list(groups), optimizer_class(kind), arguments or {}
     try:
-        optimizer: torch.optim.Optimizer = optimizer_class(kind)(list(groups), **(arguments or {}))
-    except ValueError as error:  # such as Muon, which takes matrices alone
-        raise ValueError(f"{kind} does not take this model's parameters ({error}); name another --optimizer") from None
-    return optimizer
+        return make(given, **arguments)
+    except ValueError as error:
+        matrices, rest = (
+            [{**g, "params": own} for g in given if (own := [p for p in g["params"] if (p.ndim == 2) == matrix])]
+            for matrix in (True, False)
+        )
+        if not matrices or not rest:
+            raise ValueError(
+                f"{kind} does not take this model's parameters ({error}); name another --optimizer"
+            ) from None
+        other = {name: value for name, value in arguments.items() if name in {"lr", "weight_decay"}}
+        return Together(_built(kind, matrices, arguments), torch.optim.AdamW(rest, **other))
 
 
 def _number(value: Any) -> Any:
@@ -306,6 +312,9 @@ def _number(value: Any) -> Any:
 
 def _words(optimizer: torch.optim.Optimizer) -> str:
     """The class and its hyper-parameters, with all values where groups differ."""
+    parts = parts_of(optimizer)
+    if len(parts) > 1:
+        return " + ".join(map(_words, parts))
     known = arguments_of(type(optimizer).__name__)
     values: dict[str, list[Any]] = {}
     for group in optimizer.param_groups:

@@ -1,5 +1,6 @@
 """Draw the sharpness of a run over its steps, with the threshold at which its optimiser becomes unstable."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -86,4 +87,7 @@ def _about_threshold(results: Sequence[xr.Dataset], quantity: str, threshold: st
         if "preconditioned_threshold" in data
     ):
         return "The threshold of this optimiser is that of its preconditioned eigenvalue, see monitor_preconditioned."
+    said = (re.search(r"\((no threshold of .* is known)\)", str(data.attrs.get("protocol", ""))) for data in results)
+    if unknown := next(filter(None, said), None):
+        return f"N{unknown[1][1:]}, and none is drawn."
     return "No threshold: the monitor was given no optimizer= or has seen no update."
