@@ -33,6 +33,9 @@ def plot(
     columns: Annotated[
         int, Option(help="1 or 2 columns of a paper (3.25 or 6.75 in wide, 7 in high, else in parts); 0: as needed")
     ] = 0,
+    caption: Annotated[
+        str, Option(help="text: below the figure; none; tex: in NAME.tex beside it, with a label")
+    ] = "text",
     eigenvalues: Annotated[
         str, Option(help="axis range of the Hessian spectra; default: from the data", metavar="LOW:HIGH")
     ] = "",
@@ -43,13 +46,14 @@ def plot(
     from landscape.options import one_of, parse_choices
     from landscape.plots import drawing
     from landscape.plots.selection import Selection, colours, pairs
-    from landscape.plots.theme import STYLES, Theme
+    from landscape.plots.theme import CAPTIONS, STYLES, Theme
 
     formats = parse_choices("format", format, drawing.FORMATS)
     one_of("style", style, STYLES)
     one_of("columns", str(columns), ("0", "1", "2"))
     one_of("layout", layout or "park2022", ("park2022",))
-    theme = Theme(style, columns, title)
+    one_of("caption", caption, CAPTIONS)
+    theme = Theme(style, columns, title, caption)
     if file.is_dir():
         paths = drawing.draw_run(file, out, formats, theme=theme)
     else:

@@ -21,11 +21,12 @@ from landscape.options import OptionError, require
 from landscape.plots import FIGURES, IMPORTED, STUDIES, study_module
 from landscape.plots.figure import Figure
 from landscape.plots.selection import Selection, Stored
-from landscape.plots.theme import SCREEN, Theme, applied
+from landscape.plots.theme import SCREEN, Theme, applied, captioned
 from landscape.plots.tidy import tidied
 from landscape.results import reader
 from landscape.results.malformed import readable
 from landscape.results.replacing import replacing
+from landscape.studies.citation import latex
 
 if TYPE_CHECKING:
     from landscape.plots.comparison.comparison import Comparison
@@ -260,4 +261,14 @@ def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence
             figure.savefig(drawn, format=extension, metadata=_METADATA[extension], dpi=dpi)
             with replacing(path) as stream:
                 stream.write(drawn.getbuffer())
+    if captioned() == "tex" and (text := str(getattr(figure, "caption", ""))):
+        with replacing(folder / f"{name}.tex") as stream:
+            stream.write(_tex(text, name).encode())
     return paths
+
+
+def _tex(text: str, name: str) -> str:
+    r"""A caption with a label, to `\input` below the figure: formulas stay, all else is text."""
+    parts = re.split(r"(?<!\\)(\$[^$]+?(?<!\\)\$)", text)
+    said = "".join(part if i % 2 else latex(part.replace(r"\$", "$")) for i, part in enumerate(parts))
+    return f"\\caption{{{said}}}\n\\label{{fig:landscape-{name}}}\n"

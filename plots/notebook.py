@@ -15,6 +15,8 @@ SHOWN_DPI = 150  # of a figure in a notebook
 class Page(Figure):
     """A figure of matplotlib in the style that it was made in."""
 
+    caption = ""  # also where the figure does not show it
+
     def savefig(self, fname: Any, **options: Any) -> None:
         """Save the figure with TrueType fonts; arguments as of matplotlib."""
         with matplotlib.rc_context(SAVED):

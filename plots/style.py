@@ -14,7 +14,7 @@ from landscape.plots.figure import Axes, Figure, Line2D, Look, Patch
 from landscape.plots.theme import COLUMN as COLUMN
 from landscape.plots.theme import PAGE as PAGE
 from landscape.plots.theme import RC as RC
-from landscape.plots.theme import muted, narrow, page_width, panel_width, title
+from landscape.plots.theme import captioned, muted, narrow, page_width, panel_width, title
 from landscape.results import reader
 from landscape.statistics.stored import has_intervals
 
@@ -51,7 +51,7 @@ def page(
     if results and not any(map(has_intervals, results)):
         note = " ".join(sentence for sentence in re.split(r"(?<=\.) ", note) if INTERVAL not in sentence)
     text = f"{caption or protocol(results, looks)} {note}".strip()
-    under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL)))
+    under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL))) if captioned() == "text" else []
     warning = textwrap.wrap(unfinished(results, looks), int(72 * width / (0.6 * SMALL)))
     size = RC["legend.fontsize"]
     handles = [entry.legend_handle() if isinstance(entry, Look) else entry for entry in legend]
@@ -64,6 +64,7 @@ def page(
     legend_height = rows * LEGEND_LINE + (0.12 if legend else 0.0)
     total = height + caption_height + legend_height + (0.19 * (heading.count("\n") + 1) if heading else 0.0)
     figure = Page(figsize=(width, total), layout="compressed")
+    figure.caption = text
     FigureCanvasAgg(figure)
     bottom = (caption_height + legend_height) / total
     figure.get_layout_engine().set(rect=(0.0, bottom, 1.0, 1.0 - bottom))  # type: ignore[union-attr, call-arg]

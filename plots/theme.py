@@ -36,8 +36,10 @@ class Theme:
     style: str = "screen"
     columns: int = 0
     title: str = ""
+    caption: str = "text"  # one of CAPTIONS
 
 
+CAPTIONS = ("text", "none", "tex")  # of a figure: below it, nowhere, in a file of LaTeX beside it
 SCREEN = Theme()
 _theme: ContextVar[Theme] = ContextVar("theme", default=SCREEN)
 
@@ -73,6 +75,11 @@ def narrow() -> bool:
 def title() -> str:
     """The title above the figure."""
     return _theme.get().title
+
+
+def captioned() -> str:
+    """Where the caption stands, one of CAPTIONS."""
+    return _theme.get().caption
 
 
 def dark() -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from drawable import result_of, stored_in
 from matplotlib.colors import to_rgb
 
 import landscape
-from landscape.plots import FIGURES, appearance, style, theme
+from landscape.plots import FIGURES, appearance, drawing, style, theme
 from landscape.plots.figures import lesion
 
 
@@ -183,3 +184,21 @@ def test_labels_of_six_different_planes_do_not_overlap(study: Path, probe: str) 
     boxes = [label.get_window_extent() for label in labels]
     assert all(label.get_text() for label in labels)
     assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+
+
+@pytest.mark.slow
+def test_a_caption_stands_below_the_figure_nowhere_or_in_a_file_of_latex(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer("a_$b", depth=2)], probes=("variance",))
+    heights = {}
+    for caption in theme.CAPTIONS:
+        drawing.draw(path, tmp_path / caption, ("svg",), theme=theme.Theme(caption=caption))
+        drawn = (tmp_path / caption / "variance.svg").read_text()
+        heights[caption] = float(re.findall(r'height="([\d.]+)pt"', drawn)[0])
+        assert ("batch size" in drawn) == (caption == "text")
+        assert "a_$b" in drawn
+    assert heights["none"] == heights["tex"] < heights["text"]
+    assert [file.name for file in sorted(tmp_path.glob("*/*.tex"))] == ["variance.tex"]
+    said = (tmp_path / "tex" / "variance.tex").read_text()
+    assert re.fullmatch(r"\\caption\{.*batch size.*\.\}\n\\label\{fig:landscape-variance\}\n", said)
+    assert re.search(r"(?<!\\)[&%#_]", said) is None
+    assert drawing._tex(r"a_b at 95 %: $H_1$, x\$ & y.", "z").startswith(r"\caption{a\_b at 95 \%: $H_1$, x\$ \& y.}")

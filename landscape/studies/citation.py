@@ -22,6 +22,11 @@ SAID = (
     "augment",
     "hvp",
 )  # or not what it is of
+LATEX = {  # what a character is in a paper
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "\N{MINUS SIGN}": "$-$", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+}  # fmt: skip
 ENTRY = r"""@software{landscape,
   title = {landscape: Loss-Landscape and Representation Diagnostics of any {PyTorch} Checkpoint},
   author = {{The landscape developers}}, version = {VERSION}
@@ -69,7 +74,9 @@ def _sentence(probe: str, results: Sequence[xr.Dataset]) -> str:
     said = "; ".join(f"{words} ({', '.join(who)})" if len(how) > 1 else words for words, who in how.items())
     over = " and ".join(dict.fromkeys(str(data.attrs.get("errors_over", "samples")) for data in results))
     name = probe[:1].upper() + probe[1:]
-    return f"{name}: {entry.help.rstrip('.')}{cited}; {_latex(said)}; 95\\,\\% intervals over {_latex(over)}."
+    return f"{name}: {entry.help.rstrip('.')}{cited}; {latex(said)}; 95\\,\\% intervals over {latex(over)}.".replace(
+        "@", " at "
+    )
 
 
 def _options(options: Mapping[str, object]) -> str:
@@ -82,7 +89,6 @@ def _options(options: Mapping[str, object]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plain.items())
 
 
-def _latex(text: str) -> str:
-    return re.sub(
-        r"([&%$#_{}])", r"\\\1", text.replace("\\", "/").replace("^", " ").replace("~", " ").replace("@", " at ")
-    )
+def latex(text: str) -> str:
+    """A value as text of LaTeX, on one line."""
+    return "".join(LATEX.get(char, char) for char in re.sub(r"\s+", " ", text))

@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from landscape.options import printable
 from landscape.plots.comparison.comparison import REAL, Comparison, flatness
 from landscape.plots.comparison.rows import MINUS, Row, closing, records, sections, words_of
+from landscape.studies.citation import latex
 
 WIDEST = 150  # characters of a line in the terminal, unless its names are longer
 PRINTED, SIZES = {1: 54, 2: 105}, {1: r"\footnotesize", 2: r"\small"}  # those of a line in columns of a paper, and size
 NUMBER = re.compile(
     rf"(?:< )?[{MINUS}+-]?\d+(?=(?:\.\d+)?(?:e[+-]?\d+)?(?: \[.*\])?$)"
 )  # its units; an interval may follow
-ESCAPES = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MINUS: "$-$", "±": r"$\pm$",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
-    **{char: f"\\{char}" for char in "&%$#_{}"},
-}  # fmt: skip
 
 
 def as_text(comparison: Comparison) -> str:
@@ -61,14 +57,14 @@ def as_latex(comparison: Comparison, columns: int = 2) -> str:
         for i, (words, rows) in enumerate(tables, start=1):
             said = section.caption if i == len(tables) else ""
             said += " *: real." if said and _too_wide(rows, widest) else ""
-            below = rf"\par\smallskip{{\footnotesize {_latex(said)}\par}}" if said else ""
+            below = rf"\par\smallskip{{\footnotesize {latex(said)}\par}}" if said else ""
             label = "-".join(
                 ["tab:landscape", *re.findall(r"\w+", section.title), *([str(i)] if len(tables) > 1 else [])]
             )
             star = "*" if columns == 2 else ""  # of a page that is set in two columns; in one it means nothing
             lines += [
                 rf"\begin{{table{star}}}", r"\centering", SIZES[columns],
-                rf"\caption{{{_latex(f'{section.title}: {words}')}}}",
+                rf"\caption{{{latex(f'{section.title}: {words}')}}}",
                 rf"\label{{{label}}}", *_tabular(rows, widest), *filter(None, [below]), rf"\end{{table{star}}}", "",
             ]  # fmt: skip
     return printable_lines([*lines, *(f"% {' '.join(line.split())}" for line in closing(comparison))])
@@ -88,15 +84,13 @@ def _tabular(rows: Sequence[Row], widest: int) -> list[str]:
         inside = [dict(row) for row in rows]
     numeric = {name: all(NUMBER.match(row[name]) or not row[name] for row in inside) for name in inside[0]}
     columns = "".join("r@{}l" if number else "l" for number in numeric.values())
-    head = [
-        rf"\multicolumn{{2}}{{c}}{{{_latex(name)}}}" if number else _latex(name) for name, number in numeric.items()
-    ]
+    head = [rf"\multicolumn{{2}}{{c}}{{{latex(name)}}}" if number else latex(name) for name, number in numeric.items()]
     lines, last = [" & ".join(head), r"\midrule"], ""
     for row, whole in zip(inside, rows, strict=True):
         if above and whole[above] != last:
             last = whole[above]
-            lines.append(rf"\multicolumn{{{len(numeric) + sum(numeric.values())}}}{{l}}{{\emph{{{_latex(last)}}}}}")
-        lines.append(" & ".join(_at_point(cell) if numeric[name] else _latex(cell) for name, cell in row.items()))
+            lines.append(rf"\multicolumn{{{len(numeric) + sum(numeric.values())}}}{{l}}{{\emph{{{latex(last)}}}}}")
+        lines.append(" & ".join(_at_point(cell) if numeric[name] else latex(cell) for name, cell in row.items()))
     ended = [line if line.startswith(r"\midrule") else rf"{line} \\" for line in lines]
     return [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *ended, r"\bottomrule", r"\end{tabular}"]
 
@@ -110,7 +104,7 @@ def _at_point(cell: str) -> str:
     """A number as two cells: up to the units, and from the decimal point on, with its interval."""
     found = NUMBER.match(cell)
     rest = cell[found.end() :] if found else cell
-    return f"{_latex(found[0] if found else '')} & {'~' * rest.startswith(' ')}{_latex(rest)}"
+    return f"{latex(found[0] if found else '')} & {'~' * rest.startswith(' ')}{latex(rest.lstrip())}"
 
 
 def as_html(comparison: Comparison) -> str:
@@ -200,7 +194,3 @@ def _line(cells: Iterable[str]) -> str:
 def _markdown(text: str) -> str:
     """Escaped: brackets of intervals stay, those of links do not."""
     return re.sub(r"([\\`*_{}<>|~#$&]|(?<=\])[(\[:])", r"\\\1", " ".join(text.split()))
-
-
-def _latex(text: str) -> str:
-    return "".join(ESCAPES.get(char, char) for char in " ".join(text.split()))
