@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import xarray as xr
@@ -162,6 +163,21 @@ def test_tf32_never_enters_exact_arithmetic(kind: str) -> None:
         assert (maps - exact).norm() <= 2e-6 * exact.norm()
         exact = x.flatten(1).double() @ x.flatten(1).double().T
         assert (product - exact).norm() <= 2e-6 * exact.norm()
+
+
+@pytest.mark.slow
+def test_tf32_is_left_to_the_surface_that_asks_for_it_and_its_deviation_is_told(kind: str) -> None:
+    settings: dict[str, Any] = {"out": None, "quiet": True, "resolution": "5"}
+    exact = landscape.measure("surface", subject_on("cpu"), **settings)
+    with machine(kind):
+        found = landscape.measure("surface", subject_on("cuda"), precision="tf32", **settings)
+        again = landscape.measure("surface", subject_on("cuda"), **settings)
+    assert 0 < found.deviation_max < 0.5, "10 bits of the mantissa, against the spread of samples"
+    expected = np.abs(found.loss - exact.loss) / exact.loss_se
+    np.testing.assert_allclose(found.deviates, expected, rtol=0.05, atol=1e-4)
+    np.testing.assert_allclose(again.loss, exact.loss, rtol=1e-6)
+    with pytest.raises(ValueError, match="--precision tf32 is of GPUs, and the device is cpu; give fp32 or bf16"):
+        landscape.measure("surface", subject_on("cpu"), precision="tf32", **settings)
 
 
 def test_evaluate_and_features(kind: str) -> None:

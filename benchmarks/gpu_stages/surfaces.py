@@ -39,6 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exact fp32": {},
     NO_GRAPH: {},
     "channels last": {"memory_format": "channels_last"},
+    "tf32": {"precision": "tf32"},
+    "tf32, channels last": {"precision": "tf32", "memory_format": "channels_last"},
     "bf16": {"precision": "bf16"},
     "bf16, channels last": {"precision": "bf16", "memory_format": "channels_last"},
     "compiled": {"compile": True},
@@ -61,8 +63,9 @@ def steps(settings: Settings) -> Sequence[Step]:
 
 
 def _runs(way: str, settings: Settings) -> bool:
-    """Whether a way can be measured here: graphs need a GPU, and compiling would take most of a dry run."""
-    return (way != BARE[1] or settings.device.type == "cuda") and not (settings.small and "compiled" in way)
+    """Whether a way can be measured here: graphs and TF32 need a GPU, and compiling would take most of a dry run."""
+    of_gpus = way == BARE[1] or "tf32" in way
+    return (not of_gpus or settings.device.type == "cuda") and not (settings.small and "compiled" in way)
 
 
 @dataclass

@@ -77,7 +77,9 @@ class Surface(Probe):
     preview: Annotated[bool, "evaluate about 340 points, interpolate the others, and measure the error"] = False
     tolerance: Annotated[float, "relative error of a preview beyond which every point is evaluated"] = 0.05
     cap: Annotated[float | None, "stop evaluating points whose loss is clearly above this; their value is rough"] = None
-    precision: Annotated[Precision, "bf16 (autocast) is faster; its deviation is measured in standard errors"] = "fp32"
+    precision: Annotated[
+        Precision, "bf16 (autocast) and tf32 (GPUs) are faster; the deviation is measured in standard errors"
+    ] = "fp32"
     memory_format: Annotated[MemoryFormat, "channels_last is often faster for convolutions"] = "contiguous"
     compile: Annotated[bool, "use torch.compile, which takes up to a minute first"] = False
     tune: Annotated[bool, "benchmark and pick batch size and memory format; the choice is stored"] = False

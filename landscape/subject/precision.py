@@ -10,8 +10,8 @@ one that adds in a random order, so that the same unit gives the same numbers ag
 transformer and recurrent layers that has gradients. Some functions of PyTorch itself add in any order on a GPU, such as
 the derivative of bilinear interpolation: networks with those are reproducible to rounding, which is noted.
 
-The one place that asks for less is the execution mode bf16 of surfaces (`weight_space.forward_mode`), whose deviation
-is measured at control points. Training has its own precision, that of the recipe.
+The one place that asks for less is an execution mode of surfaces, bf16 or TF32 (`weight_space.forward_mode`), whose
+deviation is measured at control points. Training has its own precision, that of the recipe.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def _exact_process() -> Iterator[None]:
         for name, function in RECURRENT.items():
             for owner in (torch, torch._VF):
                 _switch(found, owner, name, function)
-        _forbid_tf32(found)
+        _set_tf32(found, allowed=False)
         _blocks.append(block := _Block(found.pop_all()))
     try:
         yield
@@ -81,8 +81,17 @@ def _exact_process() -> Iterator[None]:
             del _blocks[position]
 
 
-def _forbid_tf32(found: contextlib.ExitStack) -> None:
-    """No TF32 and no bf16 within float32 products.
+@contextlib.contextmanager
+def gpu_products(*, tf32: bool) -> Iterator[None]:
+    """Launch products on a GPU with TF32 or without, whichever other threads launch with: theirs wait meanwhile."""
+    with _launching, contextlib.ExitStack() as found:
+        if tf32:
+            _set_tf32(found, allowed=True)
+        yield
+
+
+def _set_tf32(found: contextlib.ExitStack, *, allowed: bool) -> None:
+    """No bf16 within float32 products, and no TF32 unless it is allowed on GPUs.
 
     PyTorch has two interfaces for it, an old one (all versions) and from 2.9 on `fp32_precision`. Reading the old one
     raises an error where the caller used the new one, so that only the new one is restored then. Some versions warn
@@ -90,10 +99,10 @@ def _forbid_tf32(found: contextlib.ExitStack) -> None:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*(TF32|fp32_precision)")
-        _forbid_tf32_by_both(found)
+        _set_tf32_by_both(found, allowed)
 
 
-def _forbid_tf32_by_both(found: contextlib.ExitStack) -> None:
+def _set_tf32_by_both(found: contextlib.ExitStack, allowed: bool) -> None:
     if hasattr(_backends.cuda.matmul, "fp32_precision"):
         for backend, operation in (
             ("cuda", "matmul"), ("cudnn", "conv"), ("cudnn", "rnn"),
@@ -103,14 +112,14 @@ def _forbid_tf32_by_both(found: contextlib.ExitStack) -> None:
                 found.callback(_restore_precision, product, product.fp32_precision)
     with contextlib.suppress(RuntimeError):  # the caller used the new interface
         found.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
     with contextlib.suppress(RuntimeError):
         found.callback(setattr, _backends.cudnn, "allow_tf32", _backends.cudnn.allow_tf32)
-    _backends.cudnn.allow_tf32 = False
+    _backends.cudnn.allow_tf32 = allowed
     if hasattr(_backends.cuda.matmul, "fp32_precision"):
         for backend, operation in (("cudnn", "conv"), ("cudnn", "rnn"), ("mkldnn", "conv"), ("mkldnn", "rnn")):
             if (product := getattr(getattr(_backends, backend), operation, None)) is not None:
-                product.fp32_precision = "ieee"
+                product.fp32_precision = "tf32" if allowed and backend == "cudnn" else "ieee"
 
 
 def _restore_precision(product: Any, before: str) -> None:
@@ -166,7 +175,7 @@ def _composed_recurrence(function: Callable[..., Any]) -> Callable[..., Any]:
     return composed
 
 
-_without_cudnn = threading.RLock()
+_without_cudnn, _launching = threading.RLock(), threading.RLock()
 DENSE = {"embedding": _dense(torch.embedding, 4), "embedding_bag": _dense(torch.embedding_bag, 5)}
 RECURRENT = {name: _composed_recurrence(getattr(torch, name)) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 

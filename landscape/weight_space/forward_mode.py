@@ -17,10 +17,11 @@ from landscape.data.memory import available_on
 from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.subject.graph_replay import GraphReplay, MemoryPool
 from landscape.subject.other_samples import rebatched
+from landscape.subject.precision import gpu_products
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "tf32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 CACHE_BYTES = 2**30  # of prepared mini-batches in memory; the others are prepared anew at every access
 CACHE_SHARE = 0.125  # of a GPU's free memory, if that is more
@@ -33,7 +34,7 @@ GAIN = 0.05  # smallest relative speed-up that counts: less is noise
 class ExecutionMode:
     """How the forward pass is computed; the default, in the model's own precision, is the reference."""
 
-    precision: Precision = "fp32"  # bf16 uses autocast; weights are written in full precision
+    precision: Precision = "fp32"  # bf16 by autocast, tf32 on a GPU; weights are written in full precision
     memory_format: MemoryFormat = "contiguous"  # of the inputs; convolutions then use it for their weights too
     compile: bool = False  # by `torch.compile`, which sees weights written in place
 
@@ -90,6 +91,8 @@ class ForwardPass:
     def __init__(self, subject: Subject, mode: ExecutionMode) -> None:
         if mode.compile and subject.members:
             raise ValueError("--compile runs one network, --mc-dropout averages several; give one of them")
+        if mode.precision == "tf32" and not _on_gpu(subject):
+            raise ValueError(f"--precision tf32 is of GPUs, and the device is {subject.device}; give fp32 or bf16")
         self._subject, self._mode = subject, mode
         self._model: Callable[..., Any] = _compiled(subject) if mode.compile else subject.model
         self._cache: list[tuple[Nested, Nested]] = _prepared(subject, mode.memory_format)
@@ -108,7 +111,7 @@ class ForwardPass:
         return self._outputs(inputs), targets
 
     def _outputs(self, inputs: Nested) -> Any:
-        with self._autocast():
+        with self._products():
             outputs = self._subject.forward(self._model, inputs)
         return map_tensors(outputs, _single)
 
@@ -159,10 +162,11 @@ class ForwardPass:
 
         return GraphReplay(work, "forward pass", pool=_pool(self._subject))
 
-    def _autocast(self) -> AbstractContextManager[object]:
+    def _products(self) -> AbstractContextManager[object]:
         """Left after every mini-batch, because autocast caches the cast weights, and the weights move."""
-        bf16 = self._mode.precision == "bf16"
-        return torch.autocast(self._subject.device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
+        if self._mode.precision == "bf16":
+            return torch.autocast(self._subject.device.type, dtype=torch.bfloat16)
+        return gpu_products(tf32=self._mode.precision == "tf32") if _on_gpu(self._subject) else nullcontext()
 
     def _prepared(self, i: int) -> tuple[Nested, Nested]:
         if i < len(self._cache):
