@@ -456,16 +456,19 @@ class Clock:
 def test_measurements_keep_within_their_share_of_the_training_time() -> None:
     clock = Clock()
     budget = Budget(0.02, torch.device("cpu"), clock)
-    measured: list[int] = []
+    measured: dict[str, list[int]] = {"check": [], "eigenvalues": [], "row": []}
     for step in range(20_001):
         clock.now += 0.01 if step else 0.0
-        if step % 100 == 0 and budget.allows(check=not measured):
-            with budget.measuring(check=not measured):
-                clock.now += 0.1 if measured else 0.5
-            measured.append(step)
-        assert not measured[1:] or budget.spent <= 0.02 * budget.training
-    assert 3750 <= measured[1] <= 3850  # the first one took 0.5 s, and the second may take half of it
-    assert np.diff(measured[-20:]).mean() == pytest.approx(500, rel=0.02)
+        for kind in ("eigenvalues" if measured["check"] else "check", "row"):
+            if step % 100 == 0 and budget.allows(kind):  # type: ignore[arg-type]
+                with budget.measuring(kind):  # type: ignore[arg-type]
+                    clock.now += {"check": 0.5, "eigenvalues": 0.1, "row": 0.014}[kind]
+                measured[kind].append(step)
+                break
+        assert not step or budget.spent <= max(0.02 * budget.training, 0.5 + 0.015 * budget.training)
+    assert measured["check"] == [0]
+    assert sorted(measured["row"] + measured["eigenvalues"]) == list(range(200, 20_001, 100))
+    assert 8_000 < measured["eigenvalues"][0] < 13_000  # after the first one has been paid for
     assert budget.training == pytest.approx(200.0)
 
 
@@ -482,9 +485,70 @@ def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(
     assert found["skipped"].values.tolist() == [0, 5]
     (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("landscape.monitoring"))
     assert re.match(
-        r"note: a measurement takes as long as \S+ training steps; to keep within 1e-07 % .* not at 1;", said
+        r"note: a row of forward passes takes as long as \S+ training steps; to keep within 1e-07 % .* not at 1;", said
     )
     assert "overhead" in found.attrs["schedule"]
+
+
+class Bowl(nn.Module):
+    """A quadratic w'Hw / 2 for its one weight, whatever the inputs."""
+
+    def __init__(self, hessian: Tensor, start: Tensor) -> None:
+        super().__init__()
+        self.hessian, self.w = hessian, nn.Parameter(start)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.w @ self.hessian @ self.w / 2).expand(len(inputs))
+
+
+def loss_of_bowl(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.mean()
+
+
+def test_rows_between_those_with_eigenvalues_come_from_forward_passes_along_the_update_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(20, 20, generator=generator, dtype=torch.float64))
+    hessian = basis @ torch.diag(torch.logspace(-2, 1, 20, dtype=torch.float64)) @ basis.T
+    model = Bowl(hessian, torch.randn(20, generator=generator, dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    rows: list[dict[str, float]] = []
+
+    def logger(row: dict[str, float]) -> None:
+        rows.append(row)
+        if len(rows) == 9:
+            raise RuntimeError("no server\nat all")
+
+    batch = torch.zeros(4, 1), torch.zeros(4)
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "noise": 0, **ALL}
+    monitor = landscape.Monitor(model, loss_of_bowl, batch, on_row=logger, other=batch, **how)
+    monitor._budget.allows = lambda kind: kind == "row" or monitor.number == 5  # type: ignore[method-assign]
+    expected = []
+    for _ in range(12):
+        g = hessian @ model.w.detach()
+        optimizer.zero_grad()
+        model(batch[0]).mean().backward()
+        optimizer.step()
+        monitor.step()
+        expected.append((g @ hessian @ g / (g @ g), -0.02 * g @ g))
+    found = monitor.data()
+    sharpness, first = np.array(expected).T
+    assert np.isnan(found["critical_sharpness"].values[0])
+    assert np.abs(found["critical_sharpness"].values[1:] / sharpness - 1).max() < 2**-4
+    assert found["relative_critical_sharpness"].values[1:] == pytest.approx(found["critical_sharpness"].values[1:])
+    assert found["predicted_change"].values[1:] == pytest.approx(first, rel=1e-9)
+    assert found["actual_change"].values[1:] == pytest.approx(np.diff(found["loss"].values), rel=1e-9)
+    assert found["critical_passes"].values[1] <= 8
+    assert found["critical_passes"].values[2:].mean() <= 5
+    assert np.flatnonzero(np.isfinite(found["eigenvalue"].values[:, 0])).tolist() == [0, 5]
+    assert found["norm_sharpness"].values[5] == pytest.approx(sharpness[4], rel=1e-9)
+    assert [row["step"] for row in rows] == list(range(9))
+    assert rows[8]["critical_sharpness"] == found["critical_sharpness"].values[8]
+    assert "eigenvalue" in rows[0]
+    assert "eigenvalue" not in rows[1]
+    (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("landscape.monitoring"))
+    assert said.startswith("warning: on_row raised RuntimeError (no server) at step 8 and is not called again;")
 
 
 def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:

@@ -20,7 +20,7 @@ from landscape.options import OptionError
 from landscape.probes.step import Step
 from landscape.statistics.means import mean_and_standard_error
 from landscape.subject.subject import Subject
-from landscape.weight_space.optimizer_step import PASSES, critical_step
+from landscape.weight_space.optimizer_step import PASSES, WIDTH, critical_step
 
 SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}
 
@@ -78,6 +78,20 @@ def test_the_critical_step_of_random_quadratics_takes_at_most_ten_passes() -> No
         assert found.passes == len(calls) + 1 <= PASSES
         within += found.converged and abs(found.multiple / exact - 1) < 2**-4
     assert within == 200
+
+
+def test_a_search_from_the_last_critical_step_takes_few_passes_and_finds_one_that_has_moved() -> None:
+    random, passes = np.random.default_rng(0), []
+    for _ in range(1000):
+        true = 10 ** random.uniform(-1, 4)
+        guess = true * 2 ** random.normal(0, 0.03)
+        found = critical_step(lambda c, true=true: -c + c**2 / true, -1.0, guess=guess, spread=WIDTH)  # type: ignore[misc]
+        assert found.multiple == pytest.approx(true, rel=2**-4)
+        passes.append(found.passes)
+    assert np.mean(passes) < 4.5
+    for true in (0.02, 0.3, 20.0, 300.0):  # the last one was 3
+        found = critical_step(lambda c, true=true: -c + c**2 / true, -1.0, guess=3.0, spread=WIDTH, passes=14)  # type: ignore[misc]
+        assert found.multiple == pytest.approx(true, rel=2**-4)
 
 
 def test_a_critical_step_that_is_not_bracketed_is_said_to_be_unknown() -> None:

@@ -3,24 +3,30 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
 from landscape.subject.device import wait_for
 
+Kind = Literal["row", "eigenvalues", "check"]  # forward passes; eigenvalues too; those from a random start too
+ROWS = 0.75  # share of the overhead that rows of forward passes may take
+UNMEASURED = 0.05  # cost of a row of forward passes before there is one, in units of the first measurement
 UNCHECKED = 0.5  # cost of a measurement without the check by a random start, in units of one with it
 
 
 class Budget:
     """Wall time of the training and of the measurements, which may take `overhead` of it.
 
-    The rule: the first measurement is made whatever it costs. A later one is made if the measurements so far and the
-    one to come, which is taken to cost as much as the last of its kind, stay below `overhead` times the training time
-    so far; else the step is left out. The first one begins with a random vector and takes about twice as many products
-    as one without that check, of which the first is therefore expected to cost half as much. So no measurement is made
-    before the first has been paid for, and at the end measurements have taken at most `overhead` of the training, or
-    the first one alone. An infinite overhead leaves out nothing. Training time is all time that is not spent here, from
-    the construction on.
+    The rule: the first measurement, with eigenvalues, is made whatever it costs. A later one with eigenvalues is made
+    if the measurements so far and the one to come, which is taken to cost as much as the last of its kind, stay below
+    `overhead` times the training time so far. Else a row of forward passes is made, if all such rows stay below
+    three quarters of that and, with the measurements of eigenvalues after the first, below all of it; else the step is
+    left out. The first one begins with a random vector and takes about twice as many products as one without that
+    check, of which the first is therefore expected to cost half as much. So no eigenvalues are measured before the
+    first have been paid for, rows go on meanwhile, and at the end measurements have taken at most `overhead` of the
+    training, or three quarters of it and the first one. An infinite overhead leaves out nothing. Training time is all
+    time that is not spent here, from the construction on.
 
     Which steps are measured therefore depends on the clock; times and left-out steps are stored with every row.
     """
@@ -30,31 +36,36 @@ class Budget:
         self.spent = 0.0  # seconds of all measurements
         self.last = 0.0  # of the last one
         self._began = clock()
-        self._costs: dict[bool, float] = {}  # of the last measurement, with the check and without
+        self._costs: dict[Kind, float] = {}  # of the last measurement of each kind
+        self._first, self._rows = 0.0, 0.0  # seconds of the first measurement, and of all rows of forward passes
 
     @property
     def training(self) -> float:
         """Seconds that were not spent on measurements."""
         return self._clock() - self._began - self.spent
 
-    def allows(self, *, check: bool) -> bool:
-        """Whether a measurement, with the check by a random start or without, may be made now."""
-        return not self._costs or self.due(check=check) <= self.training
+    def allows(self, kind: Kind) -> bool:
+        """Whether a measurement of a kind may be made now."""
+        return not self._costs or self.due(kind) <= self.training
 
-    def due(self, *, check: bool) -> float:
+    def due(self, kind: Kind) -> float:
         """The training time from which on the next measurement may be made, in seconds; after the first one."""
-        return (self.spent + self.expected(check=check)) / self.overhead
+        cost = self.expected(kind)
+        if kind == "row":
+            return max((self._rows + cost) / ROWS, self.spent - self._first + cost) / self.overhead
+        return (self.spent + cost) / self.overhead
 
-    def expected(self, *, check: bool) -> float:
+    def expected(self, kind: Kind) -> float:
         """What the next measurement is taken to cost, in seconds; after the first one."""
-        return self._costs.get(check, max(self._costs.values()) * (1.0 if check else UNCHECKED))
+        unknown = {"row": UNMEASURED, "eigenvalues": UNCHECKED, "check": 1.0}[kind]
+        return self._costs.get(kind, max(self._costs.values()) * unknown)
 
     def now(self) -> float:
         """The present time, in seconds."""
         return self._clock()
 
     @contextmanager
-    def measuring(self, *, check: bool) -> Iterator[None]:
+    def measuring(self, kind: Kind) -> Iterator[None]:
         """Take the time of a measurement; a GPU's pending work is that of the training."""
         wait_for(self._device)
         began = self._clock()
@@ -63,14 +74,19 @@ class Budget:
         finally:
             wait_for(self._device)
             self.last = self._clock() - began
-            self.spent += self.last
-            self._costs[check] = self.last
+            self._first = self._first if self._costs else self.last
+            self._costs[kind] = self.last
+            self._charge(kind, self.last)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Take the time of writing a row, which counts as that of its measurement."""
+    def beside(self, kind: Kind = "row") -> Iterator[None]:
+        """Take the time of what belongs to a measurement: keeping the weights before an update, writing a row."""
         began = self._clock()
         try:
             yield
         finally:
-            self.spent += self._clock() - began
+            self._charge(kind, self._clock() - began)
+
+    def _charge(self, kind: Kind, seconds: float) -> None:
+        self.spent += seconds
+        self._rows += seconds if kind == "row" else 0.0

@@ -17,7 +17,7 @@ class LightningMonitor(Callback):
     """`landscape.Monitor` in a Lightning trainer: `Trainer(callbacks=[landscape.LightningMonitor(loss, batch)])`.
 
     Steps are the trainer's `global_step`, at which a run that resumes from a checkpoint continues its series. The
-    optimisers are the trainer's.
+    optimisers are the trainer's, and rows go to its loggers by the module's `log_dict`, as `monitor/loss` and so on.
 
     Args:
         loss: of (outputs, targets), (outputs, batch) or (model, batch), the model being the LightningModule.
@@ -32,6 +32,7 @@ class LightningMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin, or continue, the series."""
         options = {"optimizer": optimizer_in_use(trainer.optimizers), "start": trainer.global_step, **self._options}
+        options.setdefault("on_row", lambda row: pl_module.log_dict({f"monitor/{name}": v for name, v in row.items()}))
         self.monitor = Monitor(pl_module, *self._arguments, **options)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

@@ -15,11 +15,13 @@ from torch.optim import Optimizer
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.preconditioner import NoUpdateYet, UnknownThreshold, preconditioner
 from landscape.curvature.spectrum import memory
+from landscape.monitoring.along_update import AlongUpdate
+from landscape.monitoring.budget import Kind
 from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
-from landscape.products.vectors import length, random_unit
-from landscape.subject.optimizer_rules import Together
+from landscape.products.vectors import dot, flat, length, random_unit
+from landscape.subject.optimizer_rules import Together, step_norm
 from landscape.subject.subject import Subject
 
 
@@ -137,13 +139,20 @@ class Measurement:
         self._shapes = {name: p.shape for name, p in subject.parameters.items()}
         self._tracked = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "eigenvalues"))
         self._tracked_preconditioned = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "preconditioned"))
+        self._along = AlongUpdate(subject)
         self._warned = False
         if optimizer is not None:
             with contextlib.suppress(NoUpdateYet, UnknownThreshold):
                 preconditioner(optimizer, self._held)
 
-    def at_present(self, *, check: bool) -> dict[str, Any]:
-        """All numbers of the present weights; `check`: the eigenvalues from a random start too.
+    def before_update(self) -> None:
+        """Keep the weights, along whose change by the next update is measured."""
+        self._along.begin(self._held)
+
+    def at_present(self, kind: Kind, rate: float) -> dict[str, Any]:
+        """The numbers of the present weights, and of the update that led there with this learning rate.
+
+        Those of a `row` come from forward passes, and the others are NaN; `check`: eigenvalues from a random start too.
 
         Raises:
             ValueError: the model has no second derivative, or other parameters are trainable than at the start.
@@ -154,15 +163,26 @@ class Measurement:
                 f"{len(parameters)} tensors of the model are trainable, {len(self._shapes)} were at the start of the "
                 "monitor; start another one after freezing or adding parameters"
             )
+        update = self._along.taken()
+        distance, distance_se = self._start.distance(parameters)
+        values = {**self._along.values(update, rate), "distance": distance, "distance_se": distance_se}
+        values["learning_rate"] = rate if self._optimizer is None else self._optimizer.param_groups[0]["lr"]
+        if kind == "row":
+            return values
+        check = kind == "check"
         product = Curvature(subject, parameters, "double-backward").product(0)
         gradient, parts = product.gradient(), parts_of(subject, self._parts)
         noisy = noise(gram(gradients_of(subject, parts, gradient)), 0 if len(parts) < 2 else parts[0].stop)
         like, size = next(iter(parameters.values())), sum(p.numel() for p in parameters.values())
         found = self._tracked.search(product, like, size, check=check)
         preconditioned = self._preconditioned(product, parameters, found, check=check)
-        distance, distance_se = self._start.distance(parameters)
-        return {
+        bend = math.nan
+        if update:
+            flattened = flat(update.values())
+            bend = dot(flattened, product(flattened)).item() / step_norm(self._optimizer, self._held, update) ** 2
+        return values | {
             "loss": product.value,
+            "norm_sharpness": bend,
             "gradient_norm": length(gradient).item(),
             "eigenvalue": found.values,
             "residual": found.residuals,
@@ -175,8 +195,6 @@ class Measurement:
             "noise_scale_se": noisy.scale_se,
             "gradient_variance": noisy.variance,
             "gradient_squared": noisy.squared,
-            "distance": distance,
-            "distance_se": distance_se,
         }
 
     @property
@@ -188,7 +206,7 @@ class Measurement:
     def _preconditioned(
         self, product: Callable[[Tensor], Tensor], parameters: Mapping[str, Tensor], plain: Found, *, check: bool
     ) -> dict[str, Any]:
-        """The eigenvalues that the optimiser sees, both thresholds, and its learning rate; NaN without an optimiser.
+        """The eigenvalues that the optimiser sees, and both thresholds; NaN without an optimiser.
 
         An adaptive optimiser has no preconditioner before its first update, and one with learning rate 0, or whose
         threshold is not known, has none: NaN. That of SGD belongs to H plus the weight decay; `threshold`, that of H
@@ -198,11 +216,10 @@ class Measurement:
         values: dict[str, Any] = {
             "preconditioned": nothing, "preconditioned_residual": nothing, "preconditioned_error": nothing,
             "preconditioned_converged": nothing,
-            "threshold": math.nan, "preconditioned_threshold": math.nan, "learning_rate": math.nan, "products": 0,
+            "threshold": math.nan, "preconditioned_threshold": math.nan, "products": 0,
         }  # fmt: skip
         if self._optimizer is None:
             return values
-        values["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
         try:
             known = preconditioner(self._optimizer, self._held)
         except ValueError as error:

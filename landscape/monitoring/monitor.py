@@ -12,17 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from landscape.data.structure import common_length
-from landscape.monitoring.budget import Budget
+from landscape.monitoring.budget import Budget, Kind
 from landscape.monitoring.gradients import Start
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
 from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
+from landscape.monitoring.updates_seen import UpdatesSeen
 from landscape.options import OptionError, at_least, require
 from landscape.results import reader
 from landscape.results.series import SeriesWriter
@@ -32,47 +32,6 @@ from landscape.subject.subject import Subject
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-class UpdatesSeen:
-    """Watches every optimiser of PyTorch that holds a parameter of the model, by its hook for finished steps.
-
-    Until one of them has made a step, and in a training without such an optimiser, the sums of the weights tell.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._known = False  # that an optimiser of PyTorch moves the weights
-        self._updated = False
-        self._model, self._sums = model, _sums(model)
-        own, parameters = weakref.ref(self), {id(p) for p in model.parameters()}
-
-        def seen(optimizer: Optimizer, *_: Any) -> None:
-            watcher = own()
-            if watcher is not None and any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
-                watcher._known = watcher._updated = True
-
-        self._handle = register_optimizer_step_post_hook(seen)
-        weakref.finalize(self, self._handle.remove)
-
-    def since_last_call(self) -> bool:
-        """Whether there has been an update since the last call, or the construction."""
-        if not self._known:
-            before, self._sums = self._sums, _sums(self._model)
-            return before != self._sums
-        updated, self._updated = self._updated, False
-        return updated
-
-    def forget(self) -> None:
-        """Stop watching."""
-        self._handle.remove()
-
-
-def _sums(model: nn.Module) -> list[float]:
-    """The sum of every trainable parameter."""
-    found: list[float] = torch.stack(
-        [p.detach().double().sum() for p in model.parameters() if p.requires_grad]
-    ).tolist()
-    return found
 
 
 CHECKED = 20  # every so many measurements one is checked by a random start
@@ -127,6 +86,9 @@ class Monitor:
             first start (from a sketch of its weights, see `distance.Start`).
         seed: of the random start vectors.
         overwrite: a run from step 0 takes the place of the last one of its name.
+        other: a second mini-batch, whose critical sharpness along the same update is measured too.
+        on_row: called with every row, its finite numbers by name and its `step`; of eigenvalues the largest. One that
+            raises is warned of once, and the run goes on.
 
     Raises:
         OptionError, ValueError, OSError: one line that says what was got, what was expected and what to do.
@@ -150,6 +112,8 @@ class Monitor:
         start: int = 0,
         seed: int = 0,
         overwrite: bool = False,
+        other: Any = None,
+        on_row: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
         for name, value, least in (("every", every, 1), ("top", top, 1), ("noise", noise, 0), ("start", start, 0)):
             at_least(name, value, least)
@@ -158,13 +122,13 @@ class Monitor:
         require(0 < tol < 1, "tol", tol, "above 0 and below 1")
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
-        self._start, self._said = start, False
+        self._start, self._said, self._on_row = start, False, on_row
         self._writer: SeriesWriter | None = None
         self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         self._updates = UpdatesSeen(module := _followed(model))
         if not self._active:
             return
-        self._subject = _subject(module, loss, batch, label)
+        self._subject = _subject(module, loss, batch, label, other)
         self._budget = Budget(overhead, self._subject.device)
         settings = {"top": top, "noise": noise, "tol": tol}
         attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
@@ -183,7 +147,8 @@ class Monitor:
         self._measurement = Measurement(self._subject, begun, optimizer, top=top, parts=noise, tol=tol, seed=seed)
         self._merged = self._budget.now()
         if start % every == 0:
-            self._measure(check=True)
+            self._measure("check")
+        self._prepare()
 
     def step(self, number: int | None = None) -> None:
         """Count an update, and measure after every `every`-th; call it behind `optimizer.step()`.
@@ -199,20 +164,34 @@ class Monitor:
             number = self.number + 1
         if number <= self.number:
             return
-        self.number = number
-        if number // self.every == self._grid or not self._active:
+        self.number, rate = number, self._updates.rate()
+        if not self._active:
             return
-        self._grid = number // self.every
-        check = self._measured % CHECKED == 0
-        if not self._budget.allows(check=check):
-            self._say_when(check=check)
+        if number // self.every != self._grid:
+            self._grid = number // self.every
+            self._on_grid(rate)
+        self._prepare()
+
+    def _on_grid(self, rate: float) -> None:
+        """Measure what the budget allows."""
+        kind: Kind = "check" if self._measured % CHECKED == 0 else "eigenvalues"
+        if not self._budget.allows(kind):
+            kind = "row"
+        if not self._budget.allows(kind):
+            self._say_when()
             self._skipped += 1
             return
         try:
-            self._measure(check=check)
+            self._measure(kind, rate)
             self._failures = 0
         except FAILING as error:
             self._failed(error)
+
+    def _prepare(self) -> None:
+        """Keep the weights where the next update is one to measure."""
+        if self._active and (self.number + 1) // self.every != self._grid:
+            with self._budget.beside():
+                self._measurement.before_update()
 
     def data(self) -> xr.Dataset:
         """The series so far, as `landscape.open` returns it.
@@ -242,34 +221,52 @@ class Monitor:
     ) -> None:
         self.close()
 
-    def _measure(self, *, check: bool) -> None:
+    def _measure(self, kind: Kind, rate: float = math.nan) -> None:
         """Measure the present weights and write a row."""
         assert self._writer is not None
         budget = self._budget
         before = budget.training
-        with budget.measuring(check=check), measuring(self._subject):
-            values = self._measurement.at_present(check=check)
+        with budget.measuring(kind), measuring(self._subject):
+            values = self._measurement.at_present(kind, rate)
         timing = {"seconds": budget.last, "training_seconds": before, "skipped": self._skipped}
-        self._measured, self._skipped = self._measured + 1, 0
-        with budget.writing():
-            self._writer.write(self.number, {**values, **timing})
+        self._measured, self._skipped = self._measured + (kind != "row"), 0
+        with budget.beside(kind):
+            plan = self._writer.key.plan
+            nothing = {n: np.full([len(plan.axes[d]) for d in q.dims], np.nan) for n, q in plan.quantities.items()}
+            row = {**nothing, **values, **timing}
+            self._writer.write(self.number, row)
             if budget.now() - self._merged > MERGE_SECONDS:
                 self._writer.merge()
                 self._merged = budget.now()
+        if self._on_row is not None:
+            first = {"step": self.number, **{name: float(np.ravel(value)[0]) for name, value in row.items()}}
+            self._tell({name: value for name, value in first.items() if math.isfinite(value)})
 
-    def _say_when(self, *, check: bool) -> None:
-        """Say once that steps are left out, and which one is measured next."""
+    def _tell(self, row: dict[str, float]) -> None:
+        """Call the caller's function, until it raises."""
+        assert self._on_row is not None
+        try:
+            self._on_row(row)
+        except Exception as error:  # whatever a logger raises
+            self._on_row = None
+            _log.warning(
+                "warning: on_row raised %s (%s) at step %d and is not called again; the training goes on",
+                type(error).__name__, (str(error).splitlines() or [""])[0], self.number,
+            )  # fmt: skip
+
+    def _say_when(self) -> None:
+        """Say once that steps are left out, and which one has the next row."""
         steps = self.number - self._start
         if self._said or steps < 1:
             return
         self._said = True
         seconds = self._budget.training / steps
-        due = max(self._start + math.ceil(self._budget.due(check=check) / seconds), self.number + 1)
+        due = max(self._start + math.ceil(self._budget.due("row") / seconds), self.number + 1)
         due = -(-due // self.every) * self.every
         _log.warning(
-            "note: a measurement takes as long as %.2g training steps; to keep within %g %% of the training time the "
-            "next one is at about step %d, not at %d; a smaller batch or a larger overhead= measures more often",
-            self._budget.expected(check=check) / seconds, 100 * self._budget.overhead, due, self.number,
+            "note: a row of forward passes takes as long as %.2g training steps; to keep within %g %% of the training "
+            "time the next one is at about step %d, not at %d; a smaller batch or a larger overhead= has more rows",
+            self._budget.expected("row") / seconds, 100 * self._budget.overhead, due, self.number,
         )  # fmt: skip
 
     def _failed(self, error: Exception) -> None:
@@ -284,15 +281,19 @@ class Monitor:
         self._active = not stop
 
 
-def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str) -> Subject:
-    """The model on its one mini-batch."""
+def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str, other: Any) -> Subject:
+    """The model on its one mini-batch, and on another one where that is given."""
     if batch is None:
         raise OptionError("Monitor needs batch=, one mini-batch as the training's loader gives it")
     rows = common_length(batch) or 1
     named = loss if isinstance(loss, str) else ""
     spec = Spec(batch_size=rows, samples="all", loss=named)
     made = None if isinstance(loss, str) else loss
-    subject = load_spec(spec, Objects(module, [batch], made, noting=False), label=label or type(module).__name__)
+    subject = load_spec(
+        spec,
+        Objects(module, [batch] if other is None else [batch, other], made, noting=False),
+        label=label or type(module).__name__,
+    )
     _ = subject.parameters  # raises for complex ones
     return subject
 

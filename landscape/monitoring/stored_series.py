@@ -26,8 +26,9 @@ from landscape.subject.subject import Subject
 
 MONITOR = "monitor"  # name of the groups
 RULE = (
-    "a multiple of `every` is measured if the measurements so far and this one stay below `overhead` times the "
-    "training time so far; the first one always"
+    "a multiple of `every` has a row of forward passes if these stay below 3/4 of `overhead` times the training time "
+    "so far, and eigenvalues, noise scale and gradient norm if all measurements stay below it, the first one always; "
+    "loss, distance, learning rate and what is measured along the last update are in every row"
 )
 HEADLINES = (
     Headline("steps", "step", {"step": -1}),
@@ -44,6 +45,7 @@ HEADLINES = (
     ),
     Headline("distance", "distance", {"step": "last"}),
 )
+CRITICAL = "2 / eta_c, eta_c the smallest learning rate along the last update at which the loss exceeds its start"
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +59,14 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
         axes={"rank": np.arange(top), "bucket": np.arange(BUCKETS)},
         quantities={
             "loss": Quantity("loss", loss),
+            "update_norm": Quantity("norm of the last update u", "weight"),
+            "predicted_change": Quantity("change of the loss by the last update to first order, g'u", loss),
+            "actual_change": Quantity("change of the loss by the last update", loss),
+            "critical_sharpness": Quantity(CRITICAL, seen),
+            "critical_multiple": Quantity("critical learning rate as a multiple of the learning rate"),
+            "critical_passes": Quantity("forward passes of the search for it"),
+            "relative_critical_sharpness": Quantity("critical sharpness of the second mini-batch, same update", seen),
+            "norm_sharpness": Quantity("u'Hu / ||u||^2, || || the norm of the optimiser's steps"),
             "gradient_norm": Quantity("norm of the gradient", f"{loss} / weight"),
             "eigenvalue": Quantity("largest Hessian eigenvalue", curvature, ranks),
             "residual": Quantity("residual of the eigenvalue, within which one lies", curvature, ranks),

@@ -103,6 +103,20 @@ def length_in(norm: Norm, step: Tensor) -> float:
     return float(torch.linalg.vector_norm(step.double()))
 
 
+def step_norm(optimizer: Optimizer | None, held: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> float:
+    """The norm of a step in that of its optimiser: the largest over tensors that have another than the Euclidean."""
+    parts = () if optimizer is None else parts_of(optimizer)
+    norms = {id(p): rule_of(part).norm for part in parts for g in part.param_groups for p in g["params"]}
+    euclidean, largest = 0.0, 0.0
+    for name, own in step.items():
+        norm = norms.get(id(held[name]), "euclidean")
+        length = length_in(norm, own)
+        euclidean, largest = (
+            (euclidean + length**2, largest) if norm == "euclidean" else (euclidean, max(largest, length))
+        )
+    return float(max(euclidean**0.5, largest))
+
+
 def _sgd(group: Group, _: State) -> tuple[Any, float]:
     beta = float(group["momentum"])
     if group["nesterov"]:

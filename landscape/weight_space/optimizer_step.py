@@ -33,7 +33,12 @@ class CriticalStep:
 
 
 def critical_step(
-    change: Callable[[float], float], slope: float, *, guess: float | None = None, passes: int = PASSES
+    change: Callable[[float], float],
+    slope: float,
+    *,
+    guess: float | None = None,
+    spread: float = 2.0,
+    passes: int = PASSES,
 ) -> CriticalStep:
     """The multiple c > 0 of an update at which the change of the loss turns positive, within 2^-4 of itself.
 
@@ -45,18 +50,20 @@ def critical_step(
         change: c -> loss after c times the update - loss at the start; each call is a forward pass, the first at c = 1.
         slope: its derivative at 0. Where it is not negative the loss exceeds its start at once, and there is no c.
         guess: of c, such as -2 slope / u'Hu. None takes it from the slope and the change at c = 1.
+        spread: ratio of the ends of the first bracket around the guess; below 2 for a guess that is likely right, from
+            which the bracket then moves off in growing steps.
         passes: at most so many forward passes, with the one of the start, which the caller has made.
     """
     if not slope < 0:
         return CriticalStep(math.nan, 1, False)
-    low, high, made = 0.0, math.inf, 1
+    low, high, made, last = 0.0, math.inf, 1, 1.0
 
     def probe(at: float) -> float:
         """Narrow the bracket by a forward pass, if the point lies inside and a pass is left."""
-        nonlocal low, high, made
+        nonlocal low, high, made, last
         if not low < at < high or made >= passes:
             return math.nan
-        made += 1
+        made, last = made + 1, at
         found = change(at)
         if found <= 0:
             low = at
@@ -67,10 +74,15 @@ def critical_step(
     bend = probe(1.0) - slope  # of c^2
     if guess is None or not 0 < guess < math.inf:
         guess = -slope / bend if 0 < bend < math.inf else 2.0
-    probe(guess * math.sqrt(2))
-    probe(guess / math.sqrt(2))
+    probe(guess * math.sqrt(spread))
+    probe(guess / math.sqrt(spread))
+    growth = min(spread**2, 2.0)
     while made < passes and not (low and high <= WIDTH * low * (1 + ROUNDING)):
-        probe(high / 2 if not low else 2 * low if math.isinf(high) else math.sqrt(low * high))
+        at = high / growth if not low else growth * low if math.isinf(high) else math.sqrt(low * high)
+        if spread < 2:
+            at = max(at, last / growth) if last == high else min(at, last * growth)
+            growth **= 2
+        probe(at)
     if not low or math.isinf(high):
         return CriticalStep(math.nan, made, False)
     return CriticalStep(math.sqrt(low * high), made, high <= WIDTH * low * (1 + ROUNDING))
@@ -175,22 +187,23 @@ class _Changes:
         # the change of the weight decay is c w'u + c^2 u'u / 2
         self._linear, self._square = decay * _dot(start, update), decay * _dot(update, update) / 2
         self.start_decay = decay * float(l2_of(self._subject).detach()) if decay else 0.0
-        self.starts = {j: self._loss(j) for j in batches}
+        self.starts = {j: loss_on(self._subject, j) for j in batches}
         self._known: dict[tuple[int, float], float] = {}
 
     def at(self, weights: WeightsInPlace, j: int, multiple: float) -> float:
         """Objective on mini-batch j after a multiple of the update, minus that at the start; the weights stay there."""
         if (j, multiple) not in self._known:
             weights.translate((self._direction, multiple))
-            change = self._loss(j) - self.starts[j]
+            change = loss_on(self._subject, j) - self.starts[j]
             self._known[j, multiple] = change + multiple * self._linear + multiple**2 * self._square
         return self._known[j, multiple]
 
-    def _loss(self, j: int) -> float:
-        subject = self._subject
-        inputs, targets = subject.batch(j)
-        with subject.evaluating(), evaluation_mode(subject.model):
-            return float(subject.losses(subject.outputs(inputs), targets).double().mean())
+
+def loss_on(subject: Subject, j: int) -> float:
+    """The loss on mini-batch j at the present weights."""
+    inputs, targets = subject.batch(j)
+    with subject.evaluating(), evaluation_mode(subject.model):
+        return float(subject.losses(subject.outputs(inputs), targets).double().mean())
 
 
 def _dot(left: Tensor, right: Tensor) -> float:

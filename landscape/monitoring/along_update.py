@@ -1,0 +1,86 @@
+"""Measure the loss along the update that the optimiser made, by forward passes alone."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape.products.vectors import inner
+from landscape.subject.subject import Subject
+from landscape.weight_space.optimizer_step import WIDTH, critical_step, loss_on
+from landscape.weight_space.weights_in_place import WeightsInPlace
+
+NEAR = 8.0  # updates, within which the parabola through three losses says where the loss is back at its start
+AGREE = 0.25  # with the last critical rate, to take the end of the parabola also where that is far
+NOTHING = dict.fromkeys(
+    ("update_norm", "predicted_change", "actual_change", "critical_sharpness", "critical_multiple", "critical_passes",
+     "relative_critical_sharpness"), math.nan,
+)  # fmt: skip
+
+
+class AlongUpdate:
+    """The last update, as the difference of the weights before and after it, whatever made it.
+
+    With w the weights before the update u, the losses at w, w + u and w - u give its change and, by their central
+    difference, that to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u the
+    shortest multiple of the update that ends above the start) is then bracketed within 2^-4, around the last critical
+    rate or, where that is near or about the same, around the end of the parabola through the three losses: five passes
+    where it is right. Relative critical sharpness is that of a second mini-batch along the same update.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._before: dict[str, Tensor] = {}
+        self._critical: dict[int, float] = {}  # the last critical learning rate by mini-batch
+
+    def begin(self, parameters: Mapping[str, Tensor]) -> None:
+        """Keep the weights before an update."""
+        self._before = {name: p.detach().clone() for name, p in parameters.items()}
+
+    def taken(self) -> dict[str, Tensor]:
+        """The update since then, which is kept no longer; empty where there was none."""
+        before, self._before = self._before, {}
+        parameters = self._subject.parameters
+        if before.keys() != parameters.keys():
+            return {}
+        update = {name: p.detach() - before[name].to(p.dtype) for name, p in parameters.items()}
+        return update if 0 < inner(update.values(), update.values()) < math.inf else {}
+
+    def values(self, update: Mapping[str, Tensor], rate: float) -> dict[str, Any]:
+        """The quantities of an update made with a learning rate, NaN without an update; `loss` is at the present."""
+        subject = self._subject
+        values: dict[str, Any] = {**NOTHING, "loss": loss_on(subject, 0)}
+        if update:
+            values["update_norm"] = math.sqrt(inner(update.values(), update.values()))
+            values |= self._along(update, rate, 0, values["loss"])
+        if update and len(subject.batches) > 1:
+            other = self._along(update, rate, 1, loss_on(subject, 1))
+            values["relative_critical_sharpness"] = other["critical_sharpness"]
+        return values
+
+    def _along(self, update: Mapping[str, Tensor], rate: float, batch: int, end: float) -> dict[str, float]:
+        with torch.no_grad(), WeightsInPlace(self._subject, update) as weights:
+
+            def at(multiple: float) -> float:
+                if multiple == 1.0:
+                    return end
+                weights.translate((update, multiple - 1.0))
+                return loss_on(self._subject, batch)
+
+            start, back = at(0.0), at(-1.0)
+            slope, bend = (end - back) / 2, (end + back) / 2 - start
+            parabola = -slope / bend if bend > 0 else math.nan
+            warm = self._critical.get(batch, math.nan) / (rate or math.nan)
+            near = 0 < parabola < NEAR or abs(parabola / warm - 1) < AGREE
+            known = near or math.isfinite(warm)
+            guess = warm if known and not near else parabola
+            found = critical_step(lambda c: at(c) - start, slope, guess=guess, spread=WIDTH if known else 2.0)
+        if found.converged:
+            self._critical[batch] = found.multiple * rate
+        return {
+            "predicted_change": slope, "actual_change": end - start, "critical_passes": found.passes + 1,
+            "critical_multiple": found.multiple if found.converged else math.nan,
+            "critical_sharpness": 2 / (found.multiple * rate) if found.converged and rate > 0 else math.nan,
+        }  # fmt: skip
