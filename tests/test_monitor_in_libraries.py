@@ -71,6 +71,7 @@ def test_lightning_as_shown_reaches_the_edge_of_adam_and_resumes(
     found = ratio(tmp_path / "run.h5", "preconditioned", "preconditioned_threshold")
     assert found[1] < 0.4
     assert 0.95 < found[15:].mean() < 1.05
+    assert scope["trainer"].callback_metrics["monitor/critical_sharpness"] > 0
     assert exit_code(["plot", "run.h5"]) == 0
     assert (tmp_path / "figures" / "monitor_preconditioned.png").exists()
     scope["trainer"].save_checkpoint("at.ckpt")  # at step 300
@@ -90,7 +91,10 @@ def test_transformers_as_shown_reaches_the_edge_of_adam_and_resumes(
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec(PLAIN.partition("monitor =")[0], scope)
-    exec(TRANSFORMERS.replace('save_strategy="no"', 'save_strategy="steps", save_steps=190'), scope)
+    shown = TRANSFORMERS.replace('save_strategy="no"', 'save_strategy="steps", save_steps=190')
+    exec(shown.replace('out="run.h5")', 'out="run.h5", on_row=lambda row: trainer.log(row))'), scope)
+    logged = [row["step"] for row in scope["trainer"].state.log_history if "critical_sharpness" in row]
+    assert logged[0] == 10
     steps = list(range(0, 201, 10))
     assert series(tmp_path / "run.h5") == {"GPT2LMHeadModel": steps}
     found = ratio(tmp_path / "run.h5", "preconditioned", "preconditioned_threshold")
