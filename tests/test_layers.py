@@ -80,6 +80,33 @@ def test_a_stem_with_pooling_has_a_layer_before_and_one_after_it(maker: str) -> 
     assert _rows(layers) == [*stem, *_blocks(24, (2, 2, 2, 2))]
 
 
+class Skip(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x).relu()
+
+
+class Gate(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc = nn.Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.fc(x.mean((2, 3), keepdim=True)).sigmoid()
+
+
+def test_a_smaller_map_is_named_by_what_makes_it_smaller_and_not_by_a_gate_before_it() -> None:
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    stages = (Skip(4), Gate(4), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 3, stride=2, padding=1), Skip(8))
+    found = discover(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *stages, *head).eval(), _images(8, 8))
+    assert [(layer.name, layer.kind, layer.grid) for layer in found] == [
+        ("0", "stem", (8, 8)), ("1.conv", "conv", (8, 8)), ("4", "subsample", (4, 4)), ("5.conv", "conv", (4, 4)),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "size", "grid", "prefix"),
     [

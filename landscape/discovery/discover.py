@@ -14,7 +14,7 @@ from torch import nn
 
 from landscape.data.structure import Forward, Nested, call_model
 from landscape.discovery.attention import attention_of
-from landscape.discovery.graph import ADDITIONS, HEAVY, POOLING, Call, Flow, Node, few, record
+from landscape.discovery.graph import ADDITIONS, HEAVY, POOLING, Call, Flow, Node, Operation, few, record
 from landscape.discovery.layer import Branch, Kind, Layer, Tap
 from landscape.discovery.residual_blocks import (
     Residual,
@@ -167,13 +167,24 @@ def _layers_between(
         if pool is not None:
             layers.append(_branchless(flow, pool.writes[0], "subsample", linear, flow.calls[pool.call].module))
     elif not blocks and inside and _shrinks(flow, start, end, linear):
-        heavy = next((o for o in inside if o.name in HEAVY | POOLING and not o.blurs), inside[-1])
+        heavy = _resizing(flow, inside, end, linear)
         inner = [c for c in flow.enclosing(heavy.call) if lies_between(flow, flow.calls[c], start, end)]
         name = flow.calls[inner[-1] if inner else heavy.call].module
         layers.append(_branchless(flow, end, "subsample", linear, name))
     if not first:
         layers = [*_blurs(flow, network, start, end), *layers]
     return [*layers, *(_block_without_skip(flow, flow.calls[block]) for block in blocks)]
+
+
+def _resizing(flow: Flow, inside: list[Operation], end: Node, linear: bool) -> Operation:
+    """The operation that gives a map the size it has at the end: a strided convolution, say, and no gate before it."""
+    several = [o for o in inside if o.name in HEAVY | POOLING and not o.blurs]
+    grid = layout_of(flow, end, linear)[1]
+    sized = (
+        o for o in several
+        if layout_of(flow, o.writes[0], linear)[1] == grid and _shrinks(flow, o.reads[0], o.writes[0], linear)
+    )  # fmt: skip
+    return next(sized, several[0] if several else inside[-1])
 
 
 def _block_without_skip(flow: Flow, call: Call) -> Layer:
