@@ -1,5 +1,6 @@
 """The commands `plot` and `report`: figures of a results file or a training run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,12 @@ from landscape.cli.doctor import suggestion
 from landscape.reporting.progress import say
 
 Option = typer.Option
+Group = Annotated[
+    list[str],
+    Option(
+        help="means over seeds: groups as of compare, or none; default: above 8 networks, labels that end in a seed"
+    ),
+]
 
 
 def plot(
@@ -24,6 +31,7 @@ def plot(
     only: Annotated[
         list[str], Option(help="only the checkpoint of this label (* stands for anything); repeatable, in this order")
     ] = [],  # noqa: B006
+    group: Group = [],  # noqa: B006
     label: Annotated[list[str], Option(help="write NEW instead of a stored label; repeatable", metavar="OLD=NEW")] = [],  # noqa: B006
     color: Annotated[
         list[str], Option(help="colour of a checkpoint, a name or #RRGGBB; repeatable", metavar="LABEL=COLOR")
@@ -62,7 +70,7 @@ def plot(
         paths = drawing.draw_layout(file, out, formats, selection=chosen, theme=theme) if layout else drawing.draw(
             file, out, formats, eigenvalues=parse_eigenvalues(eigenvalues), theme=theme,
             figures=tuple(name.strip() for name in figure.split(",") if name.strip()),
-            selection=chosen,
+            selection=chosen, group=group,
         )  # fmt: skip
         _say(file, out, paths, quiet=quiet)
     for path in paths:
@@ -74,6 +82,7 @@ def plot(
 def report(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
     out: Annotated[Path, Option(help="page to write")] = Path("report.html"),
+    group: Group = [],  # noqa: B006
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -87,8 +96,8 @@ def report(
 
     check_place(out, *PLACE)
     with TemporaryDirectory() as folder:
-        figures = draw(file, Path(folder), ("png",), quiet=True)
-        typer.echo(write_report(file, out, figures, examine([file])))
+        figures = draw(file, Path(folder), ("png",), group=group, quiet=True)
+        typer.echo(write_report(file, out, figures, examine([file]), group))
 
 
 def parse_eigenvalues(text: str) -> tuple[float, float] | None:
@@ -107,7 +116,7 @@ def parse_eigenvalues(text: str) -> tuple[float, float] | None:
     return low, high
 
 
-def draw(file: Path, out: Path, formats: tuple[str, ...], *, quiet: bool) -> list[Path]:
+def draw(file: Path, out: Path, formats: tuple[str, ...], *, group: Sequence[str] = (), quiet: bool) -> list[Path]:
     """Draw every figure of a results file into a folder; return the files written.
 
     Raises:
@@ -116,7 +125,7 @@ def draw(file: Path, out: Path, formats: tuple[str, ...], *, quiet: bool) -> lis
     from landscape.plots import drawing
 
     check_not_damaged(file)
-    paths = drawing.draw(file, out, formats=formats)
+    paths = drawing.draw(file, out, formats=formats, group=group)
     _say(file, out, paths, quiet=quiet)
     return paths
 

@@ -19,7 +19,10 @@ import xarray as xr
 
 from landscape.options import OptionError, require
 from landscape.plots import FIGURES, IMPORTED, STUDIES, study_module
+from landscape.plots.appearance import label_of
+from landscape.plots.comparison.grouping import drawn_groups
 from landscape.plots.figure import Figure
+from landscape.plots.over_seeds import grouped
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import SCREEN, Theme, applied, captioned
 from landscape.plots.tidy import tidied
@@ -49,13 +52,15 @@ def draw(
     *,
     figures: Sequence[str] = (),
     selection: Selection = EVERYTHING,
+    group: Sequence[str] = (),
     theme: Theme = SCREEN,
     eigenvalues: tuple[float, float] | None = None,
 ) -> list[Path]:
     """Draw every figure that the results allow, all results of a probe in one; return the files written.
 
     Results with nothing finished are left out and logged; `left_out` lists them. `figures` are the names of those to
-    draw (default: all). `eigenvalues` is the axis range of the max-eigenvalue spectra, such as (-120, 900) in the
+    draw (default: all). `group` are rules of groups over seeds as of `landscape.compare`, or `none`; of many networks
+    there are groups without. `eigenvalues` is the axis range of the max-eigenvalue spectra, such as (-120, 900) in the
     paper; default: from the data.
 
     Raises:
@@ -80,7 +85,12 @@ def draw(
         for group, data in _left_out(everything):
             finished = "done" in data and bool((data["done"].values == 1).all())
             _log.info("no figure of %s%s", group, ": its numbers are not finite" if finished else " yet")
-        for name, page in _pages(everything, selection, probes, figures):
+        networks = [item for item in everything if not item[0].startswith("compare/")]
+        groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in networks)), group)
+        if groups is not None:
+            _log.info("groups over seeds: %s; --group none draws every network", ", ".join(groups.members))
+        firsts, means = (grouped(networks, groups, mean=m) if groups else networks for m in (False, True))
+        for name, page in _pages(firsts, means, selection, probes, figures):
             if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             with readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
@@ -142,14 +152,15 @@ def draw_studies(
 
 
 def _pages(
-    stored: Stored, selection: Selection, probes: Sequence[str] | None, figures: Sequence[str]
+    stored: Stored, means: Stored, selection: Selection, probes: Sequence[str] | None, figures: Sequence[str]
 ) -> Iterator[tuple[str, partial[Figure]]]:
-    """Name and drawing of every figure that the results allow."""
-    everything = [data for name, data in stored if not name.startswith("compare/")]  # of a network
+    """Name and drawing of every figure that the results of networks, or their means over seeds, allow."""
+    everything = [data for _, data in stored]
     for figure in FIGURES.values():
         if (probes is not None and figure.probe not in probes) or (figures and figure.name not in figures):
             continue
-        results = figure.selected([data for name, data in stored if name.partition("/")[0] == figure.probe])
+        shown = means if figure.seeds else stored
+        results = figure.selected([data for name, data in shown if name.partition("/")[0] == figure.probe])
         if results:
             yield figure.name, partial(figure.module.page, results, selection.looks(results, everything))
 

@@ -167,6 +167,7 @@ class FigureEntry:
     panels: tuple[str | None, ...] = (None,)  # projections of the axes that `draw` takes
     instead: str = ""  # a quantity that is drawn, and may have the finite value, where the first has none
     finite: int = 1  # how many of `needs`, from the first, must have a finite value
+    seeds: bool = False  # whether a mean over seeds is drawn as a network is; else the first of each group
     live: str = ""  # the part of the report's page that draws it by itself, a row of `report.panels.PARTS`
     layers: tuple[LayerPlot, ...] = ()  # what that part draws, of results per layer
     api: int | None = None  # of another package's figure: the version of the interface, `plugins.API`

@@ -48,6 +48,8 @@ def page(
 
     width = width or page_width()
     # A digit of DejaVu Sans is 0.64 em wide, running text 0.55: the estimate errs on the safe side.
+    if any(data.attrs.get("errors_over") == "seeds" for data in results):
+        note = re.sub(r"(intervals) over [\w-]+", r"\1 over seeds", note)
     if results and not any(map(has_intervals, results)):
         note = " ".join(sentence for sentence in re.split(r"(?<=\.) ", note) if INTERVAL not in sentence)
     text = f"{caption or protocol(results, looks)} {note}".strip()

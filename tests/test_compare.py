@@ -23,10 +23,11 @@ from landscape.plots import drawing
 from landscape.plots.comparison import text as comparison_text
 from landscape.plots.comparison.comparison import ALIKE, MISSING, REAL, Comparison, chosen, flatness, paired
 from landscape.plots.comparison.comparison import compare_results as compare
-from landscape.plots.comparison.grouping import groups_of
+from landscape.plots.comparison.grouping import SEED, drawn_groups, groups_of
 from landscape.plots.comparison.rows import records, sections
 from landscape.plots.figures.compare_study import Records, page
 from landscape.plots.figures.compare_study import draw as draw_panel
+from landscape.plots.over_seeds import grouped
 from landscape.results import reader
 from landscape.results.headline_numbers import measured
 from landscape.statistics.paired import paired_t
@@ -347,6 +348,34 @@ def test_numbers_without_an_error_are_shown_and_not_compared() -> None:
     assert "divergence" in comparison_text.as_text(found)
 
 
+def test_seeds_of_a_group_are_drawn_as_their_mean_and_those_of_others_or_unfinished_ones_are_not() -> None:
+    labels = ("a-s0", "a-s1", "a-s2", "b")
+    depths = {"depth": ("layer", [0.0, 1.0]), "name": ("layer", ["x", "y"])}
+    stored = [
+        result("variance", label, {"v": ("layer", [i, i + 2.0]), "v_se": ("layer", [9.0, 9.0]), **depths})
+        for i, label in enumerate(labels)
+    ]
+    stored.append(
+        result("variance", "a-s9", {"v": ("layer", [1e9, 1e9]), "v_se": ("layer", [9.0, 9.0]), **depths}, done=0)
+    )
+    assert drawn_groups(labels, ()) is None  # few
+    assert drawn_groups([f"epoch_{i}" for i in range(20)], ()) is None
+    groups = drawn_groups([*labels, "a-s9"], [SEED])
+    assert groups is not None
+    (_, mean), (_, other) = grouped(stored, groups, mean=True)
+    np.testing.assert_allclose(mean["v"], [1.0, 3.0])
+    np.testing.assert_allclose(mean["v_se"], 3**-0.5)
+    np.testing.assert_array_equal(mean["depth"], [0.0, 1.0])
+    assert (mean.label, mean.errors_over, mean["v_se"].attrs["n"]) == ("a", "seeds", 3)
+    assert mean.protocol.endswith("mean over 3 seeds")
+    assert other.identical(stored[3][1])
+    (_, first), _ = grouped(stored, groups, mean=False)
+    assert first["v"].identical(stored[0][1]["v"])
+    assert first.protocol.endswith("a-s0 of 3 seeds")
+    stored[1][1]["name"][0] = "z"  # another network: no mean of the two
+    assert grouped(stored, groups, mean=True)[0][1].protocol.endswith("a-s0 of 3 seeds")
+
+
 def test_wide_tables_are_divided_for_the_terminal() -> None:
     values = {f"{name}_se": 0.1 for name in ("nll", "accuracy", "ece", "ece_signed", "temperature")}
     values |= {name.removesuffix("_se"): 0.5 for name in values}
@@ -489,7 +518,7 @@ def test_comparisons_of_other_groups_have_figures_of_their_own(study: Path, tmp_
 
 @pytest.mark.slow
 def test_out_is_written_by_its_ending(study: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for name, start in (("a.md", "## surface"), ("a.csv", "kind,probe"), ("a.tex", r"\begin{table}"), ("a.json", "{")):
+    for name, start in (("a.md", "## surface"), ("a.csv", "kind,probe"), ("a.tex", r"\begin{table"), ("a.json", "{")):
         assert exit_code(["compare", str(study), "--no-store", "--quiet", "--out", str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_text().startswith(start)
     assert capsys.readouterr().out == ""

@@ -273,6 +273,28 @@ def test_a_stored_comparison_is_a_table_with_verdicts(tmp_path: Path) -> None:
     assert f"{made.contrasts[0].first} − {made.contrasts[0].second}" in said
 
 
+def test_many_networks_are_groups_over_their_seeds(tmp_path: Path, pictures: list[Path]) -> None:
+    networks = [synthetic.transformer(f"{kind}-s{i}", depth=2) for kind in ("a", "b") for i in range(5)]
+    path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "surface"))
+    with h5py.File(path, "r+") as file:
+        for name, group in file["variance"].items():
+            group["variance"][...] *= 1 + int(name.partition("-s")[2][0])
+    found = Page(written(path, tmp_path, [p for p in pictures if p.stem in ("variance", "surface")]))
+    data = json.loads(found.raw["script"][0])
+    (plot,) = data["layers"]
+    assert [series["name"] for series in plot["series"]] == ["a", "b"]
+    assert [panel["name"] for panel in data["surface"]] == ["a", "b"]
+    members = [data["variance"].values for _, data in reader.find(path, "variance") if data.label.startswith("a")]
+    np.testing.assert_allclose(decoded(plot["series"][0]["values"]), np.mean(members, axis=0), rtol=1e-6)
+    half = 2.7764 * np.std(members, axis=0, ddof=1) / 5**0.5  # Student's t of four degrees of freedom
+    np.testing.assert_allclose(decoded(plot["series"][0]["halves"]), half, rtol=1e-4)
+    assert "Means over seeds" in found.words
+    assert "a-s0, a-s1" in found.words
+    every = Page(report(path, tmp_path / "each.html", [], group=["none"]).read_text())
+    assert len(json.loads(every.raw["script"][0])["layers"][0]["series"]) == 10
+    assert "Means over seeds" not in every.words
+
+
 def test_a_group_of_an_unknown_probe_is_skipped_with_a_line(few: Path, tmp_path: Path) -> None:
     def change(file: h5py.File) -> None:
         file.copy(next(iter(file["variance"].values())), file, "aura/net-0123456789")

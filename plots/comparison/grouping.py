@@ -13,6 +13,8 @@ from landscape.options import OptionError, invalid
 
 SECONDS = 2.0  # for all labels; a regular expression may take exponential time
 EXPECTED = r"a regular expression such as '-s\d+$', or NAME=GLOB,NAME=GLOB such as sgd=sgd-*,adam=adam-*"
+NONE, MANY = "none", 8  # the rule of no groups; networks up to which there are none unless asked for
+SEED = r"(?:^|[-_. ])(?:seed|s)[-_]?\d+$"  # the rule beyond
 TABLE = re.compile(r"[^=,\\()\[\]^$|+]+=[^\\()^$|+]*")  # a list of patterns, and no regular expression
 
 
@@ -51,6 +53,20 @@ def groups_of(networks: Mapping[str, str], rules: Sequence[str]) -> Groups:
         near = ", ".join(list(dict.fromkeys(networks.values()))[:4])
         raise invalid("group", ",".join(rules), f"{EXPECTED}, that fits a label such as {near}")
     return Groups({name: tuple(members) for name, members in found.items()}, tuple(rest), factor, tuple(rules))
+
+
+def drawn_groups(labels: Sequence[str], rules: Sequence[str]) -> Groups | None:
+    """The groups that figures show: those asked for; of many networks, those whose labels differ in a seed.
+
+    Raises:
+        OptionError: as `groups_of`.
+    """
+    if tuple(rules) == (NONE,):
+        return None
+    found = None
+    if rules or (len(labels) > MANY and sum(bool(re.search(SEED, label)) for label in labels) > 1):
+        found = groups_of({label: label for label in labels}, rules or (SEED,))
+    return found if found and (rules or any(len(one) > 1 for one in found.members.values())) else None
 
 
 def _parsed(rules: Sequence[str]) -> tuple[str, Callable[[str], list[str]]]:

@@ -75,8 +75,8 @@ def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], sou
         sets: dict[tuple[str, str, int], list[xr.Dataset]] = {}
         same = len({(variant_of(data), optimizer_of(data)) for data in found}) == 1
         for data, (network, side) in zip(found, _names(found, digests, groups), strict=True):
-            position = _position(protocols.setdefault(probe, []), protocol_of(data, changed=same))
-            sets.setdefault((network, side, position), []).append(data)
+            at = position(protocols.setdefault(probe, []), protocol_of(data, changed=same))
+            sets.setdefault((network, side, at), []).append(data)
         entries += [_entry(probe, *key, alike, notes) for key, alike in sets.items()]
     notes += _twins(known)
     entries.sort(key=lambda one: (list(probes).index(one.probe), one.protocol))
@@ -162,7 +162,7 @@ def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[x
     return Entry(probe, network, side, position, numbers, last, reader.unfinished(last), planes)
 
 
-def _position(known: list[Protocol], protocol: Protocol) -> int:
+def position(known: list[Protocol], protocol: Protocol) -> int:
     """Where a protocol stands among those of its probe; it is added if it is new."""
     for i, other in enumerate(known):
         if other.same(protocol):

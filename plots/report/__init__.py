@@ -14,10 +14,16 @@ from landscape.results.replacing import check_place, write_text
 PLACE = ("page", "report.html")
 
 
-def report(path: Path | str, out: Path | str, figures: Sequence[Path], examined: Sequence[Check] | None = None) -> Path:
+def report(
+    path: Path | str,
+    out: Path | str,
+    figures: Sequence[Path],
+    examined: Sequence[Check] | None = None,
+    group: Sequence[str] = (),
+) -> Path:
     """Write the page: one file that loads nothing from elsewhere; of PNG and SVG figures it shows the SVG.
 
-    `examined` is what `landscape.doctor` found in the file, which the page lists.
+    `examined` is what `landscape.doctor` found in the file, which the page lists; `group` as of `drawing.draw`.
 
     Raises:
         FileNotFoundError, ValueError: there is no results file, or `out` is a folder.
@@ -25,7 +31,7 @@ def report(path: Path | str, out: Path | str, figures: Sequence[Path], examined:
     path, out = Path(path), Path(out)
     check_place(out, *PLACE)
     with reader.streaming(path) as stored, readable(path):
-        text = document(stored, path, figures, examined)
+        text = document(stored, path, figures, examined, group)
     return write_text(out, text)
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 import xarray as xr
 
-from landscape.plots.comparison.comparison import REAL
+from landscape.plots.comparison.comparison import REAL, GroupMean, compare_results
+from landscape.plots.comparison.grouping import Groups
 from landscape.plots.comparison.networks import NAME
-from landscape.plots.comparison.rows import MINUS, outdated, signed
+from landscape.plots.comparison.rows import MINUS, letter, outdated, signed
 from landscape.plots.report.markup import Html, element, join
 from landscape.results.stored_table import rows_of
 from landscape.statistics.rounding import interval
 
 Row = Mapping[str, Any]
+REGION = {"tabindex": "0", "role": "region"}
 HEADS = ("probe", "number", "difference", "value [95 %]", "p (Holm)", "verdict")
 NOTE = (
     "Real: p below 0.05 after Holm's correction over the differences of a probe. A difference of two networks is about "
@@ -35,6 +37,40 @@ def comparisons(stored: Sequence[tuple[str, xr.Dataset]]) -> Html:
     return element("section", heading, *tables, element("p", NOTE, class_="note"), id="compared")
 
 
+def group_means(stored: Sequence[tuple[str, xr.Dataset]], groups: Groups | None) -> Html:
+    """Every headline number as the mean of each group over its seeds, one row per number and protocol."""
+    if groups is None:
+        return Html("")
+    rows: dict[tuple[str, int, str], dict[str, GroupMean]] = {}
+    for mean in compare_results(stored, group=groups.rules).means:
+        rows.setdefault((mean.probe, mean.protocol, mean.like.name), {})[mean.group] = mean
+    heads = ("probe", "number", *groups.members)
+    head = element("tr", *(element("th", element("span", name, class_="title"), scope="col") for name in heads))
+    lines = []
+    for (probe, position, number), cells in rows.items():
+        like = next(iter(cells.values())).like
+        name = f"{number}{f' ({like.unit})' if like.unit else ''}{f' [{letter(position)}]' if position else ''}"
+        means = (_mean(cells.get(group), len(members)) for group, members in groups.members.items())
+        lines.append(element("tr", element("td", probe), element("td", name), *means))
+    body = element("table", element("thead", head), element("tbody", join(lines)), class_="sortable")
+    said = "; ".join(f"{name}: {', '.join(members)}" for name, members in groups.members.items())
+    note = (
+        f"Means of finished networks, in brackets 95 % intervals by Student's t. {said}. Layer plots and figures of "
+        "curves show these means, all others the first network of each group; --group none shows every network."
+    )
+    scroll = element("div", body, class_="scroll", **REGION, aria_label="Table of means over seeds")
+    return element("section", element("h2", "Means over seeds"), scroll, element("p", note, class_="note"), id="groups")
+
+
+def _mean(mean: GroupMean | None, members: int) -> Html:
+    if mean is None:
+        return element("td")
+    value, _, ends = signed(interval(mean.mean, mean.low, mean.high)).partition(" ")
+    within = element("span", f" {ends}", class_="interval") if ends else ""
+    some = element("small", f"of {len(mean.values)} of {members}") if len(mean.values) < members else ""
+    return element("td", value, within, some, data_value=repr(mean.mean))
+
+
 def _table(data: xr.Dataset, rows: Sequence[Row], age: str) -> Html:
     """Differences, real ones first, and the notes of the comparison."""
     differences = sorted((row for row in rows if row["kind"] == "difference"), key=lambda row: row["verdict"] != REAL)
@@ -48,7 +84,7 @@ def _table(data: xr.Dataset, rows: Sequence[Row], age: str) -> Html:
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     summary = element("summary", f"{label}: {len(lines)} differences, {words}")
     body = element("table", caption, element("thead", head), element("tbody", join(lines)), class_="sortable")
-    region = {"tabindex": "0", "role": "region", "aria_label": f"Table of differences of {label}"}
+    region = REGION | {"aria_label": f"Table of differences of {label}"}
     notes = " ".join(filter(None, (f"This comparison is {age}." if age else "", str(data.attrs.get("notes", "")))))
     table = element("details", summary, element("div", body, class_="scroll", **region))
     return element("div", element("p", notes) if notes else "", table)

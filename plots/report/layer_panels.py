@@ -14,9 +14,9 @@ AXES = ("layer", "unit")  # of layers, and of units that a lesion removes
 MOST_HEADS = 64
 
 
-def collected(drawn: Sequence[Drawn]) -> dict[str, list[Panel]]:
-    """What the page draws layer by layer, under the names that its script knows."""
-    layers, similar = layer_plots(drawn), similarities(drawn)
+def collected(means: Sequence[Drawn], drawn: Sequence[Drawn]) -> dict[str, list[Panel]]:
+    """What the page draws layer by layer, of means over seeds where there are any."""
+    layers, similar = layer_plots(means), similarities(drawn)
     return {"layers": layers or ([{"title": "", "series": []}] if similar else []), "similarity": similar}
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import xarray as xr
 
 from landscape.plots import FIGURES, IMPORTED, headlines
-from landscape.plots.appearance import looks
+from landscape.plots.appearance import label_of, looks
+from landscape.plots.comparison.grouping import drawn_groups
+from landscape.plots.over_seeds import grouped
 from landscape.plots.report import layer_panels, panels, sections
-from landscape.plots.report.compared import comparisons
+from landscape.plots.report.compared import comparisons, group_means
 from landscape.plots.report.findings import findings
 from landscape.plots.report.markup import Html, element, join
 from landscape.plots.report.next_steps import unfinished
@@ -28,22 +30,32 @@ SCRIPTS = ("figures.js", "view.js", "surface.js", "charts.js", "page.js")
 Stored = Sequence[tuple[str, xr.Dataset]]
 
 
-def document(stored: Stored, file: Path, figures: Sequence[Path], examined: Sequence[Check] | None = None) -> str:
-    """The whole page of a study, with what the doctor found in it where it was examined."""
+def document(
+    stored: Stored,
+    file: Path,
+    figures: Sequence[Path],
+    examined: Sequence[Check] | None = None,
+    group: Sequence[str] = (),
+) -> str:
+    """The whole page of a study, with what the doctor found in it where it was examined, in groups over seeds."""
     ordered = reader.by_checkpoint([(name, data) for name, data in stored if not name.startswith("compare/")])
     named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
-    data = live_data(ordered)
+    groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in ordered)), group)
+    firsts, means = (grouped(ordered, groups, mean=mean) if groups else ordered for mean in (False, True))
+    data = live_data(firsts, means)
     parts = [part for part in PARTS if data.get(part) or (part == "spectra" and data["densities"])]
     numbered = Protocols()
     table = comparison(ordered, numbered)
     static = sections.by_probe(figures, named)
     drawn = sections.figure_sections(static, numbered, file)
-    tested = comparisons(stored)
-    also = [("checks", "Checks")] * (examined is not None) + [("compared", "Differences, tested")] * bool(tested)
+    tested, over = comparisons(stored), group_means(ordered, groups)
+    also = [("checks", "Checks")] * (examined is not None) + [("groups", "Means over seeds")] * bool(over)
+    also += [("compared", "Differences, tested")] * bool(tested)
     body = [
         sections.answers(findings(ordered, file), parts),
         *([] if examined is None else [checks(examined, file)]),
         sections.checkpoint_table(table),
+        over,
         tested,
         *(_live(part, data, [section.probe for section in static]) for part in parts),
         drawn,
@@ -53,8 +65,12 @@ def document(stored: Stored, file: Path, figures: Sequence[Path], examined: Sequ
     return _document(f"Loss landscape: {file.name}", _header(named, file), _contents(parts, static, also), body, data)
 
 
-def live_data(ordered: Stored) -> dict[str, Any]:
-    """What the script draws, as plain values: text, numbers, and arrays in base64."""
+def live_data(ordered: Stored, means: Stored) -> dict[str, Any]:
+    """What the script draws, as plain values: text, numbers, and arrays in base64; its layer plots are of means."""
+    return panels.collected(_drawn(ordered)) | layer_panels.collected(_drawn(means), _drawn(ordered))
+
+
+def _drawn(ordered: Stored) -> list[Drawn]:
     results = [data for _, data in ordered]
     by_name = dict(zip((id(data) for data in results), checkpoints(ordered), strict=True))
     found: list[Drawn] = []
@@ -63,7 +79,7 @@ def live_data(ordered: Stored) -> dict[str, Any]:
         for data, look in zip(alike, looks(alike, among=results), strict=True):
             name = look.label.replace("\\$", "$").strip()
             found.append(Drawn(data, name, _hexadecimal(look.color), by_name[id(data)]))
-    return panels.collected(found) | layer_panels.collected(found)
+    return found
 
 
 def skipped(ordered: Stored) -> list[str]:

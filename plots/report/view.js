@@ -6,8 +6,8 @@ const choosers = []; // called when other networks are chosen
 
 function chosen() {
   for (const row of document.querySelectorAll("table.sortable tbody tr")) {
-    const name = row.querySelector("th")?.textContent ?? "";
-    row.hidden = view.hidden.has(name) || !view.fits(name);
+    const name = row.querySelector("th")?.textContent; // none in a table of numbers
+    row.hidden = name != null && (view.hidden.has(name) || !view.fits(name));
   }
   for (const change of choosers) change();
   noted();

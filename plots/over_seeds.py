@@ -1,0 +1,79 @@
+"""Results of networks that differ in their seeds as one: their mean with its error over seeds, or that of the first."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from landscape.plots.appearance import label_of
+from landscape.plots.comparison.grouping import Groups
+from landscape.plots.comparison.networks import position
+from landscape.plots.selection import Stored
+from landscape.results import reader
+from landscape.results.protocols import Protocol, protocol_of
+from landscape.statistics.intervals import BY_BOUNDS
+
+OVER = "seeds"  # what the errors of a mean are over
+
+
+def grouped(stored: Stored, groups: Groups, *, mean: bool) -> list[tuple[str, xr.Dataset]]:
+    """One result per group, probe and protocol in place of its finished members', and those of no group.
+
+    It is their mean, or, where they have none or none is asked for, that of the first; its protocol says which.
+    """
+    group_of = {label: name for name, members in groups.members.items() for label in members}
+    protocols: dict[str, list[Protocol]] = {}
+    members: dict[tuple[str, ...], list[xr.Dataset]] = {}
+    names: dict[tuple[str, ...], str] = {}
+    for name, data in stored:
+        probe, group = name.partition("/")[0], group_of.get(label_of(data))
+        if group is None:
+            key: tuple[str, ...] = (name,)
+        elif reader.unfinished(data):
+            continue
+        else:
+            key = probe, group, str(position(protocols.setdefault(probe, []), protocol_of(data)))
+        names.setdefault(key, name)
+        members.setdefault(key, []).append(data)
+    return [
+        (name, members[key][0] if len(key) == 1 else _as_one(members[key], key[1], mean=mean))
+        for key, name in names.items()
+    ]
+
+
+def _as_one(members: Sequence[xr.Dataset], group: str, *, mean: bool) -> xr.Dataset:
+    found, one = (_mean(members) if mean and len(members) > 1 else None), members[0]
+    which = f"{label_of(one)} of {len(members)} {OVER}" if found is None else f"mean over {len(members)} {OVER}"
+    protocol = ", ".join(filter(None, (str(one.attrs.get("protocol", "")), which)))
+    made = (one if found is None else found).assign_attrs(label=group, protocol=protocol)
+    made.encoding = one.encoding
+    return made if found is None else made.assign_attrs(errors_over=OVER)
+
+
+def _mean(members: Sequence[xr.Dataset]) -> xr.Dataset | None:
+    """The mean of every number, with its error and interval where the members have one; None where words differ."""
+    like, n = members[0], len(members)
+    arrays: dict[str, np.ndarray] = {}
+    for name, one in like.variables.items():
+        others = [data.variables.get(name) for data in members]
+        if any(other is None or other.shape != one.shape for other in others):
+            return None
+        values = np.stack([other.values for other in others if other is not None])
+        if one.dtype.kind == "f" and name not in like.dims:
+            arrays[str(name)] = values
+        elif (values != values[0]).any():
+            return None
+    found: dict[str, xr.Variable] = {}
+    for name, values in arrays.items():
+        if name.endswith(("_se", "_low", "_high")) or name == "se":
+            continue
+        about = like.variables[name]
+        with np.errstate(invalid="ignore"):
+            mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(n)
+        found[name] = xr.Variable(about.dims, mean, about.attrs)
+        low, high = BY_BOUNDS[str(about.attrs.get("bounds", ""))](mean, error, n)
+        for key, part in ((f"{name}_se", error), (f"{name}_low", low), (f"{name}_high", high)):
+            if key in arrays:
+                said = {k: v for k, v in like.variables[key].attrs.items() if k != "over"} | {"n": n}
+                found[key] = xr.Variable(about.dims, part, said)
+    return like.assign(found)
