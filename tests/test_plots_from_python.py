@@ -94,8 +94,8 @@ def test_a_figure_shows_the_results_of_its_own_probe(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("line", "barriers", "hessian", "density"))
     with reader.streaming(path) as stored:
         results = reader.by_checkpoint(stored)
-        pages = dict(drawing._pages(results, drawing.EVERYTHING, None, ()))
+        pages = dict(drawing._pages(results, results, drawing.EVERYTHING, None, ()))
         for name, page in pages.items():
             assert {data.attrs["probe"] for data in page.args[0]} == {FIGURES[name].probe}
-        chosen = [name for name, _ in drawing._pages(results, drawing.EVERYTHING, ["hessian"], ())]
+        chosen = [name for name, _ in drawing._pages(results, results, drawing.EVERYTHING, ["hessian"], ())]
         assert chosen == [name for name in pages if FIGURES[name].probe == "hessian"] != []
