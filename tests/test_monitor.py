@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -22,12 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import landscape
 from landscape.monitoring.budget import Budget
-from landscape.monitoring.gradients import BUCKETS, Start, gram, noise, sketch_of
+from landscape.monitoring.gradients import BUCKETS, Start, estimates, gram, noise, sketch_of
 from landscape.monitoring.measurement import TrackedEigenvalues
+from landscape.monitoring.micro_batches import UPDATES, pooled
 from landscape.options import OptionError
 from landscape.plots.figures import monitor as monitor_figure
 from landscape.results import reader
 from landscape.results.protocols import samples_of
+from landscape.statistics.intervals import quantile
 
 pytestmark = pytest.mark.slow
 
@@ -565,6 +568,47 @@ def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:
     scales = np.array([one.scale for one in found])
     assert np.median(errors[np.isfinite(errors)]) == pytest.approx(np.nanstd(scales[scales < 20]), rel=0.5)
     assert np.isnan(noise(np.ones((1, 1)), 4).scale)
+
+
+def test_intervals_of_the_free_noise_scale_cover_the_true_one() -> None:
+    random, covered, scales = np.random.default_rng(0), [], []
+    mean, spread = np.array([1.0, -2.0, 0.5, 0.0]), np.array([1.0, 2.0, 3.0, 2.0])
+    true = float((spread**2).sum() / (mean**2).sum())
+    for _ in range(1000):
+        parts = mean + spread * random.standard_normal((UPDATES, 4, 16, 4)).mean(axis=2)  # micro-batches of 16
+        small, large = (parts**2).sum(axis=2).mean(axis=1), (parts.mean(axis=1) ** 2).sum(axis=1)
+        squared, variance = estimates(small, large, 4, 16)  # type: ignore[arg-type]
+        scale, error = pooled(np.asarray(squared), np.asarray(variance))
+        scales.append(scale)
+        covered.append(abs(scale - true) <= quantile(UPDATES) * error)
+    assert np.mean(scales) == pytest.approx(true, rel=0.02)
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+def test_the_free_noise_scale_is_that_of_the_gradients_accumulated_in_an_update(tmp_path: Path) -> None:
+    model = network()
+    model[3].eval()  # without dropout the same gradients come again
+    model[1].eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", **ALL)
+    inputs, targets = data()
+    sums: list[Tensor] = []
+    for parts in (3, 4, 1):  # accumulation that changes; one pass tells nothing
+        optimizer.zero_grad()
+        for rows in torch.arange(24).chunk(parts):
+            (F.cross_entropy(model(inputs[rows].double()), targets[rows]) / parts).backward()
+            flat = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+            sums = [*(sums if rows[0] else []), flat.clone()]
+        optimizer.step()
+        monitor.step(monitor.number + 1)
+        if parts == 3:
+            gradients = [sums[0], *(after - before for before, after in itertools.pairwise(sums))]
+            expected = noise(gram(gradients), 8).scale
+    found = monitor.data()["simple_noise_scale"].values
+    assert found[1] == pytest.approx(expected, nan_ok=True)
+    assert found[3] == pytest.approx(found[2], nan_ok=True)
+    monitor.close()
+    assert not any(p._backward_hooks for p in model.parameters())
 
 
 def test_the_sketch_of_many_weights_keeps_distances_within_its_error() -> None:

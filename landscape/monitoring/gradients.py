@@ -125,17 +125,21 @@ def noise(inner: np.ndarray, size: int) -> GradientNoise:
     m = len(inner)
     if m < 2:
         return GradientNoise(np.nan, np.nan, np.nan, np.nan)
-    squared, variance = _estimates(inner, size)
+    squared, variance = _of_gram(inner, size)
     scale = variance / squared if squared > 0 else np.nan
     left_out = [np.delete(np.delete(inner, i, 0), i, 1) for i in range(m)] if m > 2 else []
-    pairs = [_estimates(one, size) for one in left_out]
+    pairs = [_of_gram(one, size) for one in left_out]
     ratios = np.array([v / s for s, v in pairs if s > 0])
     error = np.sqrt((m - 1) / m * ((ratios - ratios.mean()) ** 2).sum()) if 2 < m == len(ratios) else np.nan
     return GradientNoise(squared, variance, scale, float(error))
 
 
-def _estimates(inner: np.ndarray, b: int) -> tuple[float, float]:
-    """|G|^2 and tr Sigma."""
+def _of_gram(inner: np.ndarray, b: int) -> tuple[float, float]:
     m = len(inner)
-    small, large, whole = float(np.trace(inner)) / m, float(inner.sum()) / m**2, b * m
+    return estimates(float(np.trace(inner)) / m, float(inner.sum()) / m**2, m, b)
+
+
+def estimates(small: float, large: float, m: int, b: int) -> tuple[float, float]:
+    """|G|^2 and tr Sigma, from the mean of |g|^2 over m gradients of b samples each and |mean of g|^2."""
+    whole = b * m
     return (whole * large - b * small) / (whole - b), (small - large) / (1 / b - 1 / whole)

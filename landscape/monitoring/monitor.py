@@ -21,6 +21,7 @@ from landscape.data.structure import common_length
 from landscape.monitoring.budget import Budget, Kind
 from landscape.monitoring.gradients import Start
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
+from landscape.monitoring.micro_batches import MicroBatches
 from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
 from landscape.monitoring.updates_seen import UpdatesSeen
 from landscape.options import OptionError, at_least, require
@@ -77,7 +78,8 @@ class Monitor:
         optimizer: of the training, any, or a list of several. An adaptive one whose threshold is known (Adam, AdamW,
             Adamax, RMSprop, Adagrad) costs a second search.
         top: eigenvalues per measurement.
-        noise: parts of the mini-batch whose gradients give the noise scale; 0 leaves it out.
+        noise: parts of the mini-batch whose gradients give the noise scale beside eigenvalues; 0 leaves it out, also
+            that of accumulated micro-batches, which comes without a pass (`micro_batches`).
         tol: largest estimated relative error of an eigenvalue.
         overhead: share of the training time that measurements may take; steps are left out to keep within it, which is
             said once, see `budget.Budget`. `math.inf` leaves out none.
@@ -123,6 +125,7 @@ class Monitor:
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
         self._start, self._said, self._on_row = start, False, on_row
+        self._micro: MicroBatches | None = None
         self._writer: SeriesWriter | None = None
         self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         self._updates = UpdatesSeen(module := _followed(model))
@@ -148,6 +151,7 @@ class Monitor:
         self._merged = self._budget.now()
         if start % every == 0:
             self._measure("check")
+        self._micro = MicroBatches(module) if noise else None
         self._prepare()
 
     def step(self, number: int | None = None) -> None:
@@ -169,6 +173,8 @@ class Monitor:
             return
         if number // self.every != self._grid:
             self._grid = number // self.every
+            if self._micro is not None:
+                self._micro.end()
             self._on_grid(rate)
         self._prepare()
 
@@ -192,6 +198,8 @@ class Monitor:
         if self._active and (self.number + 1) // self.every != self._grid:
             with self._budget.beside():
                 self._measurement.before_update()
+            if self._micro is not None:
+                self._micro.begin()
 
     def data(self) -> xr.Dataset:
         """The series so far, as `landscape.open` returns it.
@@ -209,6 +217,8 @@ class Monitor:
         """Write the series to its end; done by itself when the process ends or the monitor is no longer used."""
         self._active = False
         self._updates.forget()
+        if self._micro is not None:
+            self._micro.end()
         if self._writer is not None:
             self._finalizer()
             atexit.unregister(self._finalizer)
@@ -233,6 +243,8 @@ class Monitor:
         with budget.beside(kind):
             plan = self._writer.key.plan
             nothing = {n: np.full([len(plan.axes[d]) for d in q.dims], np.nan) for n, q in plan.quantities.items()}
+            if self._micro is not None:
+                values["simple_noise_scale"], values["simple_noise_scale_se"] = self._micro.scale()
             row = {**nothing, **values, **timing}
             self._writer.write(self.number, row)
             if budget.now() - self._merged > MERGE_SECONDS:

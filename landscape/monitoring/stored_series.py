@@ -15,6 +15,7 @@ from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
 from landscape.monitoring.gradients import BUCKETS
 from landscape.monitoring.gradients import parts_of as parts_of_batch
+from landscape.monitoring.micro_batches import UPDATES
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results.run_key import RunKey, readable_label, versions
@@ -67,6 +68,8 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
             "critical_passes": Quantity("forward passes of the search for it"),
             "relative_critical_sharpness": Quantity("critical sharpness of the second mini-batch, same update", seen),
             "norm_sharpness": Quantity("u'Hu / ||u||^2, || || the norm of the optimiser's steps"),
+            "simple_noise_scale": Quantity("tr Sigma / |G|^2 of the training's micro-batches, last updates", "samples"),
+            "simple_noise_scale_se": Quantity("its standard error (jackknife)", "samples", over="noise_updates"),
             "gradient_norm": Quantity("norm of the gradient", f"{loss} / weight"),
             "eigenvalue": Quantity("largest Hessian eigenvalue", curvature, ranks),
             "residual": Quantity("residual of the eigenvalue, within which one lies", curvature, ranks),
@@ -99,7 +102,7 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
             "rank": Quantity("rank, from the largest"),
             "bucket": Quantity("bucket of the sketch; of few weights, the weight"),
         },
-        facts={"noise_parts": len(parts_of_batch(subject, parts))},
+        facts={"noise_parts": len(parts_of_batch(subject, parts)), "noise_updates": UPDATES},
         grows=True,
     )
 
