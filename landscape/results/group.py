@@ -132,7 +132,7 @@ def seal(group: h5py.Group) -> None:
 
 def checksum(
     group: h5py.Group,
-    arrays: Mapping[str, h5py.h5d.DatasetID] | None = None,
+    arrays: Mapping[str, Handle] | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> int:
     """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone.
@@ -142,10 +142,10 @@ def checksum(
     stored = attributes_of(group.id) if attributes is None else attributes
     about = {name: "" if name in ("label", "created", "finished") else value for name, value in stored.items()}
     found = zlib.crc32(repr(sorted((about | {CHECK: 0}).items())).encode())
-    for name, item in sorted((arrays or datasets(group)).items()):
-        values = Handle(item).array()
+    for name, item in sorted((arrays or {name: Handle(item) for name, item in datasets(group).items()}).items()):
+        values = item.array()
         content = "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
-        found = zlib.crc32(content, zlib.crc32(repr((name, sorted(attributes_of(item).items()))).encode(), found))
+        found = zlib.crc32(content, zlib.crc32(repr((name, sorted(item.attributes().items()))).encode(), found))
     return found
 
 

@@ -39,6 +39,7 @@ class Handle:
 
     def __init__(self, item: h5py.h5d.DatasetID) -> None:
         self.id = item
+        self._attributes: OnDemand[Any] | None = None
 
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
@@ -51,6 +52,12 @@ class Handle:
         """The type of its numbers or texts."""
         dtype: np.dtype = self.id.dtype
         return dtype
+
+    def attributes(self, guard: Guard = contextlib.nullcontext) -> OnDemand[Any]:
+        """Its attributes, each of which is read once."""
+        if self._attributes is None:
+            self._attributes = attributes_of(self.id, guard)
+        return self._attributes
 
     def array(self) -> np.ndarray:
         """The whole of it; text as Python strings."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from string import Formatter
 from typing import Any, NamedTuple
@@ -96,9 +96,10 @@ def as_json(data: xr.Dataset) -> dict[str, Any]:
 def numbers(data: xr.Dataset) -> list[tuple[Headline, Measured]]:
     """Declarations and finite numbers of a result, the first of every name; an upper end that is infinite: a bound."""
     found: dict[str, tuple[Headline, Measured]] = {}
+    parts = functools.cache(functools.partial(_parts, data))  # which several declarations share
     for headline in declared(data):
         if not (headline.unless and np.isfinite(_values(data, headline.unless)).any()):
-            for one in _evaluated(data, headline):
+            for one in _evaluated(data, headline, parts):
                 if np.isfinite(one.value):
                     found.setdefault(one.name, (headline, one))
     return list(found.values())
@@ -130,11 +131,14 @@ def _values(data: xr.Dataset, name: str) -> np.ndarray:
     return np.asarray(known, dtype=float)
 
 
-def _evaluated(data: xr.Dataset, headline: Headline) -> Iterator[Measured]:
+def _evaluated(
+    data: xr.Dataset, headline: Headline, parts_of: Callable[[str], Parts] | None = None
+) -> Iterator[Measured]:
     dims = data.variables[headline.quantity].dims if headline.quantity in data.variables else ()
     if {axis for axes in headline.at for axis in axes.split()} != set(dims):
         return
-    found: list[tuple[Place, Parts]] = [({}, _parts(data, headline.quantity))]
+    known = parts_of(headline.quantity) if parts_of else _parts(data, headline.quantity)
+    found: list[tuple[Place, Parts]] = [({}, known)]
     for axes, word in headline.at.items():
         found = [
             ({**place, **more}, rest)

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 import h5py
 import numpy as np
@@ -205,7 +206,7 @@ class Array:
     def attrs(self) -> Mapping[str, Any]:
         """Its attributes."""
         with self._guard():
-            return attributes_of(self._array.id, self._guard)
+            return self._array.attributes(self._guard)
 
     @cached_property
     def held(self) -> Any:
@@ -251,7 +252,8 @@ class Stored(Mapping[str, xr.DataArray]):
     """
 
     def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle]) -> None:
-        self._path, self._name, self._group, self._arrays = path, group.name.strip("/"), group, arrays
+        self._name, self._group, self._arrays = group.name.strip("/"), group, arrays
+        self._reading = _Reading(path, self._name)
         self.attrs = attributes_of(group.id, self._reading, check_attribute)
         check_identity(self.attrs, self._name.partition("/")[0])
         self.variables = _arrays(group.id, arrays, lazy=True, guard=self._reading)
@@ -259,14 +261,13 @@ class Stored(Mapping[str, xr.DataArray]):
     @cached_property
     def whole(self) -> xr.Dataset:
         """All of it."""
-        with self._reading():
+        with self._reading:
             return _dataset(self.variables, self.attrs, self._name)
 
     def intact(self) -> bool:
         """Whether everything is as it was written, by the checksum."""
-        with self._reading():
-            arrays = {name: array.id for name, array in self._arrays.items()}
-            return bool(self.attrs.get(hdf5_file.CHECK) == checksum(self._group, arrays, self.attrs))
+        with self._reading:
+            return bool(self.attrs.get(hdf5_file.CHECK) == checksum(self._group, self._arrays, self.attrs))
 
     @property
     def nbytes(self) -> int:
@@ -285,7 +286,7 @@ class Stored(Mapping[str, xr.DataArray]):
     def __getitem__(self, name: str) -> xr.DataArray:
         found = self.variables[name].variable
         axes = {axis: self.variables[axis].variable for axis in map(str, found.dims) if axis in self}
-        with self._reading():
+        with self._reading:
             return xr.DataArray(found, axes, name=name)
 
     def __getattr__(self, name: str) -> Any:
@@ -293,13 +294,25 @@ class Stored(Mapping[str, xr.DataArray]):
             raise AttributeError(name)
         return getattr(self.whole, name)
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            with readable(self._path, self._name, advice=f"{REPAIR}{self._path}"):
-                yield
-        except hdf5_file.DAMAGE as error:
-            raise hdf5_file.damaged(self._path, error) from error
+
+class _Reading(contextlib.AbstractContextManager[None]):
+    """Says in one sentence what reading a result raises; without a generator, because it surrounds every value."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+
+    def __call__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            try:
+                with readable(self._path, self._name, advice=f"{REPAIR}{self._path}"):
+                    raise error
+            except hdf5_file.DAMAGE as damage:
+                raise hdf5_file.damaged(self._path, damage) from damage
 
 
 def _array(array: Handle, lazy: bool) -> Any:

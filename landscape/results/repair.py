@@ -175,16 +175,16 @@ def _flaw(group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, lo
     if not {"probe", "label"} <= set(about) or "done" not in group:
         return "its attributes are lost"
     arrays, limits = groups.datasets(group), Limits("it", size, longest=longest)
+    handles = {name: Handle(array) for name, array in arrays.items()}
     limits.add(group.id)
     shapes = dict[str, tuple[int, ...]]()
     for name, array in arrays.items():
         offset = array.get_offset()
         if offset is not None and offset + array.get_storage_size() > size:
             return f"{name} is lost"
-        handle = Handle(array)
-        limits.add(handle, name)
-        check_array(name, handle)
-        shapes[name] = handle.shape or ()
+        limits.add(handles[name], name)
+        check_array(name, handles[name])
+        shapes[name] = handles[name].shape or ()
     where, sizes = groups.places(group.id), {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
     scales = {name: scales_of(array, where) for name, array in arrays.items()}
     for name, array in arrays.items():
@@ -192,10 +192,10 @@ def _flaw(group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, lo
             axes = zip(groups.dims(array, name, where, scales[name]), shapes[name], strict=True)
             if any(sizes.get(axis) != length for axis, length in axes):
                 return f"the axes of {name} are lost"
-    if about.get(CHECK) != groups.checksum(group, arrays, about):
+    if about.get(CHECK) != groups.checksum(group, handles, about):
         return "it is not as it was stored"
     check_attributes(about, probe)
-    check_done(Handle(arrays["done"]).array())
+    check_done(handles["done"].array())
     with h5py.File("copied", "w", driver="core", backing_store=False) as copied:
         groups.copy(group, copied, "copy", scales)
     return ""

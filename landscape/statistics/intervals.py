@@ -4,6 +4,7 @@ All intervals of the project are 95 % intervals. Below four independent values t
 wide, and so sensitive to the shape of a distribution that nobody has seen, that only the values say something.
 """
 
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -21,10 +22,19 @@ def quantile(n: Any, fewest: int = FEWEST) -> np.ndarray:
 
     NaN below `fewest`, and where n is not known; `NORMAL` for an infinite number.
     """
+    n = np.asarray(n, dtype=float)
+    return np.asarray(_quantile(float(n), fewest)) if not n.ndim else _quantiles(n, fewest)
+
+
+def _quantiles(n: np.ndarray, fewest: int) -> np.ndarray:
     from scipy.special import stdtrit
 
-    n = np.asarray(n, dtype=float)
     return np.where(n >= fewest, stdtrit(np.maximum(n, 2.0) - 1, UPPER), np.nan)
+
+
+@lru_cache
+def _quantile(n: float, fewest: int) -> float:
+    return float(_quantiles(np.asarray(n), fewest))
 
 
 def interval(value: Any, error: Any, n: Any) -> Ends:
