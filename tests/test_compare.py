@@ -21,7 +21,7 @@ from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.plots import drawing
 from landscape.plots.comparison import text as comparison_text
-from landscape.plots.comparison.comparison import ALIKE, MISSING, REAL, Comparison, chosen, flatness, paired
+from landscape.plots.comparison.comparison import ALIKE, EQUAL, MISSING, REAL, Comparison, chosen, flatness, paired
 from landscape.plots.comparison.comparison import compare_results as compare
 from landscape.plots.comparison.grouping import SEED, drawn_groups, groups_of
 from landscape.plots.comparison.rows import records, sections
@@ -161,6 +161,21 @@ def test_the_share_of_negative_values_is_paired_too_and_keeps_its_value() -> Non
     shares = [(v < 0).mean(axis=1) for v in values]
     assert found["nep"].p == pytest.approx(paired_t(*shares).p)
     assert found["ape"].value == pytest.approx(float(one["ape"]) - float(other["ape"]))
+
+
+def test_what_cannot_differ_or_repeats_another_number_is_not_tested_nor_called_better() -> None:
+    rng = np.random.default_rng(3)
+    spectra = [hessian(name, rng.uniform(5.0 * (i + 1), 5.0 * (i + 2), (8, 1))) for i, name in enumerate("ab")]
+    share, mean = compare(spectra).contrasts  # none is negative in either
+    assert (share.number, share.verdict) == ("nep", EQUAL)
+    assert mean.difference is not None
+    assert mean.adjusted == mean.difference.p
+    values = [{"value": ("measure", 2 * [1.0 + i]), "se": ("measure", 2 * [0.01], {"n": 100})} for i in range(2)]
+    names = {"measure_name": ("measure", ["sam", "trace"])}
+    assert len(compare([result("flatness", str(i), value | names) for i, value in enumerate(values)]).contrasts) == 1
+    drops = [{"accuracy_drop": ("unit", [drop]), "accuracy_drop_se": ("unit", [0.01])} for drop in (0.1, 0.5)]
+    found = compare([result("lesion", str(i), drop | {"name": ("unit", ["conv"])}) for i, drop in enumerate(drops)])
+    assert {(c.verdict, c.favours) for c in found.contrasts} == {(REAL, "")}  # the other has more to lose
 
 
 def test_spectra_of_other_mini_batches_are_compared_by_their_spread() -> None:
