@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 import h5py
@@ -304,9 +303,7 @@ class _Reading(contextlib.AbstractContextManager[None]):
     def __call__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
             try:
                 with readable(self._path, self._name, advice=f"{REPAIR}{self._path}"):
