@@ -193,6 +193,9 @@ def exit_code(arguments: Sequence[str]) -> int:
             return _fail(f"cannot use {error.filename} ({error.strerror}); correct it or give another path", 1)
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
         text = _one_line(error)
+        if type(error).__name__ in ("MemoryError", "_ArrayMemoryError", "OutOfMemoryError"):  # Python, NumPy, PyTorch
+            less = "give a smaller --batch-size, fewer --samples or another --device"
+            return _fail(f"out of memory ({text or 'none left'}); everything finished is kept, {less}", 1)
         return _fail(text if known else f"{type(error).__name__}: {text}; --debug shows where", 1)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 from measured_runs import save
 
 from landscape.cli import main, process_setup
@@ -257,3 +259,21 @@ def test_a_signal_that_an_import_makes_an_error_of_ends_the_command_as_a_signal(
     monkeypatch.setattr(main, "_tree", lambda: interrupted)
     assert main.exit_code([]) == code
     assert "everything finished is kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(MemoryError(), "none left"), (torch.OutOfMemoryError("CUDA out of memory.\nTried"), "CUDA .*d")],
+)
+def test_lack_of_memory_is_one_line_with_what_needs_less(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking() -> None:
+        raise error
+
+    monkeypatch.setattr(main, "_tree", lacking)
+    assert main.exit_code(["fourier"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"landscape: out of memory \({said}\); everything .* is kept, give a smaller --batch-size.*", line
+    )
