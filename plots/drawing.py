@@ -82,9 +82,9 @@ def draw(
     written = []
     with reader.streaming(path) as stored, applied(theme), readable(path):
         everything = selection.of(reader.by_checkpoint(stored))
-        for group, data in _left_out(everything):
+        for left, data in _left_out(everything):
             finished = "done" in data and bool((data["done"].values == 1).all())
-            _log.info("no figure of %s%s", group, ": its numbers are not finite" if finished else " yet")
+            _log.info("no figure of %s%s", left, ": its numbers are not finite" if finished else " yet")
         networks = [item for item in everything if not item[0].startswith("compare/")]
         groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in networks)), group)
         if groups is not None:
