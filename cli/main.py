@@ -36,6 +36,7 @@ from landscape.cli.process_setup import (
     TERMINATED,
     Terminated,
     end_by_signals,
+    last_line,
     print_errors,
     prints_errors,
     set_up_process,
@@ -201,7 +202,8 @@ def exit_code(arguments: Sequence[str]) -> int:
 
 def _ended(code: int) -> int:
     how = "terminated" if code == TERMINATED else "interrupted"
-    return _fail(f"{how}; everything finished is kept, run the same command to resume", code)
+    with last_line():
+        return _fail(f"{how}; everything finished is kept, run the same command to resume", code)
 
 
 def _refuse_process_group(arguments: Sequence[str]) -> None:

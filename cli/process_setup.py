@@ -134,8 +134,19 @@ def end_if_received() -> None:
 def _ignore_signals() -> None:
     """Keep the exit code of a command that has ended: Python, as it ends, takes a signal for the end of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) in (_end, _end_now):
+        if signal.getsignal(number) in (_end, _end_now, _leave):
             signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def last_line() -> Iterator[None]:
+    """Say in the block, undisturbed, that a signal ended the command; a further one ends it without another line."""
+    ours = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) in (_end, _end_now)]
+    for each in ours:
+        signal.signal(each, signal.SIG_IGN)
+    yield
+    for each in ours:
+        signal.signal(each, _leave)
 
 
 def _end_after_all(ignored: sys.UnraisableHookArgs) -> None:
@@ -161,6 +172,10 @@ def _end_now(number: int, frame: FrameType | None) -> None:
     shown = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides the cursor
     with suppress(OSError):
         os.write(2, shown + b"landscape: ended at once; everything finished is kept, run the same command to resume\n")
+    _leave(number, frame)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 

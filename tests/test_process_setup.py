@@ -76,6 +76,14 @@ try:
 except BaseException:
     sys.exit(7)
 """
+AFTER_THE_LINE = """
+import os, signal
+from landscape.cli.main import _ended
+from landscape.cli.process_setup import end_by_signals
+end_by_signals()
+_ended(130)
+os.kill(os.getpid(), signal.SIGINT)
+"""
 AT_THE_START = """
 import os, signal, sys
 class Interrupts:
@@ -204,6 +212,13 @@ def test_a_signal_that_was_caught_by_what_it_interrupted_ends_the_command_after_
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_python_ends_leaves_the_exit_code(number: int) -> None:
     assert subprocess.run([sys.executable, "-c", AT_THE_END, str(number)], check=False, timeout=300).returncode == 7
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_after_the_line_that_says_so_ends_the_command_without_another() -> None:
+    ended = subprocess.run([sys.executable, "-c", AFTER_THE_LINE], capture_output=True, text=True, check=False)
+    assert ended.returncode == 130
+    assert ended.stderr == "landscape: interrupted; everything finished is kept, run the same command to resume\n"
 
 
 @pytest.mark.parametrize("start", ["import landscape.__main__", "import landscape_probes; landscape_probes.main()"])
