@@ -25,6 +25,7 @@ def test_every_probe_has_sources_and_every_source_is_of_a_probe() -> None:
         assert key.startswith(surname.split("-")[0]), key
 
 
+@pytest.mark.slow
 def test_a_file_cites_what_it_measured_and_says_how_without_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

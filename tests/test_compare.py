@@ -419,6 +419,7 @@ def test_chosen_numbers_are_shown_with_the_p_of_all() -> None:
         chosen(whole, ["calibration/x"])
 
 
+@pytest.mark.slow
 def test_a_choice_by_the_command_is_not_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:3], probes=("trace",))
     label = synthetic.NETWORKS[0].label
