@@ -23,9 +23,9 @@ from landscape.cli import (
     import_export,
     layers,
     merging,
-    reproduce,
     show,
     studies,
+    study,
     training,
 )
 from landscape.cli.command_options import ProbeCommand
@@ -96,8 +96,9 @@ for _name in MEASURING:
 _command: Any
 for _command in (studies.smoothing, studies.heads, studies.sweep):
     app.command(rich_help_panel=STUDIES)(_command)
+app.add_typer(study.app, name="study", rich_help_panel=STUDIES)
 app.command("build-up", rich_help_panel=TRAIN)(studies.build_up)
-for _command in (training.train, training.models, demo.demo, reproduce.reproduce):
+for _command in (training.train, training.models, demo.demo, study.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (
     figures.plot, animate.animate, figures.report,

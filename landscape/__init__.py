@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from landscape import probes
-    from landscape.api import evaluate, features, measure
+    from landscape.api import evaluate, features, measure, study
     from landscape.headline import Headline
     from landscape.monitoring.lightning_callback import LightningMonitor
     from landscape.monitoring.monitor import Monitor
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Headline", "LightningMonitor", "Monitor", "Plan", "Probe", "Quantity", "Subject", "TransformersMonitor", "Unit",
-    "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes",
+    "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes", "study",
 ]  # fmt: skip
 
 _HOME = {
@@ -42,6 +42,7 @@ _HOME = {
     "Subject": "subject.subject", "load": "subject.loading.load", "open": "results.reader",
     "Headline": "headline", "Plan": "probe", "Probe": "probe", "Quantity": "probe", "Unit": "probe",
     "compare": "plots.comparison.compare", "evaluate": "api", "features": "api", "measure": "api",
+    "study": "api",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from landscape.reporting.progress import Advice, Progress, in_notebook
 from landscape.results import reader
 from landscape.results.command_line import SAMPLES
 from landscape.results.run_key import Outcome
+from landscape.running.executor import IN_PROCESS, Executor
 from landscape.running.run import Report, run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject.loading.identity import protocol
@@ -42,6 +44,7 @@ def measure(
     shard: str = "",
     quiet: bool = False,
     report: Report | None = None,
+    executor: Executor = IN_PROCESS,
     **options: Any,
 ) -> xr.Dataset:
     """Measure, store, and return the labelled result (the last one, of several random planes).
@@ -65,6 +68,7 @@ def measure(
         quiet: print neither protocol nor progress.
         report: called with (finished units, all units) after every unit, in place of the progress bar, which appears
             after a second on a terminal or in a notebook.
+        executor: what measures the units, such as `running.local_processes.Processes(4)`; default: this process.
         **options: parameters of the probe; with a checkpoint, options of `load` too. Where a parameter names checkpoint
             files (`along`, `plane`, `against`), modules, subjects and state dicts in memory do as well:
             `measure("line", a, along=b)`, `measure("surface", a, plane=(b, c))`.
@@ -86,7 +90,7 @@ def measure(
     )  # fmt: skip
     with measuring(loaded), bar as shown:
         for variant in variants(made):
-            how: Any = {"label": label, "overwrite": overwrite, "shard": part}
+            how: Any = {"label": label, "overwrite": overwrite, "shard": part, "executor": executor}
             outcome = run(variant, loaded, path, report=report or shown, **how)
     return _result(path, outcome)
 
@@ -146,6 +150,46 @@ def evaluate(subject: Source = None, *, passes: int = 1, label: str = "", **opti
     loaded = subject if isinstance(subject, Subject) else load(subject, label=label, **options)
     with measuring(loaded):
         return metrics_of(loaded, passes=passes)
+
+
+def study(
+    file: Path | str | Mapping[str, Any], *, out: Path | str | None = None, device: str = "auto", quiet: bool = False
+) -> str:
+    """Train and measure what a study's file says, and return its table (Markdown); see `landscape study run`.
+
+    Args:
+        file: the file, or its content as a dictionary.
+        out: folder for checkpoints, `results.h5` and `study.md`; default: named as the file.
+        device: auto, cpu, cuda or cuda:1.
+        quiet: print no progress.
+
+    Raises:
+        ValueError, OSError: the file is wrong, or a step cannot be carried out; see the message.
+    """
+    from landscape.studies.conduct import conduct
+    from landscape.studies.study_file import study_of
+
+    source = file if isinstance(file, Mapping) else Path(file)
+    folder = Path(out) if out is not None else Path(source.stem if isinstance(source, Path) else "study")
+    text, wrong = conduct(
+        study_of(source, check_options), folder, train=_trained, measure=partial(measure, quiet=quiet), device=device,
+        quiet=quiet,
+    )  # fmt: skip
+    if wrong:
+        _log.warning("; ".join(wrong))
+    return text
+
+
+def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, quiet: bool, **options: Any) -> Path:
+    from landscape.data import recipes
+    from landscape.training.train import train
+
+    return train(model, data, recipe=recipes.recipe(recipe, **overrides), **options)
+
+
+def check_options(probe: str, preset: str, options: dict[str, Any]) -> None:
+    """Raise an OptionError or ValueError unless a probe has a preset and options."""
+    configure(probe, {**preset_of(probe, preset), **options})
 
 
 def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:

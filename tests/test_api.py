@@ -295,7 +295,7 @@ def test_a_preset_sets_probe_and_loading(final: Path, out: Path) -> None:
 def test_the_package_offers_its_names() -> None:
     assert set(landscape.__all__) == {
         "Headline", "LightningMonitor", "Monitor", "Plan", "Probe", "Quantity", "Subject", "TransformersMonitor",
-        "Unit", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes",
+        "Unit", "__version__", "compare", "evaluate", "features", "load", "measure", "open", "probes", "study",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute close"):
         landscape.close  # noqa: B018

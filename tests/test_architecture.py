@@ -66,7 +66,7 @@ LIGHT = [
     "landscape.subject.spec",
     "landscape.doctor.rules",
     "landscape.studies.claims",
-    "landscape.studies.papers",
+    "landscape.studies.study_file",
     "landscape.studies.kinds",
     "landscape.plots",
     "landscape.cli.main",

@@ -10,25 +10,20 @@ import xarray as xr
 from scipy import stats
 
 import landscape
+from landscape.api import check_options
 from landscape.cli.main import exit_code
+from landscape.cli.study import shipped
 from landscape.predictions import evaluation
 from landscape.results import reader
 from landscape.statistics.rounding import plus_minus
-from landscape.studies.claims import Claim, Finding, Measurement, findings, markdown_table, over_seeds
-from landscape.studies.edge_of_stability import SERIES, TRAININGS
-from landscape.studies.papers import (
-    CLAIMS,
-    MEASUREMENTS,
-    NETWORKS,
-    at_stage_ends,
-    first_against_rest,
-    mean_step,
-)
+from landscape.studies.claims import Claim, Finding, findings, markdown_table, over_seeds
+from landscape.studies.expressions import change_across, first_against_rest, stage_ends
 from landscape.studies.study import Results, Study
+from landscape.studies.study_file import study_of
 
 pytestmark = pytest.mark.slow
 
-BY_NAME = {claim.name: claim for claim in CLAIMS}
+BY_NAME = {claim.name: claim for claim in study_of(shipped()["reproduce"], check_options).claims}
 
 
 def results(*results: tuple[str, str, xr.Dataset]) -> Results:
@@ -50,8 +45,8 @@ def claim(claimed: int = 1) -> Claim:
 
 def test_the_value_at_stage_ends_is_that_of_the_last_layer_with_one() -> None:
     data = xr.Dataset({"stage": ("layer", np.array([-1, 0, 0, 1, 1, 2]))})
-    assert at_stage_ends(data, np.array([9.0, 1.0, 2.0, 5.0, math.nan, math.nan])) == (2.0 + 5.0) / 2
-    assert math.isnan(at_stage_ends(data, np.full(6, math.nan)))
+    assert stage_ends(data, np.array([9.0, 1.0, 2.0, 5.0, math.nan, math.nan])) == (2.0 + 5.0) / 2
+    assert math.isnan(stage_ends(data, np.full(6, math.nan)))
 
 
 def test_uncertainty_is_compared_in_units_of_the_map() -> None:
@@ -103,16 +98,6 @@ def test_of_several_results_in_one_place_of_a_study_the_last_counts() -> None:
     assert study.networks["a"].label == "a"
 
 
-def test_every_claim_needs_known_networks_and_measurements() -> None:
-    assert len(BY_NAME) == len(CLAIMS)
-    for one in CLAIMS:
-        assert one.needs
-        for network, measurement in one.needs:
-            assert (network in TRAININGS and measurement == SERIES) or (
-                network in NETWORKS and measurement in MEASUREMENTS
-            )
-
-
 def test_the_interval_is_student_s_over_seeds() -> None:
     numbers = [0.9, 1.4, 1.3, 1.0]
     half = stats.t.ppf(0.975, 3) * stats.sem(numbers)
@@ -150,9 +135,9 @@ def test_a_seed_that_lacks_a_result_gives_no_number() -> None:
 def test_steps_leave_out_layers_that_reduce_and_layers_after_one_without_a_value() -> None:
     data = layers(["stem", "conv", "conv", "msa", "conv", "conv"], [0, 0, 1, 0, 0, 0])
     values = np.array([0.0, 1.0, 10.0, 7.0, math.nan, 3.0])
-    assert mean_step(values, data, ["conv"]) == 1.0
-    assert mean_step(values, data, ["msa"]) == -3.0
-    assert math.isnan(mean_step(values, data, ["mlp"]))
+    assert change_across(data, values, "conv") == 1.0
+    assert change_across(data, values, "msa") == -3.0
+    assert math.isnan(change_across(data, values, "mlp"))
 
 
 def test_filters_and_variance_are_changes_across_a_kind_of_layer() -> None:
@@ -211,22 +196,33 @@ def test_the_table_has_a_row_per_claim_with_its_verdict() -> None:
 CHECKED = ("rhythm", "alternet", "temporal")
 
 
+def shortened(monkeypatch: pytest.MonkeyPatch, folder: Path, *changes: tuple[str, str]) -> None:
+    """Ship the study with some texts replaced."""
+    text = shipped()["reproduce"].read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "reproduce.toml"
+    file.write_text(text)
+    monkeypatch.setattr("landscape.cli.study.shipped", lambda: {"reproduce": file})
+    monkeypatch.setattr("landscape.plots.drawing.draw_run", lambda *_: [])  # of every training, each time
+
+
 @pytest.mark.campaign
 def test_claims_are_reproduced_from_training_to_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("landscape.plots.drawing.draw_run", lambda *_: [])  # of every training, each time
-    monkeypatch.setitem(NETWORKS, "alternet", NETWORKS["preresnet"])  # type: ignore[index]  # the cheapest twin
-    for name in ("lesion", "stream"):
-        few = Measurement(name, {**MEASUREMENTS[name].options, "samples": 32})
-        monkeypatch.setitem(MEASUREMENTS, name, few)  # type: ignore[index]
+    few = [("[measure.lesion]\nsamples = 1024", "[measure.lesion]\nsamples = 32")]
+    few += [("[measure.stream]\nsamples = 256", "[measure.stream]\nsamples = 32")]
+    shortened(monkeypatch, tmp_path, ('"alternet_demo"', '"preresnet_demo"'), *few)  # the cheapest twin
+    out = tmp_path / "out"
     command = ["reproduce", "--data", "digits", "--seeds", "2", *(f"--claim={name}" for name in CHECKED)]
-    command += ["--epochs", "1", "--fraction", "0.05", "--out", str(tmp_path)]
+    command += ["--epochs", "1", "--fraction", "0.05", "--out", str(out)]
     assert exit_code(command) == 0
     first, said = capsys.readouterr()
     assert "preresnet, seed 1: accuracy in" in said
-    assert (tmp_path / f"CLAIMS-{'+'.join(CHECKED)}.md").read_text() == first
-    assert not (tmp_path / "CLAIMS.md").exists()  # that of all claims
+    assert (out / f"CLAIMS-{'+'.join(CHECKED)}.md").read_text() == first
+    assert not (out / "CLAIMS.md").exists()  # that of all claims
     assert "| 0 | 0, 0 | **cannot tell** |" in first  # equal networks from equal seeds
     assert "AlterNet is above the CNN" in first
     (row,) = [line for line in first.splitlines() if "Temporal smoothing of a stream" in line]
@@ -239,15 +235,16 @@ def test_claims_are_reproduced_from_training_to_the_table(
 
 
 def test_evaluations_of_ensembles_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.plots.drawing.draw_run", lambda *_: [])  # of every training, each time
-    monkeypatch.setitem(NETWORKS, "smoothing", NETWORKS["dropout"])  # type: ignore[index]
-    few = Measurement("evaluate", {"samples": 64, "passes": 2})
-    monkeypatch.setitem(MEASUREMENTS, "ensemble", few)  # type: ignore[index]
+    same = ("{ mc_dropout = 0.3, smoothing = true }", "{ mc_dropout = 0.3 }")
+    few = ("[measure.ensemble]\nprobe = \"evaluate\"\nsamples = 2048\npasses = 16",
+           "[measure.ensemble]\nprobe = \"evaluate\"\nsamples = 64\npasses = 2")  # fmt: skip
+    shortened(monkeypatch, tmp_path, same, few)
     command = ["reproduce", "--data", "digits", "--claim", "smoothing", "--seeds", "1", "--epochs", "1"]
-    command += ["--fraction", "0.05", "--out", str(tmp_path), "--quiet"]
+    command += ["--fraction", "0.05", "--out", str(tmp_path / "out"), "--quiet"]
     assert exit_code(command) == 0
-    ((_, stored),) = reader.find(tmp_path / "results.h5", "evaluate")  # equal networks from equal seeds
-    subject = landscape.load(tmp_path / "checkpoints/dropout-s0/final.pt", samples=64)
+    assert "| 0 | 0 | **cannot tell** |" in (tmp_path / "out" / "CLAIMS-smoothing.md").read_text()
+    ((_, stored),) = reader.find(tmp_path / "out" / "results.h5", "evaluate")  # equal networks from equal seeds
+    subject = landscape.load(tmp_path / "out" / "checkpoints/dropout-s0/final.pt", samples=64)
     wanted = evaluation.evaluate(subject.model, list(subject.batches), passes=2)
     assert stored["loss"].sel(passes=2).item() == wanted.loss
     monkeypatch.setattr(evaluation, "evaluate", None)

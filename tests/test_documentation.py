@@ -116,6 +116,8 @@ def _assert_known(words: list[str]) -> None:
     group = command_line()
     with group.make_context("landscape", ["--help"], resilient_parsing=True) as context:
         _, found, arguments = group.resolve_command(context, words)
+        if hasattr(found, "commands"):  # a group of its own
+            _, found, arguments = found.resolve_command(context, arguments)
     options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert [one for one in arguments if one.startswith("--") and one.partition("=")[0] not in options] == []
 

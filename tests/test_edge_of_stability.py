@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from landscape.api import check_options
 from landscape.cli.main import exit_code
+from landscape.cli.study import shipped
 from landscape.results import reader
-from landscape.studies.edge_of_stability import TRAININGS, plateau, ratios, rise, table_of, within
+from landscape.studies.edge_of_stability import THRESHOLDS, plateau, ratios, table_of
+from landscape.studies.study_file import study_of
+
+STUDY = study_of(shipped()["reproduce"], check_options)
+CLAIMS = {one.name: one for one in STUDY.claims}
+TRAININGS = {name: one.full_batch for name, one in STUDY.networks.items() if one.full_batch}
 
 
 def series(name: str, values: list[float]) -> xr.Dataset:
     """A series whose sharpness is so many times its threshold, 200."""
-    study = TRAININGS[name]
+    kind = TRAININGS[name].sharpness
     sharpness = 200.0 * np.array(values)[:, None]
-    return xr.Dataset(
-        {study.sharpness: (("step", "rank"), sharpness), study.threshold: ("step", np.full(len(values), 200.0))}
-    )
+    return xr.Dataset({kind: (("step", "rank"), sharpness), THRESHOLDS[kind]: ("step", np.full(len(values), 200.0))})
+
+
+def number(claim: str, values: list[float]) -> float:
+    """The number of a claim, of a made-up series."""
+    ((name, _),) = CLAIMS[claim].needs
+    return CLAIMS[claim].compute({(name, "series"): series(name, values)})
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_the_plateau_begins_where_the_threshold_is_first_reached(name: str) -> None:
     data = series(name, [0.5, 0.8, math.nan, 1.0, 1.06, 0.97])
-    assert ratios(TRAININGS[name], data) == pytest.approx([0.5, 0.8, 1.0, 1.06, 0.97])
-    assert plateau(ratios(TRAININGS[name], data)) == pytest.approx([1.0, 1.06, 0.97])
-    assert within(name, data, 0.03) == pytest.approx(0.02)
-    assert rise(name, data) == pytest.approx(math.log(1.01 / 0.5))
+    found = ratios(data, TRAININGS[name].sharpness)
+    assert found == pytest.approx([0.5, 0.8, 1.0, 1.06, 0.97])
+    assert plateau(found) == pytest.approx([1.0, 1.06, 0.97])
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-def test_a_mean_beyond_the_margin_is_negative_and_no_plateau_is_no_number(name: str) -> None:
-    assert within(name, series(name, [0.5, 1.0, 0.8, 0.9]), 0.05) == pytest.approx(-0.05)
-    never = series(name, [0.5, 0.9, 0.99])
-    assert math.isnan(within(name, never, 0.05))
-    assert math.isnan(rise(name, never))
+def test_the_claims_are_a_rise_and_a_margin_and_no_plateau_is_no_number() -> None:
+    values = [0.5, 0.8, math.nan, 1.0, 1.06, 0.97]
+    assert number("sharpening", values) == pytest.approx(math.log(1.01 / 0.5))
+    assert number("edge-of-stability", values) == pytest.approx(0.02)
+    assert number("adaptive-edge", [0.5, 1.0, 0.8, 0.9]) == pytest.approx(-0.05)
+    assert all(math.isnan(number(name, [0.5, 0.9, 0.99])) for name in ("sharpening", "adaptive-edge"))
 
 
 def test_the_table_has_the_ratio_of_every_seed() -> None:
@@ -56,9 +65,13 @@ def test_the_table_has_the_ratio_of_every_seed() -> None:
 def test_a_study_is_reproduced_from_training_to_the_table_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, study in TRAININGS.items():
-        short = replace(study, steps=6, every=2, images=20, width=4)
-        monkeypatch.setitem(TRAININGS, name, short)  # type: ignore[index]
+    text = shipped()["reproduce"].read_text()
+    for kind, steps, every in (("eigenvalue", 3000, 25), ("preconditioned", 1000, 10)):
+        old = f'sharpness = "{kind}", steps = {steps}, every = {every}'
+        assert old in text
+        text = text.replace(old, f'sharpness = "{kind}", steps = 6, every = 2, images = 20, width = 4')
+    (file := tmp_path / "reproduce.toml").write_text(text)
+    monkeypatch.setattr("landscape.cli.study.shipped", lambda: {"reproduce": file})
     command = ["reproduce", "--data", "digits", "--seeds", "2", "--out", str(tmp_path / "new"), "--device", "cpu"]
     command += ["--claim", "edge-of-stability", "--claim", "adaptive-edge"]
     assert exit_code(command) == 0

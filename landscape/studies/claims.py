@@ -1,5 +1,7 @@
 """Judge claims: what decides each, how that is measured of trained networks, the verdicts, and their table."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +28,37 @@ Verdict: TypeAlias = Literal["holds", "fails", "cannot tell"]
 
 
 @dataclass(frozen=True)
-class Training:
-    """How one network of the comparison is trained, relative to the others."""
+class FullBatch:
+    """A training whose sharpness is followed, and the optimiser it is about."""
 
-    model: str  # a trainer's name
+    optimizer: str  # class of torch.optim
+    arguments: Mapping[str, Any]  # of the optimiser
+    sharpness: Literal["eigenvalue", "preconditioned"]  # what has a threshold
+    steps: int  # updates
+    every: int  # updates between two measurements
+    images: int = 300
+    width: int = 50  # of the two hidden layers
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of a study with a member per seed: trained, followed full batch, or files that are there already."""
+
+    name: str
+    model: str = ""  # a trainer's name
     model_args: Mapping[str, Any] = field(default_factory=dict)
-    images: float = 1.0  # its share of the training images that the others see
-    epochs: float = 1.0  # factor on the epochs of the others
-    objective: Literal["classification", "simclr", "mim"] = "classification"
+    files: Sequence[Path] = ()
+    seeds: Sequence[int] = ()
+    recipe: str = ""
+    fraction: float = 1.0  # of the training images
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, with the number of epochs
+    full_batch: FullBatch | None = None  # see `edge_of_stability`
+    load: Mapping[str, Any] = field(default_factory=dict)  # options that files are loaded with
+
+    def file(self, out: Path, seed: int, snapshot: str = "final.pt") -> Path:
+        """The checkpoint of a seed."""
+        given = self.files[seed] if self.files else run_folder(out, self.name, seed)
+        return given if given.is_file() else given / snapshot
 
 
 @dataclass(frozen=True)
@@ -46,19 +71,17 @@ class Measurement:
 
     probe: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    snapshot: Literal["final.pt", "warmup.pt"] = "final.pt"
+    snapshot: str = "final.pt"
+    networks: Sequence[str] = ()  # of which it is measured; none: of all
 
-    def of(
-        self, folder: Path, measure: Callable[..., xr.Dataset], *, out: Path, data_root: Path | None, device: str
-    ) -> xr.Dataset:
-        """The result for a run folder, from the results file if that holds it; `measure`: as `landscape.measure`."""
+    def of(self, checkpoint: Path, label: str, measure: Callable[..., xr.Dataset], **how: Any) -> xr.Dataset:
+        """The result for a checkpoint, from the results file if that holds it; `measure`: as `landscape.measure`."""
         from landscape.checkpoints.checkpoint import read_checkpoint
 
-        options: dict[str, Any] = {"data_root": data_root, "device": device, **self.options}
-        checkpoint = folder / self.snapshot
+        out, options = how.pop("out"), {**how, **self.options}
         if self.probe == "metrics":
             return xr.Dataset(read_checkpoint(checkpoint).metrics)
-        label = folder.name if self.snapshot == "final.pt" else f"{folder.name}-{checkpoint.stem}"
+        label = label if self.snapshot == "final.pt" else f"{label}-{Path(self.snapshot).stem}"
         if self.probe == "evaluate":
             return _evaluate(checkpoint, out, label, **options)
         if moving := options.pop("moving", ""):
@@ -112,6 +135,7 @@ class Finding:
 
     claim: Claim
     numbers: Sequence[float]
+    wrong: Sequence[str] = ()  # why a number is NaN
 
     @property
     def verdict(self) -> Verdict:
@@ -132,11 +156,19 @@ def over_seeds(numbers: Sequence[float]) -> str:
 
 
 def findings(claims: Iterable[Claim], seeds: Sequence[Results]) -> list[Finding]:
-    """Every claim with its numbers, one per seed that has all results it needs."""
-    return [
-        Finding(claim, [claim.compute(results) for results in seeds if all(need in results for need in claim.needs)])
-        for claim in claims
-    ]
+    """Every claim with its numbers, one per seed that has all results it needs; NaN where these give none."""
+    return [_finding(claim, [one for one in seeds if all(need in one for need in claim.needs)]) for claim in claims]
+
+
+def _finding(claim: Claim, seeds: Sequence[Results]) -> Finding:
+    numbers, wrong = [], []
+    for results in seeds:
+        try:
+            numbers.append(claim.compute(results))
+        except ValueError as error:
+            numbers.append(math.nan)
+            wrong.append(f"claim {claim.name}: {error}")
+    return Finding(claim, numbers, wrong)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -161,29 +193,47 @@ def markdown_table(findings: Sequence[Finding]) -> str:
 
 
 def protocol(
-    networks: Mapping[str, Training], out: Path, *, data: str, seeds: int, fraction: float, epochs: int
+    title: str,
+    about: str,
+    networks: Sequence[Network],
+    out: Path,
+    *,
+    data: str,
+    train: Mapping[str, Any],
+    seeds: Sequence[int],
 ) -> str:
     """The protocol in words, and a table of the networks with their accuracies."""
-    lines = ["# The papers' claims, reproduced", "", f"Last output of `landscape reproduce`. {RULE}"]
+    lines = [f"# {title}", "", f"{about} {RULE}".strip()]
     if networks:
-        how = f"{data}, seeds 0 to {seeds - 1}, {fraction:g} of the training images, {epochs} epochs, recipe demo:"
+        where = f"{seeds[0]} to {seeds[-1]}" if list(seeds) == list(range(len(seeds))) else ", ".join(map(str, seeds))
+        words = {"fraction": "{:g} of the training images", "epochs": "{} epochs", "recipe": "recipe {}"}
+        how = ", ".join(
+            [data, f"seeds {where}", *(text.format(train[key]) for key, text in words.items() if key in train)]
+        )
         accuracy = "accuracy, mean over seeds (95 % from four seeds on)"
-        rows = [_network_row(name, one, out, seeds, fraction) for name, one in networks.items()]
-        lines += ["", how, "", *markdown(("network", "model", "parameters", "images", "epochs", accuracy), rows)]
+        rows = [_network_row(one, out, [seed for seed in seeds if seed in one.seeds]) for one in networks]
+        head = ("network", "model", "parameters", "images", "epochs", accuracy)
+        lines += ["", f"{how}:", "", *markdown(head, [row for row in rows if row])]
     return "\n".join(lines) + "\n"
 
 
-def _network_row(name: str, network: Training, out: Path, seeds: int, fraction: float) -> Sequence[str]:
+def _network_row(network: Network, out: Path, seeds: Sequence[int]) -> Sequence[str]:
+    """The row of a trained network; none before one of its seeds is trained."""
     from landscape.checkpoints.checkpoint import read_checkpoint
 
-    runs = [read_checkpoint(run_folder(out, name, seed) / "final.pt") for seed in range(seeds)]
+    if network.files:
+        return network.name, f"{len(network.files)} files", "", "", "", ""
+    files = [file for file in (network.file(out, seed) for seed in seeds) if file.exists()]
+    if not files:
+        return ()
+    runs = [read_checkpoint(file) for file in files]
     mean = mean_interval(np.array([run.metrics.get("accuracy", np.nan) for run in runs]), "share")
     size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not key.endswith(BUFFERS))
-    arguments = "".join(f" {key}={value}" for key, value in network.model_args.items())
-    arguments += f" objective={network.objective}" if network.objective != "classification" else ""
+    given = {**network.model_args, **{key: value for key, value in network.overrides.items() if key != "epochs"}}
+    arguments = "".join(f" {key}={value}" for key, value in given.items())
     accuracy = interval(*mean) if np.isfinite(mean[0]) else "no labels"
-    images, epochs = f"{fraction * network.images:g}", f"{runs[0].epoch:g}"
-    return name, f"{network.model}{arguments}", f"{size:,}", images, epochs, accuracy
+    images, epochs = f"{network.fraction:g}", f"{runs[0].epoch:g}"
+    return network.name, f"{network.model}{arguments}", f"{size:,}", images, epochs, accuracy
 
 
 def run_folder(out: Path, network: str, seed: int) -> Path:

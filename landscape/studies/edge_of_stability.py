@@ -10,51 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
-from landscape.studies.claims import markdown, over_seeds
+from landscape.studies.claims import FullBatch, markdown, over_seeds
 from landscape.studies.study import Results
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SERIES = "series"  # the measurement of such a training, where a claim needs it
+THRESHOLDS = {"eigenvalue": "threshold", "preconditioned": "preconditioned_threshold"}  # by what has one
 
 
-@dataclass(frozen=True)
-class FullBatch:
-    """A training whose sharpness is followed, and the optimiser it is about."""
-
-    optimizer: str  # class of torch.optim
-    arguments: Mapping[str, Any]  # of the optimiser
-    sharpness: Literal["eigenvalue", "preconditioned"]  # what has a threshold
-    steps: int  # updates
-    every: int  # updates between two measurements
-    images: int = 300
-    width: int = 50  # of the two hidden layers
-
-    @property
-    def threshold(self) -> str:
-        """Name of the stored threshold."""
-        return "threshold" if self.sharpness == "eigenvalue" else "preconditioned_threshold"
-
-
-TRAININGS: Mapping[str, FullBatch] = {
-    "gradient descent": FullBatch("SGD", {"lr": 0.01}, "eigenvalue", steps=3000, every=25),
-    "full-batch Adam": FullBatch(
-        "Adam", {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-7}, "preconditioned", 1000, every=10
-    ),
-}
-
-
-def ratios(training: FullBatch, data: xr.Dataset) -> np.ndarray:
+def ratios(data: xr.Dataset, sharpness: str) -> np.ndarray:
     """Sharpness / threshold at every measured step that has both, (step,)."""
-    found = (data[training.sharpness].isel(rank=0) / data[training.threshold]).values
+    found = (data[sharpness].isel(rank=0) / data[THRESHOLDS[sharpness]]).values
     return np.asarray(found[np.isfinite(found)])
 
 
@@ -62,19 +36,6 @@ def plateau(values: np.ndarray) -> np.ndarray:
     """Those ratios from the first that reaches 1 to the end of the training; empty if none does."""
     reached = np.flatnonzero(values >= 1)
     return values[reached[0] :] if reached.size else values[:0]
-
-
-def within(training: str, data: xr.Dataset, margin: float) -> float:
-    """By how much the mean ratio on the plateau lies within a margin around 1; NaN without a plateau."""
-    values = plateau(ratios(TRAININGS[training], data))
-    return float(margin - abs(values.mean() - 1)) if values.size else math.nan
-
-
-def rise(training: str, data: xr.Dataset) -> float:
-    """ln(mean ratio on the plateau / first ratio); NaN without a plateau."""
-    values = ratios(TRAININGS[training], data)
-    level = plateau(values)
-    return float(np.log(level.mean() / values[0])) if level.size else math.nan
 
 
 def table_of(trainings: Mapping[str, FullBatch], seeds: Sequence[Results]) -> str:
@@ -87,7 +48,7 @@ def table_of(trainings: Mapping[str, FullBatch], seeds: Sequence[Results]) -> st
     )  # fmt: skip
     rows = []
     for name, one in trainings.items():
-        series = [ratios(one, results[name, SERIES]) for results in seeds]
+        series = [ratios(results[name, SERIES], one.sharpness) for results in seeds]
         means = [plateau(values).mean() if plateau(values).size else math.nan for values in series]
         arguments = ", ".join(f"{key} {value}" for key, value in one.arguments.items())
         each, first = (", ".join(f"{value:.3f}" for value in some) for some in (means, [v[0] for v in series]))
@@ -97,7 +58,9 @@ def table_of(trainings: Mapping[str, FullBatch], seeds: Sequence[Results]) -> st
     return "\n".join(["", title, "", *markdown(head, rows), ""])
 
 
-def followed(name: str, *, data: str, data_root: Path | None, seed: int, device: str, out: Path) -> xr.Dataset:
+def followed(
+    name: str, training: FullBatch, *, data: str, data_root: Path | None, seed: int, device: str, out: Path
+) -> xr.Dataset:
     """The series of a training with one seed: from the results file, or from a training that writes it there."""
     import torch
 
@@ -105,7 +68,7 @@ def followed(name: str, *, data: str, data_root: Path | None, seed: int, device:
     from landscape.results import reader
     from landscape.subject import device as devices
 
-    training, label = TRAININGS[name], f"{name.replace(' ', '-')}-{Path(data).stem}-s{seed}"
+    label = f"{name.replace(' ', '-')}-{Path(data).stem}-s{seed}"
     for group, stored in reader.find(out, "monitor") if out.exists() else ():
         if stored.attrs["label"] == label and training.steps in stored["step"].values:
             return reader.result(out, group)

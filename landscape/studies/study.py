@@ -6,7 +6,6 @@ measured again, see `results.run_key`, so that a study that was stopped goes on 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -15,8 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import xarray as xr
 
-from landscape.options import format_duration
-from landscape.reporting.progress import say
 from landscape.results.protocols import stored as options_of
 from landscape.statistics.stored import ends_of
 
@@ -86,15 +83,6 @@ class Study:
     def cells(self) -> dict[Cell, xr.Dataset]:
         """All results."""
         return {(name, key): data for name, one in self.networks.items() for key, data in one.results.items()}
-
-    def measure(self, cells: Iterable[Cell], result: Callable[[Any, Any], xr.Dataset], *, quiet: bool) -> None:
-        """Fill the cells, each with its result from the file or, where that lacks it, by measuring it."""
-        for network, measurement in cells:
-            began = time.monotonic()
-            found = result(network, measurement)
-            self.networks.setdefault(network, Network([str(network)])).results[measurement] = found
-            took = format_duration(time.monotonic() - began)
-            say(f"{network}, {self.label}: {measurement} in {took}", quiet=quiet)
 
 
 def in_words(value: Any) -> str:

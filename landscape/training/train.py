@@ -42,6 +42,10 @@ from landscape.training.updates import Trainer, epoch_updates, with_memory_forma
 SNAPSHOTS = 10  # `epoch_NNN.pt` in a run, where the spacing is not given
 
 
+class Diverged(ValueError):
+    """The loss of a training is not finite."""
+
+
 @dataclass(frozen=True)
 class EpochResult:
     """One finished epoch."""
@@ -325,11 +329,11 @@ def _snapshot(
         run_folder.write_snapshot(path, identity, held, epoch=epoch, metrics=named, optimizer=optimizer)
 
 
-def _diverged(run: _Run, step: int, loss: float) -> ValueError:
+def _diverged(run: _Run, step: int, loss: float) -> Diverged:
     epoch, within = divmod(max(step - 1, 0), run.trainer.schedule.per_epoch)
     newest = run_folder.newest_snapshot(run.out)
     good = f"the last good snapshot is {newest}" if newest else "there is no snapshot yet"
-    return ValueError(
+    return Diverged(
         f"the loss became {loss} at epoch {epoch + 1}, step {within + 1}; {good}; "
         f"lower --lr (now {run.trainer.recipe.lr}) and give the new run another --name or --out"
     )

@@ -1,0 +1,242 @@
+"""The commands `study run|check|show|list|new`, and the shipped study `reproduce` by a command of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from landscape.cli.command_options import RUN, Debug, Quiet, Verbose
+from landscape.cli.process_setup import executor_of
+from landscape.cli.text_table import text_table
+from landscape.cli.training import run_training
+from landscape.options import OptionError, alternatives, at_least, did_you_mean, format_duration, invalid, parse_shard
+from landscape.reporting.progress import say
+
+if TYPE_CHECKING:
+    from landscape.studies.claims import Claim
+    from landscape.studies.study_file import StudyFile
+
+Option = typer.Option
+app = typer.Typer(no_args_is_help=True, help="Train, measure and compare several networks as one file says.")
+File = Annotated[
+    str, typer.Argument(help="study's file, or the name of one that is shipped, see: landscape study list")
+]
+Out = Annotated[
+    Path | None, Option(help="folder for checkpoints, results.h5, study.md, figures; default: the file's name")
+]
+DataRoot = Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")]
+Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:1")]
+NEW = """# A study: landscape study run FILE. What is done is kept and not repeated.
+title = "{title}"
+{data}
+{networks}
+[measure.surface]          # any probe, with its options: landscape PROBE --help-all
+samples = 256
+[measure.hessian]
+samples = 256
+batches = 4
+[measure.calibration]
+
+[numbers]                  # of every network: headline numbers in brackets, stored quantities after a dot
+height = "surface['height at 0.5']"
+sharpness = "ln(hessian['largest eigenvalue'])"
+accuracy = "calibration['accuracy']"
+
+[[compare]]                # the first minus the second, paired by seed
+networks = [{pair}]
+
+[[claims]]
+name = "flatter"
+statement = "{first} is flatter than {second}"
+value = "'{first}'.height - '{second}'.height"
+sign = "negative"
+"""
+
+
+def shipped() -> dict[str, Path]:
+    """The studies that the package holds, by name."""
+    import landscape.studies
+
+    return {file.stem: file for file in sorted(Path(landscape.studies.__file__).parent.glob("*.toml"))}
+
+
+@app.command()
+def run(
+    file: File,
+    out: Out = None,
+    data_root: DataRoot = None,
+    device: Device = "auto",
+    workers: Annotated[int, RUN["workers"][0]] = 1,
+    scheduler: Annotated[str, RUN["scheduler"][0]] = "",
+    shard: Annotated[str, RUN["shard"][0]] = "",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Train and measure what is left of a study; write its table, figures and report."""
+    from landscape.doctor.rules import examine
+    from landscape.plots import drawing, report
+
+    study = _study(file, data_root=data_root)
+    folder = out or Path(Path(file).stem)
+    number, of = parse_shard("shard", shard)
+    results = folder / (f"results-{number}-of-{of}.h5" if of > 1 else "results.h5")
+    how: dict[str, Any] = {"results": results, "table": folder / "study.md"}
+    text, wrong = _conduct(study, folder, workers, scheduler, shard, device=device, quiet=quiet, **how)
+    if of > 1:
+        merge = f"landscape merge {folder}/results-*-of-{of}.h5 --out {folder}/results.h5"
+        say(f"shard {shard} is in {results}; after all of them: {merge}, then run without --shard", quiet=quiet)
+        return
+    typer.echo(text, nl=False)
+    if results.exists():
+        figures = drawing.draw(results, folder / "figures")
+        page = report.report(results, folder / "report.html", figures, examine([results]))
+        say(f"{results}, {len(figures)} figures in {folder / 'figures'}, {page}", quiet=quiet)
+    _refuse(wrong)
+
+
+@app.command()
+def check(file: File, data_root: DataRoot = None, debug: Debug = False) -> None:
+    """Check the whole file of a study, and say what it trains and measures; nothing runs."""
+    from landscape.studies.conduct import steps_of
+
+    study = _study(file, data_root=data_root)
+    steps = steps_of(study, study.claims)
+    trainings = sum(step.endswith(" training") for step in steps)
+    typer.echo(f"{study.title}: {len(study.networks)} networks, {trainings} trainings, "
+               f"{len(steps) - trainings} measurements, {len(study.claims)} claims")  # fmt: skip
+
+
+@app.command()
+def show(file: File, out: Out = None, debug: Debug = False) -> None:
+    """Show what of a study is done, what is left, and for how long."""
+    from landscape.studies.conduct import Progress, steps_of
+
+    study = _study(file)
+    progress = Progress.of(study, out or Path(Path(file).stem))
+    rows, left = [], []
+    for step in steps_of(study, study.claims):
+        seconds = progress.seconds.get(step)
+        how = next((word for word, of in (("diverged", progress.diverged), ("does not apply", progress.left_out))
+                    if step in of), "left" if seconds is None else "done")  # fmt: skip
+        left += [step] if how == "left" else []
+        network, _, what = step.rpartition(" ")
+        rows.append({"network": network, "work": what, "": how, "took": format_duration(seconds) if seconds else ""})
+    typer.echo(text_table(rows))
+    expected = progress.left(left)
+    about = f", about {format_duration(expected)}" if left and expected == expected else ""
+    typer.echo(f"{len(rows) - len(left)} of {len(rows)} steps are done, {len(left)} left{about}")
+
+
+@app.command("list")
+def list_(debug: Debug = False) -> None:
+    """List the studies that are shipped."""
+    for name in shipped():
+        typer.echo(f"{name}  {_study(name).title}")
+
+
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(help="file to write")],
+    compare: Annotated[list[str], Option(help="GROUP=GLOB of trained networks; repeatable")] = [],  # noqa: B006
+    data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable")] = "",
+    debug: Debug = False,
+) -> None:
+    """Write a commented file that compares two groups of checkpoints, or SGD with SAM, to be changed by hand."""
+    from landscape.results.replacing import write_text
+
+    if file.exists():
+        raise OptionError(f"{file} exists; give another name")
+    pairs = [one.partition("=")[::2] for one in compare]
+    if bad := [one for one, (name, pattern) in zip(compare, pairs, strict=True) if not (name and pattern)]:
+        raise invalid("compare", bad[0], "GROUP=GLOB such as sgd='runs/sgd-*/final.pt'")
+    tables = [f"[networks.'{name}']\nfiles = '{Path(pattern).absolute()}'\n" for name, pattern in pairs]
+    names = [name for name, _ in pairs] or ["sgd", "sam"]
+    if not pairs:
+        tables = ["[train]                    # of every network; any field of landscape train\nmodel = 'resnet_demo'\n"
+                  "seeds = 4\n\n[networks.sgd]\noptimizer = 'sgd'\nlr = 0.1\n\n[networks.sam]\noptimizer = 'sgd'\n"
+                  "lr = 0.1\nsam = 0.05\n"]  # fmt: skip
+    elif len(pairs) == 1:
+        raise invalid("compare", compare[0], "given twice or more: two groups are compared")
+    text = NEW.format(
+        title=f"{names[0]} against {names[1]}", networks="\n".join(tables), first=names[0], second=names[1],
+        data=f"data = '{data or 'digits'}'\n" if data or not pairs else "", pair=", ".join(f"'{n}'" for n in names[:2]),
+    )  # fmt: skip
+    typer.echo(write_text(file, text))
+
+
+def reproduce(
+    data: Annotated[str, Option(help="NAME, FOLDER or file.py:callable")] = "cifar10",
+    data_root: DataRoot = None,
+    claim: Annotated[
+        list[str],
+        Option(help="only this claim, into CLAIMS-NAME.md; repeatable; names: see landscape/studies/reproduce.toml"),
+    ] = [],  # noqa: B006
+    seeds: Annotated[int, Option(help="networks of each kind, with seeds 0, 1, ...; fewer than 3 decide nothing")] = 3,
+    fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 0.2,
+    epochs: Annotated[int, Option(help="epochs of the main networks; the others train for fewer or more")] = 8,
+    measure: Annotated[bool, Option(help="measure the networks, or only train them")] = True,
+    device: Device = "auto",
+    out: Annotated[Path, Option(help="folder for checkpoints, results.h5 and CLAIMS.md")] = Path("reproduction"),
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Train small networks of each family and test the papers' claims on them: holds, fails, or cannot tell.
+
+    Takes more than two hours on a CPU with three seeds. Finished steps are kept and not repeated.
+    """
+    at_least("seeds", seeds, 1)
+    at_least("epochs", epochs, 1)
+    train = {"seeds": seeds, "fraction": fraction, "epochs": epochs}
+    study = _study("reproduce", data=data, data_root=data_root, train=train)
+    claims = _claims_named(claim, study.claims)
+    # a selection has a table of its own, which does not replace that of all claims
+    part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
+    how: dict[str, Any] = {"claims": claims, "measured": measure, "table": out / f"CLAIMS{part}.md"}
+    text, wrong = _conduct(study, out, device=device, quiet=quiet, **how)
+    typer.echo(text, nl=False)
+    _refuse(wrong)
+
+
+def _refuse(wrong: Sequence[str]) -> None:
+    """Raise an error about expressions without a value, after everything is written."""
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+def _study(file: str, **options: Any) -> StudyFile:
+    from landscape.api import check_options
+    from landscape.studies.study_file import study_of
+
+    known = shipped()
+    if file not in known and not Path(file).is_file():
+        raise FileNotFoundError(f"there is no study {file}; expected a file, or one of {', '.join(known)}"
+                                f"{did_you_mean(file, known)}")  # fmt: skip
+    return study_of(Path(file) if Path(file).is_file() else known[file], check_options, **options)
+
+
+def _conduct(
+    study: StudyFile, out: Path, workers: int = 1, scheduler: str = "", shard: str = "", **how: Any
+) -> tuple[str, list[str]]:
+    from landscape import api
+    from landscape.studies.conduct import conduct
+
+    with executor_of(workers, scheduler) as executor:
+        measure = partial(api.measure, executor=executor, shard=shard, quiet=how["quiet"])
+        return conduct(study, out, train=run_training, measure=measure, **how)
+
+
+def _claims_named(names: Sequence[str], claims: Sequence[Claim]) -> list[Claim]:
+    """The claims of some names, or all."""
+    known = {one.name: one for one in claims}
+    for name in names:
+        if name not in known:
+            import difflib
+
+            raise invalid("claim", name, alternatives(difflib.get_close_matches(name, known, 3) or list(known)))
+    return [one for name, one in known.items() if not names or name in names]

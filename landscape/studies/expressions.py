@@ -1,0 +1,219 @@
+"""Evaluate the expressions of a study's file: a small language over results, without any of Python's other powers.
+
+`vit.spectrum["ape"]` is a headline number of a result, `vit.noise.accuracy_drop` a stored quantity or a fact. Numbers
+and arrays are added, subtracted, multiplied, divided and raised to a power, and given to the `FUNCTIONS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from landscape.options import did_you_mean
+from landscape.results.headline_numbers import measured
+from landscape.studies.edge_of_stability import plateau, ratios
+
+EQUAL = 1e-3  # tolerance of a coordinate
+LONGEST, DEEPEST = 1000, 40  # characters of an expression, and levels of it
+OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}  # fmt: skip
+
+
+def number_of(data: xr.Dataset, name: str) -> float:
+    """A headline number; NaN where the result declares it and has no value."""
+    return next((one.value for one in measured(data) if one.name == name), math.nan)
+
+
+def at(values: xr.DataArray, **place: float) -> Any:
+    """The value nearest to a coordinate of every named axis, or at a position (from 0, or -1 from the end)."""
+    for axis, where in place.items():
+        if axis in values.coords:
+            values = values.sel({axis: where}, method="nearest", tolerance=EQUAL)
+        else:
+            values = values.isel({axis: int(where)})
+    return float(values) if not values.ndim else values
+
+
+def first(values: Any, axis: str = "") -> Any:
+    """The first value, or the values at the first position of an axis."""
+    return values.isel({axis: 0}) if axis else float(np.ravel(values)[0])
+
+
+def last(values: Any, axis: str = "") -> Any:
+    """The last value, or the values at the last position of an axis."""
+    return values.isel({axis: -1}) if axis else float(np.ravel(values)[-1])
+
+
+def _ln(value: Any) -> Any:
+    if isinstance(value, xr.DataArray) and value.ndim:
+        with np.errstate(divide="ignore", invalid="ignore"):  # a layer without a map has NaN and does not count
+            return np.log(value)
+    return math.log(value)
+
+
+def change_across(data: xr.Dataset, values: Any, kind: str) -> float:
+    """Mean change from the preceding layer, over layers of a kind that do not reduce their map."""
+    change = np.diff(np.asarray(values), prepend=np.nan)
+    counted = (data["kind"].values.astype(str) == kind) & (data["reduces"].values == 0) & np.isfinite(change)
+    return float(change[counted].mean()) if counted.any() else math.nan
+
+
+def stage_ends(data: xr.Dataset, values: Any) -> float:
+    """Mean over stages of the value at the last layer of each that has one."""
+    stage, array = data["stage"].values, np.asarray(values)
+    finite = np.isfinite(array)
+    ends = [array[(stage == one) & finite][-1] for one in np.unique(stage[finite]) if one >= 0]
+    return float(np.mean(ends)) if ends else math.nan
+
+
+def first_against_rest(data: xr.Dataset) -> float:
+    """Accuracy drop of the first unit of a stage minus the mean of its others, averaged over stages with others."""
+    drop, stage = data["accuracy_drop"].values, data["stage"].values
+    differences = [
+        drop[stage == one][0] - drop[stage == one][1:].mean() for one in np.unique(stage) if (stage == one).sum() > 1
+    ]
+    return float(np.mean(differences)) if differences else math.nan
+
+
+def attention_ends(mixed: xr.Dataset, cnn: xr.Dataset) -> float:
+    """Accuracy drop of the attention at the end of a stage minus that of the convolution there in its CNN."""
+    kind, stage = mixed["kind"].values.astype(str), mixed["stage"].values
+    differences = []
+    for one in np.unique(stage):
+        end = np.flatnonzero(stage == one)[-1]
+        same = np.flatnonzero(cnn["stage"].values == one)
+        if kind[end] == "msa" and len(same):
+            differences.append(float(mixed["accuracy_drop"][end]) - float(cnn["accuracy_drop"][same[-1]]))
+    return float(np.mean(differences)) if differences else math.nan
+
+
+def _mean(values: Any) -> float:
+    array = np.asarray(values, dtype=float)
+    return float(values.mean() if isinstance(values, xr.DataArray) else array.mean()) if array.size else math.nan
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "ln": _ln, "exp": np.exp, "sqrt": np.sqrt, "abs": abs, "at": at, "first": first, "last": last, "mean": _mean,
+    "max": lambda values: float(values.max()), "min": lambda values: float(values.min()),
+    "change_across": change_across, "stage_ends": stage_ends, "first_against_rest": first_against_rest,
+    "attention_ends": attention_ends, "ratios": ratios, "plateau": plateau,
+}  # fmt: skip
+
+
+class Expression:
+    """A checked expression; names that are no words stand in quotes: `"gradient descent".series`."""
+
+    def __init__(self, text: str, known: Iterable[str] = ()) -> None:
+        """Parse and check an expression over known names.
+
+        Raises:
+            ValueError: it is none, or names something else.
+        """
+        self.text, self._known = text, tuple(known)
+        self.chains: list[tuple[str, str]] = []  # a name, and what is taken of it, in order
+        try:
+            self._tree = ast.parse(text, mode="eval").body if len(text) <= LONGEST else None
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            self._tree = None
+        if self._tree is None:
+            raise ValueError(f"{text[:80]} is no expression; expected such as ln(a.spectrum['ape']) - 0.5")
+        self._check(self._tree)
+
+    def value(self, scope: Mapping[str, Any]) -> float:
+        """The number, where names mean what the scope says: results, or mappings of results by name.
+
+        Raises:
+            ValueError: a result has no such quantity or number, the value is no single number, or there is none.
+        """
+        try:
+            return float(self._value(self._tree, scope))
+        except (ArithmeticError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            said = "it divides by zero" if isinstance(error, ZeroDivisionError) else " ".join(str(error).split())
+            raise ValueError(f"{self.text} has no value: {said[:200]}") from error
+
+    def _check(self, node: ast.AST, depth: int = 0) -> None:
+        key = _key(node)
+        if depth > DEEPEST:
+            raise ValueError(f"{self.text[:80]} is nested too deep; split it")
+        if key and (name := _name(node.value)):  # type: ignore[attr-defined]
+            self._check_name(name)
+            self.chains.append((name, key))
+            return
+        if isinstance(node, ast.Name):
+            self._check_name(node.id)
+            self.chains.append((node.id, ""))
+        elif isinstance(node, ast.Call):
+            function = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+            if function not in FUNCTIONS or any(word.arg is None for word in node.keywords):
+                near = did_you_mean(function, FUNCTIONS)
+                raise ValueError(f"{self.text}: there is no function {function}; expected {', '.join(FUNCTIONS)}{near}")
+            for part in (*node.args, *(word.value for word in node.keywords)):
+                self._check(part, depth + 1)
+        elif key:
+            self._check(node.value, depth + 1)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            self._check(node.left, depth + 1)
+            self._check(node.right, depth + 1)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            self._check(node.operand, depth + 1)
+        elif not (isinstance(node, ast.Constant) and type(node.value) in (int, float, str)):
+            raise ValueError(
+                f"{self.text}: {ast.unparse(node)[:60]} is not allowed; expected names, numbers, + - * / **"
+            )
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._known:
+            near = did_you_mean(name, self._known)
+            raise ValueError(f"{self.text}: there is no {name}; expected one of {', '.join(self._known)}{near}")
+
+    def _value(self, node: Any, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.BinOp):
+            return OPERATORS[type(node.op)](self._value(node.left, scope), self._value(node.right, scope))
+        if isinstance(node, ast.UnaryOp):
+            return -self._value(node.operand, scope)
+        if isinstance(node, ast.Call):
+            words = {str(word.arg): self._value(word.value, scope) for word in node.keywords}
+            return FUNCTIONS[node.func.id](*(self._value(one, scope) for one in node.args), **words)  # type: ignore[attr-defined]
+        if key := _key(node):
+            base = scope[name] if (name := _name(node.value)) in scope else self._value(node.value, scope)
+            return _taken(base, key, headline=isinstance(node, ast.Subscript))
+        if isinstance(node, ast.Name):
+            return scope[node.id]
+        return node.value if isinstance(node.value, str) else float(node.value)  # whole powers would have no end
+
+
+def _key(node: Any) -> str:
+    """What an attribute or a text in brackets takes; "" for all else."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return node.slice.value
+    return node.attr if isinstance(node, ast.Attribute) and not node.attr.startswith("_") else ""
+
+
+def _name(node: Any) -> str:
+    """A name, plain or in quotes."""
+    return node.id if isinstance(node, ast.Name) else str(node.value) if isinstance(node, ast.Constant) else ""
+
+
+def _taken(base: Any, key: str, *, headline: bool) -> Any:
+    """A result of a network by its measurement's name; a headline number, a quantity or a fact of a result."""
+    if isinstance(base, xr.Dataset):
+        known: Sequence[str] = (
+            [one.name for one in measured(base)] if headline else [*map(str, base.data_vars), *base.attrs]
+        )
+        if key not in known:
+            what = "number" if headline else "quantity"
+            raise ValueError(f"the result has no {what} {key}{did_you_mean(key, known)}")
+        if headline:
+            return number_of(base, key)
+        return base.attrs[key] if key not in base else base[key] if base[key].ndim else base[key].item()
+    if isinstance(base, Mapping):
+        return base[key]
+    raise ValueError(f"{key} is asked of a number")

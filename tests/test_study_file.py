@@ -1,0 +1,181 @@
+"""Files of studies: what is refused, the language of expressions, and what a study of made-up results says."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from landscape.api import check_options
+from landscape.cli.main import exit_code
+from landscape.studies.conduct import Progress, conduct, steps_of
+from landscape.studies.expressions import Expression
+from landscape.studies.study_file import study_of
+from landscape.training.train import Diverged
+
+FILE = """
+title = "a against b"
+[networks.a]
+files = "a-*.pt"
+[networks.b]
+files = "b-*.pt"
+[measure.trace]
+[measure.mine]
+probe = "calibration"
+snapshot = "final.pt"
+[numbers]
+sharpness = "ln(trace.trace)"
+twice = "2 * sharpness"
+[[compare]]
+networks = ["a", "b"]
+numbers = ["sharpness"]
+[[claims]]
+name = "sharper"
+value = "a.twice - b.twice"
+sign = "positive"
+"""
+
+
+def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
+    for name in "ab":
+        for seed in range(4):
+            (folder / f"{name}-{seed}.pt").touch()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    (file := folder / "study.toml").write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[networks.b]", "[networks.a]", "Cannot declare"),
+        ("[numbers]", "[number]", "there is no number; expected one of .*; did you mean numbers?"),
+        ('files = "b-*.pt"', 'files = "c-*.pt"', "no file matches c-"),
+        ('files = "b-*.pt"', 'files = "b-0.pt"', "b is a group of one"),
+        ('files = "b-*.pt"', "", "neither a model to train nor files"),
+        ('files = "b-*.pt"', 'model = "resnet_dem"', "similar names: resnet_demo"),
+        ('files = "b-*.pt"', 'model = "resnet_demo"\nlearning = 1', "there is no learning"),
+        ('files = "b-*.pt"', 'model = "resnet_demo"', "data is missing"),
+        ("[measure.trace]", "[measure.trcae]", "there is no probe trcae.*did you mean trace"),
+        ("[measure.trace]", "[measure.trace]\nvector = 3", "trace has no option vector.*did you mean vectors"),
+        ("[measure.trace]", "[measure.trace]\nnetworks = ['c']", "there is no c; expected one of a, b"),
+        ("[measure.trace]", "[measure.trace]\nsnapshot = 'finall.pt'", "did you mean .*final.pt"),
+        ("ln(trace.trace)", "log(trace.trace)", "there is no function log"),
+        ("ln(trace.trace)", "ln(tracee.trace)", "there is no tracee; .*did you mean trace"),
+        ("a.twice", "c.twice", "there is no c; expected one of a, b"),
+        ("a.twice", "a.twicee", "there is no twicee; .*did you mean twice"),
+        ('sign = "positive"', 'sign = "up"', "sign must be positive or negative, got up"),
+        ('["sharpness"]', '["sharpnes"]', "did you mean sharpness"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line_before_anything_runs(
+    tmp_path: Path, old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, (old, new))
+    with pytest.raises(ValueError, match=said):
+        study_of(file, check_options)
+    assert exit_code(["study", "check", str(file)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"landscape: {file}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')", "a.__class__", "(lambda: 1)()", "[1][0]", "a if a else a", "a.b(1)", "open('x')", "1 +",
+        "abs(*a)", "a[0]", "f'{a}'", "+".join(["1"] * 2000), "a" + ".b" * 60, "abs(**a)", "not a", "a and a", "True",
+    ],
+)  # fmt: skip
+def test_an_expression_has_no_other_powers(text: str) -> None:
+    with pytest.raises(ValueError, match=r"there is no|not allowed|no expression|too deep"):
+        Expression(text, ["a"])
+
+
+def test_expressions_take_numbers_quantities_and_positions() -> None:
+    data = xr.Dataset({"drop": ("band", [1.0, 2.0, 4.0]), "ape": 8.0}, {"band": [0.1, 0.3, 0.9]}, {"fact": 3.0})
+    scope = {"a": {"one of them": data}, "gradient descent": {"x": data}}
+
+    def value(text: str) -> float:
+        return Expression(text, scope).value(scope)
+
+    assert value("at(a['one of them'].drop, band=0.9) - 'gradient descent'.x.fact ** 2 / 2") == -0.5
+    assert value("ln(a['one of them']['ape']) / ln(2)") == pytest.approx(3)
+    assert value("mean(a['one of them'].drop) + max(a['one of them'].drop) + -first(a['one of them'].drop)") == (
+        pytest.approx(7 / 3 + 3)
+    )
+    for text, said in (
+        ("1 / (a['one of them'].ape - 8)", "divides by zero"),
+        ("a['one of them'].apee", "no quantity apee; did you mean ape"),
+        ("a['one of them']['dropp']", "no number dropp"),
+        ("a['one of them'].drop", "has no value"),
+        ("9 ** 9 ** 9 ** 9", "has no value"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            value(text)
+
+
+def made(folder: Path, name: str, seed: int, samples: str = "s") -> xr.Dataset:
+    trace = math.exp(seed + (0.5 + 0.01 * seed) * (name == "a"))
+    return xr.Dataset({"trace": trace}, attrs={"data_sha256": samples})
+
+
+def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(tmp_path: Path) -> None:
+    study = study_of(written(tmp_path), check_options)
+    samples, asked = "s", list[str]()
+
+    def measure(probe: str, file: Path, *, label: str, **options: Any) -> xr.Dataset:
+        asked.append(f"{probe} {label}")
+        return made(tmp_path, file.name[0], int(file.stem[-1]), samples)
+
+    out = tmp_path / "out"
+    how: Any = {"train": None, "measure": measure, "quiet": True}
+    text, wrong = conduct(study, out, **how)
+    assert wrong == []
+    assert asked[:3] == ["trace a-s0", "trace b-s0", "calibration a-s0"]
+    row = next(line for line in text.splitlines() if line.startswith("| sharpness |"))
+    assert "+0.515 [" in row
+    assert row.endswith("| **real** |")  # the spread over seeds, which is wider, is paired away
+    assert "1, 1.02, 1.04, 1.06 | **holds** |" in text
+    assert (out / "study.md").read_text() == text
+    assert Progress.of(study, out).seconds.keys() == set(steps_of(study, study.claims))
+    assert conduct(study, out, **how) == (text, [])
+    with pytest.raises(ValueError, match="holds the study 'a against b', not 'another'"):
+        conduct(study_of(written(tmp_path, ("a against b", "another")), check_options), out, **how)
+    samples = "t"
+    with pytest.raises(ValueError, match="the data changed since a-s0 trace was measured"):
+        conduct(study, out, **how)
+
+
+def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study(tmp_path: Path) -> None:
+    text = FILE.replace('files = "b-*.pt"', 'model = "resnet_demo"\nseeds = 4').replace("ln(trace", "1 / (trace")
+    text = text.replace("trace.trace)", "trace.trace - 1)").replace("[networks.a]", "data = 'digits'\n[networks.a]", 1)
+    study = study_of(written(tmp_path, text=text), check_options)
+
+    def train(*_: Any, seed: int, **options: Any) -> None:
+        if seed == 3:
+            raise Diverged("the loss became nan at epoch 1, step 1")
+
+    def measure(probe: str, file: Path, *, label: str, **_: Any) -> xr.Dataset:
+        return xr.Dataset({"trace": np.float64(1.0 + int(label[-1]))})
+
+    text, wrong = conduct(study, tmp_path / "out", train=train, measure=measure, quiet=True)  # type: ignore[arg-type]
+    assert "Diverged: 1 (b-s3)." in text
+    assert wrong[0].startswith("a: 1 / (trace.trace - 1) has no value: it divides by zero")
+    assert "| sharper |" in text
+
+
+def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path)
+    groups = [f"--compare={name}={tmp_path}/{name}-*.pt" for name in "ab"]
+    for arguments in (groups, []):
+        file = tmp_path / f"new{len(arguments)}.toml"
+        assert exit_code(["study", "new", str(file), *arguments]) == 0
+        assert len(file.read_text().splitlines()) <= 40
+        assert exit_code(["study", "check", str(file)]) == 0
+        assert "2 networks" in capsys.readouterr().out
+    assert exit_code(["study", "show", str(file), "--out", str(tmp_path)]) == 0
+    assert "0 of 32 steps are done, 32 left" in capsys.readouterr().out
