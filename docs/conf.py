@@ -20,6 +20,7 @@ ELSEWHERE = {
     "measurements": "benchmarks/RESULTS.md",
     "scaling": "benchmarks/SCALING.md",
     "claims": "benchmarks/CLAIMS.md",
+    "audit": "benchmarks/AUDIT.md",
     "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
 }
