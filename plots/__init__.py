@@ -134,6 +134,7 @@ FIGURES: dict[str, FigureEntry] = {
         FigureEntry("monitor", "monitor", needs=("eigenvalue", "threshold", "converged", "step")),
         FigureEntry("monitor_preconditioned", "monitor", needs=("preconditioned", "preconditioned_threshold",
             "preconditioned_converged", "step")),
+        FigureEntry("monitor_critical", "monitor", needs=("critical_sharpness", "learning_rate", "step")),
         FigureEntry("monitor_noise", "monitor", needs=("noise_scale", "gradient_variance", "gradient_squared",
             "step")),
     )

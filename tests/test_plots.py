@@ -386,6 +386,7 @@ def test_a_full_disk_leaves_the_figures_pages_and_files_that_were_there(tmp_path
     ("name", "axis"),
     [
         ("monitor", "step"), ("monitor_preconditioned", "step"), ("monitor_noise", "step"),
+        ("monitor_critical", "step"),
         ("trajectory_loss", "snapshot"), ("perturbation_frames", "frame"), ("stream_frames", "frame"),
     ],
 )  # fmt: skip

@@ -55,10 +55,15 @@ def over_steps(
 
 
 def overlaid(
-    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[..., Axes], quantity: str, threshold: str
+    results: Sequence[xr.Dataset],
+    looks: Sequence[Look],
+    draw: Callable[..., Axes],
+    quantity: str,
+    threshold: str,
+    limit: str = "stability threshold of the optimiser",
 ) -> Figure:
     """Runs in one panel, logarithmic where their largest values lie decades apart."""
-    note = _about_threshold(results, quantity, threshold)
+    note = _about_threshold(results, quantity, threshold, limit)
     legend = [replace(look, line="-") for look in looks]
     figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note} Ringed: not converged.")
     ax = figure.subplots()
@@ -66,7 +71,9 @@ def overlaid(
         draw(data, ax, look=look)
     values = [data[quantity].values[np.isfinite(data[quantity].values)] for data in results]
     limits = np.concatenate([data[threshold].values[np.isfinite(data[threshold].values)] for data in results])
-    style.log_if_wide(ax, np.array([own.max() for own in values]))
+    if not any(own.size for own in values):
+        return figure
+    style.log_if_wide(ax, np.array([own.max() for own in values if own.size]))
     everything = np.concatenate(values)
     shown = np.append(everything, limits[limits <= ABOVE * everything.max()])  # it rises without end as the rate decays
     if ax.get_yscale() == "linear" and shown.max() > 0:
@@ -74,13 +81,13 @@ def overlaid(
     return figure
 
 
-def _about_threshold(results: Sequence[xr.Dataset], quantity: str, threshold: str) -> str:
+def _about_threshold(results: Sequence[xr.Dataset], quantity: str, threshold: str, limit: str) -> str:
     limits, values = (np.concatenate([data[n].values.ravel() for data in results]) for n in (threshold, quantity))
     if np.isfinite(limits).any():
         lowest, highest = np.nanmin(limits), np.nanmax(values, initial=0.0, where=np.isfinite(values))
         if lowest > ABOVE * highest > 0:
-            return f"The stability threshold, {lowest:.3g} or more, lies far above and is not shown."
-        return "Dashed: stability threshold of the optimiser."
+            return f"Not shown, far above: {limit}, {lowest:.3g} or more."
+        return f"Dashed: {limit}."
     if any(
         np.isfinite(data["preconditioned_threshold"].values).any()
         for data in results
