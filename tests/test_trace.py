@@ -63,6 +63,15 @@ def test_a_multiple_of_the_identity_is_exact_for_xtrace() -> None:
     assert estimate(xtrace, 2.5 * torch.eye(50, dtype=torch.float64), 8).value == pytest.approx(125.0, abs=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("decay", [0.0, 0.9, 0.75])
+def test_the_error_of_xtrace_is_honest_on_any_spectrum(decay: float) -> None:
+    matrix = symmetric([decay**k if decay else 1 + k / 200 for k in range(120)])
+    values, errors = many(xtrace, matrix, 32, 60)
+    off = np.sqrt(np.mean((values - matrix.trace().item()) ** 2))
+    assert 0.8 * off < np.sqrt(np.mean(errors**2)) < 1.6 * off
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_zero_matrix_has_trace_zero_without_error(estimator: Estimator) -> None:
     found = estimate(estimator, torch.zeros(40, 40, dtype=torch.float64), 9)
