@@ -1,6 +1,6 @@
 """Peers against exact values: each case is one small computation by another package, by ours, and exactly.
 
-    python benchmarks/audit/cases.py                       # every case whose package is installed; writes AUDIT.md
+    python benchmarks/audit/cases.py                       # those whose package is installed; writes AUDIT.md
     python benchmarks/audit/cases.py "netcal: ECE, drawn"   # prints one
 
 Exact values are closed forms, or dense matrices in double precision. A peer without a package is a published
@@ -47,7 +47,7 @@ def probabilities(name: str) -> tuple[Tensor, Tensor]:
     """Probabilities of three classes and labels."""
     draw = torch.Generator().manual_seed(0)
     if name == "certain":  # confidence 1 for all, three of four right: 0.25
-        return torch.eye(3)[torch.zeros(400, dtype=torch.long)].double(), torch.tensor([1, 0, 0, 0, 2, 0, 0, 0]).repeat(
+        return torch.eye(3)[torch.zeros(400, dtype=torch.long)].double(), torch.tensor([0, 0, 0, 1, 0, 0, 0, 2]).repeat(
             50
         )
     if name == "half certain":  # half with confidence 1 and all wrong, half with 0.75 and all right: 0.5 + 0.125
@@ -270,7 +270,7 @@ def torch_cka(x: Tensor, y: Tensor) -> float:
     width = x.shape[1]
     ends = []
     for part in (0, 1):
-        network = nn.Sequential(nn.Linear(2 * width, width, bias=False))
+        network = nn.Sequential(nn.Linear(2 * width, width, bias=False))  # it computes in single precision
         network[0].weight.data = torch.eye(2 * width)[part * width : (part + 1) * width]
         ends.append(network)
     made = import_module("torch_cka").CKA(*ends, "a", "b", ["0"], ["0"])
@@ -286,7 +286,7 @@ def simtorch_cka(x: Tensor, y: Tensor, batches: int = 1) -> float:
     ends, width = [], x.shape[1]
     model = import_module("simtorch.model").SimilarityModel
     for part in (0, 1):
-        network = nn.Sequential(nn.Linear(2 * width, width, bias=False))
+        network = nn.Sequential(nn.Linear(2 * width, width, bias=False))  # it computes in single precision
         network[0].weight.data = torch.eye(2 * width)[part * width : (part + 1) * width]
         ends.append(model(network, layers_to_include=["0"]))
     made = import_module("simtorch.similarity").CKA(*ends)
@@ -440,10 +440,10 @@ def main() -> None:
 
 ABOUT = """# Peers and exact values
 
-Written by `python benchmarks/audit/cases.py` on {date}, PyTorch {torch}; with a row's `PEER: NUMBER` it prints it.
-Exact values are closed forms, or dense matrices in double precision. Errors are absolute; a relative error has the
-exact value 0. Estimates (CKA of few samples, trace, gradient noise) have sampling errors, ours too. A text is the error
-that a peer raises with this PyTorch."""
+Written by `python benchmarks/audit/cases.py` on {date}, PyTorch {torch}; with `"PEER: NUMBER"` behind it, the command
+prints one row. Exact values are closed forms, or dense matrices in double precision. Errors are absolute; a relative
+error has the exact value 0. Estimates (CKA, trace, noise) have sampling errors, ours too: where a peer is exact on the
+given samples, it is the better one. A peer that raises has its message in place of a number."""
 
 
 if __name__ == "__main__":
