@@ -21,6 +21,7 @@ ELSEWHERE = {
     "scaling": "benchmarks/SCALING.md",
     "claims": "benchmarks/CLAIMS.md",
     "audit": "benchmarks/AUDIT.md",
+    "certificates": "benchmarks/CERTIFICATES.md",
     "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
 }
