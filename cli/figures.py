@@ -15,7 +15,8 @@ Option = typer.Option
 Group = Annotated[
     list[str],
     Option(
-        help="means over seeds: groups as of compare, or none; default: above 8 networks, labels that end in a seed"
+        help="draw means over seeds: rules as in landscape compare --group, or none to draw every network; default: "
+        "above 8 networks, those whose labels differ only in a seed at the end (vit-s1, vit-s2) form a group"
     ),
 ]
 
@@ -42,7 +43,11 @@ def plot(
         int, Option(help="1 or 2 columns of a paper (3.25 or 6.75 in wide, 7 in high, else in parts); 0: as needed")
     ] = 0,
     caption: Annotated[
-        str, Option(help="text: below the figure; none; tex: in NAME.tex beside it, with a label")
+        str,
+        Option(
+            help="where protocol and notes go: text (below the figure), none, or tex (into NAME.tex beside the figure, "
+            "a caption with a label, for LaTeX)"
+        ),
     ] = "text",
     eigenvalues: Annotated[
         str, Option(help="axis range of the Hessian spectra; default: from the data", metavar="LOW:HIGH")
