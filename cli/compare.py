@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 Option = typer.Option
 LARGE = 2**30  # bytes of a file that is not copied in memory for a table
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
+Rows = Annotated[
+    str,
+    Option(
+        help="only the numbers of these probes, or these numbers: hessian,trace/trace; p values remain corrected for "
+        "all numbers that were tested"
+    ),
+]
+Store = Annotated[
+    bool,
+    Option(
+        help="store the comparison in the (first) results file, where plot and report find it; not with --only, --rows"
+    ),
+]
 
 
 def compare(
@@ -34,26 +47,14 @@ def compare(
         str, Option(help="network or group that all others are compared with; default: up to four, every pair")
     ] = "",
     only: Annotated[list[str], Option(help="only the checkpoint of this label (* is anything); repeatable")] = [],  # noqa: B006
-    rows: Annotated[
-        str,
-        Option(
-            help="only the numbers of these probes, or these numbers: hessian,trace/trace; p values remain corrected "
-            "for all numbers that were tested"
-        ),
-    ] = "",
+    rows: Rows = "",
     columns: Annotated[int, Option(min=1, max=2, help="width of a LaTeX table, in columns of a two-column paper")] = 2,
     format: Annotated[
         str, Option(help="text, markdown, csv, latex or json; default: by the ending of --out, else text")
     ] = "",
     out: Annotated[Path | None, Option(help="write the tables to this file; default: print them")] = None,
     figures: Annotated[Path | None, Option(help="folder for the figure; landscape plot draws it too")] = None,
-    store: Annotated[
-        bool,
-        Option(
-            help="store the comparison in the (first) results file, where plot and report find it; not with --only or "
-            "--rows"
-        ),
-    ] = True,
+    store: Store = True,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:

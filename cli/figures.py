@@ -19,6 +19,13 @@ Group = Annotated[
         "above 8 networks, those whose labels differ only in a seed at the end (vit-s1, vit-s2) form a group"
     ),
 ]
+Caption = Annotated[
+    str,
+    Option(
+        help="where protocol and notes go: text (below the figure), none, or tex (into NAME.tex beside the figure, a "
+        "caption with a label, for LaTeX)"
+    ),
+]
 
 
 def plot(
@@ -42,13 +49,7 @@ def plot(
     columns: Annotated[
         int, Option(help="1 or 2 columns of a paper (3.25 or 6.75 in wide, 7 in high, else in parts); 0: as needed")
     ] = 0,
-    caption: Annotated[
-        str,
-        Option(
-            help="where protocol and notes go: text (below the figure), none, or tex (into NAME.tex beside the figure, "
-            "a caption with a label, for LaTeX)"
-        ),
-    ] = "text",
+    caption: Caption = "text",
     eigenvalues: Annotated[
         str, Option(help="axis range of the Hessian spectra; default: from the data", metavar="LOW:HIGH")
     ] = "",
