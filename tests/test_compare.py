@@ -28,6 +28,7 @@ from landscape.plots.comparison.rows import records, sections
 from landscape.plots.figures.compare_study import Records, page
 from landscape.plots.figures.compare_study import draw as draw_panel
 from landscape.plots.over_seeds import grouped
+from landscape.probes import PROBES
 from landscape.results import reader
 from landscape.results.headline_numbers import measured
 from landscape.statistics.paired import paired_t
@@ -176,6 +177,30 @@ def test_what_cannot_differ_or_repeats_another_number_is_not_tested_nor_called_b
     drops = [{"accuracy_drop": ("unit", [drop]), "accuracy_drop_se": ("unit", [0.01])} for drop in (0.1, 0.5)]
     found = compare([result("lesion", str(i), drop | {"name": ("unit", ["conv"])}) for i, drop in enumerate(drops)])
     assert {(c.verdict, c.favours) for c in found.contrasts} == {(REAL, "")}  # the other has more to lose
+
+
+@pytest.mark.slow
+def test_changes_barriers_and_ensembles_favour_nobody_and_a_barrier_that_no_point_exceeds_is_not_tested(
+    tmp_path: Path,
+) -> None:
+    """A network at chance has nothing to lose, and a barrier is of a pair."""
+    for probe in PROBES:
+        for headline in synthetic.headlines_of(probe):
+            if re.search("drop|increase|barrier|rise", f"{headline.quantity} {headline.name}"):
+                assert headline.reading == "", (probe, headline.name)
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("line", "noise", "ensemble"))
+
+    def flat(file: h5py.File) -> None:
+        line = next(iter(file["line"].values()))
+        line["barrier"][...] = line["barrier_se"][...] = 0.0
+
+    found = compare(reader.groups(synthetic.changed(path, tmp_path / "flat.h5", flat)))
+    assert "barrier" not in {c.number for c in found.contrasts}  # its error is not known
+    members = {"parameters": {"members": "a.pt,b.pt"}, "checkpoint_sha256": "ab"}
+    both = compare([trace("a", 1.0), trace("b", 2.0), result("ensemble", "a and b", {"nll": 0.1}, **members)])
+    assert both.networks == ("a", "b")
+    (section,) = sections(compare([trace(name, 1.0, np.nan) for name in "ab"]))
+    assert "95 %" not in section.caption
 
 
 def test_spectra_of_other_mini_batches_are_compared_by_their_spread() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from landscape.discovery.layer import Layer
-from landscape.headline import LOWER, Headline
+from landscape.headline import Headline
 from landscape.layers.head_rows import rows_of_heads
 from landscape.layers.partial_forward import Prefixes, ResumePoint, flow_of, resume_before, resumed
 from landscape.layers.resume_verification import verified
@@ -63,8 +63,8 @@ class Sensitivity(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"bits": "4,2", "vectors": 2}
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("intact loss", "intact_loss"),
-        Headline("all at {setting_name}", "together_loss_increase", {"setting": "each"}, LOWER),
-        Headline("largest increase", "loss_increase", {"unit setting": "largest"}, LOWER, "at {name}, {setting_name}"),
+        Headline("all at {setting_name}", "together_loss_increase", {"setting": "each"}),
+        Headline("largest increase", "loss_increase", {"unit setting": "largest"}, where="at {name}, {setting_name}"),
         Headline("rank correlation", "rank_correlation", {"setting": -1}),
     )
 

@@ -106,14 +106,14 @@ def unpaired(one: tuple[float, float, float], other: tuple[float, float, float],
     """Difference of two estimates as if they were independent; each with its standard error and number of values.
 
     Student's t where both have as many values, else Welch's. On common samples, whose noise mostly cancels in the
-    difference, this errs on the side of no difference. `why` they are not paired is said.
+    difference, this errs on the side of no difference. `why` they are not paired is said. An error of 0, as of a
+    barrier that no point exceeds, is that of no spread and not known.
     """
     difference, errors, counts = one[0] - other[0], (one[1], other[1]), (one[2], other[2])
-    total = math.hypot(*errors)
     method = f"errors of both, not paired{f': {why}' if why else ''}"
-    if not total > 0:
+    if not (errors[0] > 0 and errors[1] > 0):
         return Difference(difference, math.nan, math.nan, 1.0 if difference == 0 else math.nan, "no error is known")
-    return by_error(difference, total, 1 + degrees_of_freedom(errors, counts), method)
+    return by_error(difference, math.hypot(*errors), 1 + degrees_of_freedom(errors, counts), method)
 
 
 def degrees_of_freedom(errors: tuple[float, float], counts: tuple[float, float]) -> float:
