@@ -70,6 +70,9 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("a.twice", "a.twicee", "there is no twicee; .*did you mean twice"),
         ('sign = "positive"', 'sign = "up"', "sign must be positive or negative, got up"),
         ('["sharpness"]', '["sharpnes"]', "did you mean sharpness"),
+        ("[numbers]", ".".join("a" * 20_000) + " = 1\n[numbers]", "a line of more than 1,000 dots"),  # takes seconds
+        ("[numbers]", f"a = {'[' * 20_000}\n[numbers]", r"not a TOML file \(maximum recursion depth"),
+        ("[numbers]", f"# {'a' * 2**16}\n[numbers]", "expected at most 65,536"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line_before_anything_runs(

@@ -10,7 +10,6 @@ residual stream after the module, where the module is a branch.
 """
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 
 from landscape.discovery.layer import KINDS, Grid
 from landscape.options import OptionError
+from landscape.results.declared_size import toml_of
 
 LayerPatterns = Annotated[
     tuple[str, ...],
@@ -25,7 +25,6 @@ LayerPatterns = Annotated[
 ]
 _GRID = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 STREAM = "stream"  # in place of a kind: the discovered layer of that name
-MOST_BYTES = 2**16  # of a file of layers
 _KEYS = {"kind", "grid", "prefix"}
 
 
@@ -82,12 +81,10 @@ def expand(patterns: Iterable[str]) -> tuple[str, ...]:
 def _entries(path: Path) -> Iterator[Pattern]:
     if not path.is_file():
         raise FileNotFoundError(f"--layers {path} does not exist; give a TOML file with a table [layers]")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"--layers {path} has {path.stat().st_size:,} bytes, expected at most {MOST_BYTES:,}")
     try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"--layers {path} is not a TOML file ({error})") from None
+        content = toml_of(path)
+    except ValueError as error:
+        raise ValueError(f"--layers {path}: {error}") from None
     table = content.get("layers")
     if not isinstance(table, dict) or not table:
         raise ValueError(f"--layers {path} has no table [layers]; expected lines such as 'blocks' = \"mlp\" in it")

@@ -1,7 +1,9 @@
 """Reject files that declare far more content than they can hold, before memory is reserved for it, and pipes."""
 
+import tomllib
 import zlib
 from pathlib import Path
+from typing import Any
 
 import h5py
 
@@ -58,3 +60,23 @@ def refuse_special(path: Path) -> None:
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ValueError(f"{path} is neither a file nor a folder; give a regular file")
+
+
+MOST_TOML, MOST_DOTS = 2**16, 1000  # bytes of such a file, and dots in a line of it: keys of many parts take minutes
+
+
+def toml_of(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ValueError: it is none, or larger than one that somebody writes; "it ...".
+    """
+    if (size := path.stat().st_size) > MOST_TOML:
+        raise ValueError(f"it has {size:,} bytes, expected at most {MOST_TOML:,}")
+    try:
+        text = path.read_text()
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+            raise ValueError(f"it has a line of more than {MOST_DOTS:,} dots")
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is not a TOML file ({error})") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from landscape.options import did_you_mean
+from landscape.results.declared_size import toml_of
 from landscape.studies.claims import Claim, FullBatch, Measurement, Network
 from landscape.studies.edge_of_stability import SERIES
 from landscape.studies.expressions import Expression
@@ -118,11 +118,7 @@ def study_of(
     if isinstance(source, Mapping):
         return _study(dict(source), Path(), configure, data, data_root, train or {})
     with _within(str(source)):
-        try:
-            table = tomllib.loads(source.read_text())
-        except UnicodeDecodeError:
-            raise ValueError("it is no text; expected TOML") from None
-        return _study(table, source.parent, configure, data, data_root, train or {})
+        return _study(toml_of(source), source.parent, configure, data, data_root, train or {})
 
 
 def _study(
