@@ -118,6 +118,28 @@ def test_every_row_is_the_dense_hessian_gradient_and_distance_of_its_step(tmp_pa
     assert np.abs(found["warm_error"].values[checked]).max() < 1e-5
 
 
+def test_sparse_gradients_are_followed_as_the_dense_ones_that_they_are(tmp_path: Path) -> None:
+    rows: list[dict[str, np.ndarray]] = []
+    tokens, targets = torch.randint(7, (24, 3), generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(7, 4, sparse=sparse), nn.Flatten(), nn.Linear(12, 3)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        out = tmp_path / f"{sparse}.h5"
+        monitor = landscape.Monitor(model, F.cross_entropy, (tokens, targets), out=out, every=2, **ALL)
+        with monitor:
+            for _ in range(4):
+                optimizer.zero_grad()
+                F.cross_entropy(model(tokens), targets).backward()
+                optimizer.step()
+                monitor.step()
+        ((_, data),) = reader.groups(out)
+        rows.append({name: data[name].values for name in ("loss", "gradient_norm", "distance", "eigenvalue")})
+    for name, values in rows[0].items():
+        np.testing.assert_allclose(values, rows[1][name], rtol=1e-9, err_msg=name)
+        assert np.isfinite(values).any()
+
+
 def test_the_largest_eigenvalue_is_that_of_landscape_hessian_on_the_same_batch(tmp_path: Path) -> None:
     model, batch = network(dtype=torch.float32), data()
     with landscape.Monitor(model, F.cross_entropy, batch, every=7, out=tmp_path / "r.h5", **ALL) as monitor:
