@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -339,6 +339,16 @@ def test_a_fault_of_several_results_is_named_once(name: str) -> None:
     assert len(finding.groups) == 2
     assert "\n" not in finding.text + finding.remedy
     assert list(rule(healthy)) == []
+
+
+def test_a_fault_of_sixty_networks_is_named_once() -> None:
+    faults: dict[RuleOfSeveral, Callable[[str], Result]] = {
+        protocols.differing_protocols: lambda label: made("lesion", label=label, samples=100 + int(label)),
+        protocols.other_samples: lambda label: made("lesion", label=label, data_sha256=label),
+        protocols.same_weights: lambda label: made("lesion", label=label, checkpoint_sha256="one"),
+    }
+    for rule, network in faults.items():
+        assert len(list(rule([network(str(i)) for i in range(60)]))) == 1
 
 
 def test_the_range_of_a_line_between_checkpoints_is_theirs() -> None:
