@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ def test_every_probe_has_sources_and_every_source_is_of_a_probe() -> None:
     assert [name for name in OWN if not PROBES[name].sources] == []
     assert {key for name in OWN for key in PROBES[name].sources.split()} == set(bibliography())
     for key, entry in bibliography().items():
+        assert {*re.findall(r"\\([a-z]+)", entry)} <= {"mathrm"}, f"{key}: LaTeX without packages lacks it"
+        assert re.match("@(article|inproceedings){", entry), f"{key}: some styles lack it"
         assert {"title", "author", "year"} <= {*re.findall(r"(\w+) = \{", entry)}, key
         assert entry.count("{") == entry.count("}"), key
         (year,) = re.findall(r"year = \{(\d{4})\}", entry)
@@ -38,6 +42,16 @@ def test_a_file_cites_what_it_measured_and_says_how_without_paths(
     assert cited == {*re.findall(r"(?m)^@\w+{(.+),", f"@{entries}")}
     assert "intervals over mini-batches" in paragraph
     assert str(tmp_path) not in said
+    if shutil.which("bibtex") and shutil.which("pdflatex"):
+        (tmp_path / "cited.bib").write_text(said)
+        (tmp_path / "paper.tex").write_text(
+            rf"\documentclass{{article}}\begin{{document}}{paragraph}\bibliographystyle{{plain}}\bibliography{{cited}}"
+            r"\end{document}"
+        )
+        for tool in ("pdflatex", "bibtex", "pdflatex"):
+            batch = ["-interaction=nonstopmode", "-halt-on-error"] if tool == "pdflatex" else []
+            made = subprocess.run([tool, *batch, "paper"], cwd=tmp_path, check=True, capture_output=True, text=True)
+            assert "Warning--" not in made.stdout
 
 
 def test_labels_and_files_of_a_user_break_no_latex() -> None:

@@ -27,7 +27,7 @@ LATEX = {  # what a character is in a paper
     "\N{MINUS SIGN}": "$-$", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}", '"': r"\textquotedbl{}",
     **{char: f"\\{char}" for char in "&%$#_{}"},
 }  # fmt: skip
-ENTRY = r"""@software{landscape,
+ENTRY = r"""@misc{landscape,
   title = {landscape: Loss-Landscape and Representation Diagnostics of any {PyTorch} Checkpoint},
   author = {{The landscape developers}}, version = {VERSION}
 }"""
