@@ -105,6 +105,44 @@ def test_a_smaller_map_is_named_by_what_makes_it_smaller_and_not_by_a_gate_befor
     assert [(layer.name, layer.kind, layer.grid) for layer in found] == [
         ("0", "stem", (8, 8)), ("1.conv", "conv", (8, 8)), ("4", "subsample", (4, 4)), ("5.conv", "conv", (4, 4)),
     ]  # fmt: skip
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Gate(4), nn.Conv2d(4, 4, 8), nn.Conv2d(4, 4, 1), nn.Flatten())
+    found = discover(plain.append(nn.Linear(4, 3)).eval(), _images(8, 8))  # without skips, maps of one position at last
+    assert [layer.name for layer in found] == ["0", "2", "3"]
+    assert [layer.grid for layer in found] == [(8, 8), (1, 1), (1, 1)]
+
+
+class Mixer(nn.Module):
+    """A branch that mixes positions without a softmax: by a pooling, or by sums of keys times values."""
+
+    def __init__(self, width: int, way: str) -> None:
+        super().__init__()
+        self.way, self.qkv, self.pool = way, nn.Conv2d(width, 3 * width, 1), nn.AvgPool2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "pool":
+            return self.pool(x) - x  # type: ignore[no-any-return]
+        queries, keys, values = self.qkv(x).flatten(2).mT.relu().chunk(3, dim=-1)
+        return (queries @ (keys.mT @ values)).mT.reshape(x.shape)
+
+
+class Mixed(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.norm, self.mixer = nn.BatchNorm2d(4), Mixer(4, way)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixer(self.norm(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("way", "kind"), [("pool", "other"), ("linear", "msa")])
+def test_what_mixes_positions_without_a_softmax_is_a_layer(way: str, kind: str) -> None:
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    found = discover(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Mixed(way), Skip(4), *head).eval(), _images(8, 8))
+    assert [(layer.name, layer.kind, layer.grid) for layer in found[1:]] == [
+        ("1.mixer", kind, (8, 8)), ("2.conv", "conv", (8, 8)),
+    ]  # fmt: skip
+    attention = found[1].attention
+    assert (attention is not None and "no pairs of queries and keys" in attention.reason) == (way == "linear")
 
 
 @pytest.mark.parametrize(

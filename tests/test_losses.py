@@ -185,10 +185,18 @@ def test_logits_are_found_by_one_rule() -> None:
     logits, other = torch.ones(2, 3), torch.zeros(2, 3)
     for returned in (
         logits, (logits, other), [logits], (None, logits, other), {"hidden": other, "logits": logits},
-        Answer(logits, other), Pair(other, logits), SimpleNamespace(logits=logits),
+        Answer(logits, other), Pair(other, logits), SimpleNamespace(logits=logits), {"last_hidden_state": logits},
     ):  # fmt: skip
         assert logits_in(returned) is logits
-    for nothing in ({"out": logits}, Regressed(logits), (), None, "logits", {"loss": 1.0}):
+    for nothing in (
+        {"out": logits},
+        {"last_hidden_state": logits[None]},
+        Regressed(logits),
+        (),
+        None,
+        "logits",
+        {"loss": 1.0},
+    ):
         with pytest.raises(ValueError, match="nothing named logits; wrap it so that it returns logits"):
             logits_in(nothing)
 

@@ -15,6 +15,8 @@ from landscape.discovery.token_grid import grid_of
 TRANSPARENT = {"dropout", "to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone"}
 CHANNELS = "its maps are between channels"
 UNKNOWN = "the positions of its queries and keys cannot be followed through the network"
+SINGLE = "it has one query and one key"
+LINEAR = "it sums over positions without a softmax, so it has no pairs of queries and keys"
 UNPAIRED = "its softmax over positions is of no pairs of queries and keys"
 
 
@@ -36,6 +38,12 @@ def attends(flow: Flow, position: int, inside: Sequence[int]) -> bool:
 
 def _is_product(operation: Operation) -> bool:
     return operation.name in PRODUCTS and len(operation.reads) > 1
+
+
+def sums_over_positions(flow: Flow, operation: Operation) -> bool:
+    """Whether an operation multiplies keys with values over all positions, as linear attention does."""
+    factors = (flow.positions[node] for node in operation.reads)
+    return _is_product(operation) and flow.positions[operation.writes[0]] == () and all(factors)
 
 
 def _is_over_positions(operation: Operation) -> bool:
@@ -60,6 +68,8 @@ def attention_of(
     around = next((p for p in unfolded if p is not None and p.grid == grid and p.stride == (1, 1)), None)
     unpaired = None
     for i in inside:
+        if unpaired is None and sums_over_positions(flow, product := flow.operations[i]):
+            unpaired = AttentionCall((product.name, product.number), 0, (0, 0), 0, reason=LINEAR)
         if not attends(flow, i, inside):
             continue
         operation, at = flow.operations[i], _cut(flow, i)
@@ -80,7 +90,7 @@ def attention_of(
             whole = queries == grid[0] * grid[1] + prefix and maps != ()
             unknown = UNKNOWN if flow.positions[0] else "the inputs of this network are no images"
             unknown = CHANNELS if maps == () else unknown
-            reason = "" if whole else "it has one query and one key" if queries == 1 else unknown
+            reason = "" if whole else SINGLE if queries == 1 else unknown
             where = (grid, prefix) if whole else ((0, 0), 0)
             return called(operation.heads, *where, outputs=outputs, reason=reason)
     return unpaired

@@ -136,6 +136,8 @@ def _sequential_layers(flow: Flow, operations: range) -> list[Layer]:
         layer = layer_at(flow, node, tap, segment.kind, segment.name or tap.module, linear=segment.linear)
         attending = [flow.maker[segment.nodes[-1]]] if segment.kind == "msa" else []
         attention = attention_of(flow, attending, layer.grid, layer.prefix)
+        if layer.grid == (1, 1) and not is_whole_stream(flow, node, operations.stop):  # a gate of channels
+            continue
         reduces = bool(layers) and smaller(layer.grid, layers[-1].grid)
         branch = Branch(segment.leaves, None, skip=False)
         layers.append(replace(layer, reduces=reduces, branch=branch, attention=attention))

@@ -20,7 +20,7 @@ from landscape.discovery.positions import PRODUCTS, Positions, follow, maps_of, 
 ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax", "multi_head_attention_forward"}
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 POOLING = {"max_pool2d", "avg_pool2d", "boolean_dispatch", "max_pool2d_with_indices", "fractional_max_pool2d"}
-VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten"}
+VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "contiguous", "unflatten", "mT", "T", "data"}
 # Operations with weights, matrix products and attention: a residual branch has at least one.
 HEAVY = ATTENTION | PRODUCTS | {"conv1d", "conv2d", "conv3d", "linear"}
 CONVERSIONS = {"to", "float", "double", "half", "bfloat16", "type", "type_as"}  # no operation where they change nothing
@@ -194,7 +194,7 @@ class _Recorder(TorchFunctionMode):
         weight = _weight(name, args, kwargs)
         heads = _heads(name, args, kwargs, self.flow.shapes[0][0]) if name in ATTENTION else 0
         tensors = list(tensors_in(result))
-        if reads and tensors and name != "__get__":
+        if reads and tensors:
             past = reduce(or_, (self.flow.ancestors[node] for node in reads))
             position = len(self.flow.operations)
             maps = maps_of(name, args, kwargs, self._find) if name in ATTENTION else None
@@ -287,8 +287,13 @@ class CountedCalls(TorchFunctionMode):
 
 
 def name_of(func: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Name of a torch function; bias + x W with W a parameter (inputs, outputs), as in GPT-2, is a linear layer."""
+    """Name of a torch function, or of an attribute of a tensor, such as `mT`.
+
+    bias + x W with W a parameter (inputs, outputs), as in GPT-2, is a linear layer.
+    """
     name: str = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        return str(getattr(func.__self__, "__name__", name))  # type: ignore[attr-defined]
     return "linear" if name == "addmm" and len(args) == 3 and isinstance(args[2], nn.Parameter) else name
 
 

@@ -27,6 +27,7 @@ MOVES = {  # functions that only move the numbers of tensors, so that they are c
     "unsqueeze", "expand", "expand_as", "repeat", "repeat_interleave", "tile", "cat", "concat", "stack", "roll", "flip",
     "pad", "_pad", "split", "chunk", "unbind", "tensor_split", "__getitem__", "select", "narrow", "index_select",
     "gather", "take_along_dim", "unfold", "fold", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "t",
+    "T", "mT", "data",
 }  # fmt: skip
 RESAMPLING = {"interpolate", "upsample", "adaptive_avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool1d"}
 REDUCTIONS = {"mean", "sum", "amax", "amin", "max", "min"}

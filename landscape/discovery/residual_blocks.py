@@ -10,9 +10,10 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 
-from landscape.discovery.attention import attends
+from landscape.discovery.attention import attends, sums_over_positions
 from landscape.discovery.graph import ADDITIONS, ATTENTION, HEAVY, VIEWS, Call, Flow, Node
 from landscape.discovery.layer import Kind, Tap
+from landscape.discovery.positions import PRODUCTS
 
 JOINING = {"cat", "concat", "concatenate"}
 
@@ -45,7 +46,8 @@ def residuals(flow: Flow, least: int = 3) -> list[Residual]:
         if fork < 0:  # of two inputs, as the embeddings of tokens and of given positions
             continue
         branches = flow.between(fork, left), flow.between(fork, right)
-        if any(flow.operations[i].name in HEAVY for i in chain(*branches)):
+        blurred = [any(flow.operations[i].blurs for i in branch) for branch in branches]  # both: a cell of poolings
+        if any(flow.operations[i].name in HEAVY for i in chain(*branches)) or sum(blurred) == 1:
             held = [[s for s in found if s.position in branch] for branch in branches]
             around = not all(any(not s.joins for s in several) for several in held)
             around &= not all(branches) or all(flow.ancestors[s.fork] >> fork & 1 for s in chain(*held))
@@ -82,10 +84,11 @@ def _block(flow: Flow, own: _Sum, sums: Sequence[_Sum]) -> Residual | None:
     for branch in own.branches:
         past = reduce(or_, (flow.ancestors[other.sum] for other in sums if other.position in branch), 0)
         branches.append([i for i in branch if not past >> flow.operations[i].writes[0] & 1])
-    heavy = [sum(flow.operations[i].name in HEAVY for i in branch) for branch in branches]
+    several = [[flow.operations[i] for i in branch] for branch in branches]
+    heavy = [(sum(o.name in HEAVY for o in branch), any(o.blurs for o in branch)) for branch in several]
     side = 0 if heavy[0] > heavy[1] else 1
     end = flow.operations[own.position].reads[side]
-    return Residual(own.position, own.fork, end, own.sum, tuple(branches[side])) if heavy[side] else None
+    return Residual(own.position, own.fork, end, own.sum, tuple(branches[side])) if any(heavy[side]) else None
 
 
 def side_by_side(flow: Flow, positions: Sequence[int]) -> list[Call]:
@@ -111,11 +114,11 @@ def side_by_side(flow: Flow, positions: Sequence[int]) -> list[Call]:
 def kind_of(flow: Flow, inside: Sequence[int]) -> Kind:
     """The kind of a branch, from its operations."""
     operations = [flow.operations[i] for i in inside]
-    if any(attends(flow, i, inside) for i in inside):
+    if any(attends(flow, i, inside) or sums_over_positions(flow, flow.operations[i]) for i in inside):
         return "msa"
     if any(operation.name.startswith("conv") and max(operation.weight[2:], default=1) > 1 for operation in operations):
         return "conv"
-    return "mlp"
+    return "mlp" if any(operation.name in HEAVY for operation in operations) else "other"
 
 
 def direct_calls(flow: Flow, block: int, residual: Residual) -> list[Call]:
@@ -219,10 +222,13 @@ def count_heavy(flow: Flow, calls: Sequence[Call]) -> int:
 
 
 def branch_name(flow: Flow, direct: Sequence[Call], kind: Kind) -> str | None:
-    """Name of the module whose output is added: the one with the attention, else the last heavy one."""
+    """Name of the module whose output is added: the one with the attention, else the last heavy or blurring one."""
     if kind == "msa":
-        return next((call.module for call in direct if _contains(flow, call, ATTENTION)), None)
-    return next((call.module for call in reversed(direct) if _contains(flow, call, HEAVY)), None)
+        several = (call.module for names in (ATTENTION, PRODUCTS) for call in direct if _contains(flow, call, names))
+        return next(several, None)
+    heavy = (call.module for call in reversed(direct) if _contains(flow, call, HEAVY))
+    blurring = (c.module for c in direct if any(o.blurs for o in flow.operations[c.start : c.stop]))
+    return next(chain(heavy, blurring), None)
 
 
 def tap_of(flow: Flow, residual: Residual, call: int) -> tuple[Tap, Node, bool]:

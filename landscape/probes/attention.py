@@ -1,7 +1,7 @@
 """Measure statistics of self-attention maps and of the diversity of tokens (Park et al. 2023, arXiv 2305.00729)."""
 
-import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.discovery.layer import NOWHERE, Layer
+from landscape.discovery.attention import SINGLE
+from landscape.discovery.layer import NOWHERE, AttentionCall, Grid, Layer
 from landscape.headline import Headline
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps
@@ -20,10 +21,9 @@ from landscape.layers.selection import image_size, layer_labels, layers_of, requ
 from landscape.options import at_least, one_of
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_over_batches
+from landscape.statistics.undefined import unmeasured
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
-_log = logging.getLogger(__name__)
 PER_HEAD = {  # quantity: (long name, units)
     "distance": ("attention distance", "pixels"),
     "entropy": ("entropy of the attention of a query", "nats"),
@@ -114,7 +114,7 @@ class Attention(Probe):
                 "token_singular_value": Quantity("ln(sigma / largest) of an image's tokens", "nats", token),
                 "image_singular_value": Quantity("ln(sigma / largest) of a mini-batch's images", "nats", image),
             },
-            facts=_unmeasured(subject, self.layers),
+            facts=unmeasured(_missing(layers)),
             about={
                 **over, "layer": Quantity("self-attention"), "head": Quantity("head"),
                 "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
@@ -231,40 +231,38 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
     return layers
 
 
-@once_per_weights
-def _unmeasured(subject: Subject, patterns: tuple[str, ...]) -> dict[str, str]:
-    """The layers in which a quantity is NaN, by quantity and reason, as attributes; says so once."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for layer in attention_layers(subject, patterns):
-        for name, reason in _missing(layer).items():
-            found.setdefault(name, {}).setdefault(reason, []).append(layer.name)
-    for name, reasons in found.items():
-        for reason, names in reasons.items():
-            more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
-            _log.info("note: %s is NaN in %s%s: %s", name, names[0], more, reason)
-    return {
-        f"{name}_unmeasured": "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-        for name, reasons in found.items()
-    }
+def _missing(layers: Sequence[Layer]) -> Iterator[tuple[str, str, str]]:
+    """Quantities that layers do not have: the quantity, the layer's name, and why."""
+    before: tuple[Grid, int] | None = None
+    for layer in layers:
+        missing = dict(_missing_of_heads(layer.attention)) if layer.attention else {}
+        tokens = layer.grid, layer.channels
+        if not layer.spatial:
+            of_tokens = "token_cosine", "token_singular_value", "image_singular_value", "depth_cosine"
+            missing |= dict.fromkeys(of_tokens, "the positions of its tokens are unknown")
+        else:
+            if math.prod(layer.grid) == 1:
+                missing["token_cosine"] = "it has one token"
+            if tokens != before:
+                missing["depth_cosine"] = "no self-attention before it has tokens of its number and width"
+            before = tokens
+        yield from ((name, layer.name, why) for name, why in missing.items())
 
 
-def _missing(layer: Layer) -> dict[str, str]:
-    """Quantities that a layer does not have, and why."""
-    assert layer.attention is not None
-    attention, missing = layer.attention, {}
+def _missing_of_heads(attention: AttentionCall) -> Iterator[tuple[str, str]]:
+    """Quantities of maps that an attention does not have, and why."""
     if not attention.heads:
-        missing = dict.fromkeys((*PER_HEAD, "head_cosine", "head_feature_cosine"), attention.reason)
-    elif attention.grid == (0, 0) and attention.windows is None:
-        missing["distance"] = attention.reason
-    if attention.windows and all(len(places) - places.count(NOWHERE) < 2 for places in attention.windows.queries):
-        missing["mutual_information"] = "a window has one query"
+        yield from dict.fromkeys((*PER_HEAD, "head_cosine", "head_feature_cosine"), attention.reason).items()
+        return
+    if attention.grid == (0, 0) and attention.windows is None:
+        yield "distance", attention.reason
+    queries = attention.windows.queries if attention.windows else ()
+    if attention.reason == SINGLE or (queries and all(len(places) - places.count(NOWHERE) < 2 for places in queries)):
+        yield "mutual_information", "a window has one query" if queries else attention.reason
     if attention.heads == 1:
-        missing |= dict.fromkeys(("head_cosine", "head_feature_cosine"), "it has one head")
-    elif attention.heads and attention.outputs is None:
-        missing["head_feature_cosine"] = "no product of its attention maps with the values was found"
-    if not layer.spatial:
-        missing["token_cosine"] = "the positions of its tokens are unknown"
-    return missing
+        yield from dict.fromkeys(("head_cosine", "head_feature_cosine"), "it has one head").items()
+    elif attention.outputs is None:
+        yield "head_feature_cosine", "no product of its attention maps with the values was found"
 
 
 def _statistics(

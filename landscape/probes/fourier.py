@@ -18,6 +18,7 @@ from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
+from landscape.statistics.undefined import unmeasured
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -244,7 +245,9 @@ class Fourier(Probe):
         if "channel_sum" in data:
             channel, channel_error = mean_over_batches(data, "channel_sum", "channel_square_sum")
             found |= {"delta_log_amplitude_channel": channel, "delta_log_amplitude_channel_se": channel_error}
-        return found
+        why, coarse = "its map has at most two rows or columns", data["name"][last == 0] if "name" in data else ()
+        names = ("high_frequency", "delta_log_amplitude_common")
+        return found | unmeasured((name, layer, why) for name in names for layer in coarse)
 
 
 @once_per_weights

@@ -18,6 +18,7 @@ from landscape.layers.padding import Counted
 from landscape.layers.selection import layer_labels, require_class_token
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.statistics.undefined import ALIKE, NOT_FINITE, unmeasured
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
@@ -187,10 +188,27 @@ class Geometry(Probe):
             result[name], result[f"{name}_se"] = (np.array([row[name][k] for row in rows[:layers]]) for k in (0, 1))
         for name, estimate in (rows[layers] if len(rows) > layers else {}).items():
             result[f"{HEAD}{name}"], result[f"{HEAD}{name}_se"] = estimate
+        why = (
+            (f"{HEAD if at == layers else ''}{name}", label, _why(name, used["features"][:, place == at]))
+            for at, (row, label) in enumerate(zip(rows, (*data["name"], ""), strict=False))
+            for name, (value, _) in row.items()
+            if np.isnan(value)
+        )
         groups = min(GROUPS, result["images_used"])
-        return result | {
-            f"{name}.n": groups for name in result if name.endswith("_se") and _over(name[:-3]) == OF_GROUPS
-        }
+        return (
+            result
+            | unmeasured(why)
+            | {f"{name}.n": groups for name in result if name.endswith("_se") and _over(name[:-3]) == OF_GROUPS}
+        )
+
+
+def _why(measure: str, features: np.ndarray) -> str:
+    """Why a measure of some features (image, feature) is NaN."""
+    if not np.isfinite(features).all():
+        return NOT_FINITE
+    if (features == features[:1]).all():
+        return ALIKE
+    return "too few distances between samples" if measure in DIMENSIONS else "no difference within or between classes"
 
 
 def _over(name: str) -> str:

@@ -19,6 +19,7 @@ from landscape.layers.padding import Counted, without_padding
 from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_over_members
+from landscape.statistics.undefined import ALIKE, unmeasured
 from landscape.subject import other_networks
 from landscape.subject.loading.identity import attributes
 from landscape.subject.subject import Subject
@@ -126,10 +127,11 @@ class Similarity(Probe):
             left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
             error = np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
         neighbours = np.diagonal(cka, 1).mean() if len(cka) > 1 else np.nan
-        named = [(labels.get(name, np.arange(cka.shape[i])), i) for i, name in enumerate(("name", "other_name")) if n]
-        still = ", ".join(dict.fromkeys(str(name) for names, i in named for name in names[sums[i + 1] == 0]))
-        why = {"cka_unmeasured": f"{still}: no difference between samples"} if still else {}
-        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **why}
+        named = [(labels[name], i) for i, name in enumerate(("name", "other_name"), 1) if n and name in labels]
+        still = dict.fromkeys(str(name) for names, i in named for name in names[sums[i] == 0])
+        why = [(quantity, name, ALIKE) for quantity in ("cka", "neighbours") for name in still]
+        why += [("neighbours", "", "it has one layer")] if len(cka) == 1 else []
+        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **unmeasured(why)}
 
     def _other(self, subject: Subject) -> Subject:
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""

@@ -18,6 +18,7 @@ from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.undefined import unmeasured
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -101,16 +102,21 @@ class Tokens(Probe):
             position[:, :, : placed.shape[2]] = placed
             return {**found, "stream_position": position}
         tokens = _tokens(subject, self.layers, self.images)[layer.name]  # (image, token, channel)
+        position = np.full((self.images, self._widest(subject), 2), np.nan)
+        if (tokens == tokens[:1, :1]).all():  # which have no embedding
+            return {"position": position, "divergence": np.nan}
         embedding = _tsne()(perplexity=self.perplexity, init="pca", random_state=self.seed % 2**32)
         placed = embedding.fit_transform(tokens.reshape(-1, tokens.shape[-1])).reshape(*tokens.shape[:2], 2)
-        position = np.full((self.images, self._widest(subject), 2), np.nan)
         position[:, : placed.shape[1]] = placed
         return {"position": position, "divergence": float(embedding.kl_divergence_)}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The common displacement, mean over images."""
         if "common_displacement" not in data:
-            return {}
+            alike = data["name"][np.isnan(data["divergence"])]
+            return unmeasured(
+                (name, layer, "all tokens are equal") for name in ("position", "divergence") for layer in alike
+            )
         rows = [mean_and_standard_error(row) for row in data["common_displacement"]]
         return {"common": np.array([mean for mean, _ in rows]), "common_se": np.array([error for _, error in rows])}
 

@@ -17,6 +17,7 @@ from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.statistics.means import mean_over_batches
+from landscape.statistics.undefined import unmeasured
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
 
@@ -154,7 +155,7 @@ class Uncertainty(Probe):
         for name in ("model", "data") if len(at) else ():
             if (values := found.get(f"{name}_uncertainty")) is not None:
                 found[f"{name}_smoothing"] = (values[at] / values[at - 1]).mean()
-        done = data["done"] == 1
+        done, still = data["done"] == 1, []
         n = data["samples"][done].sum()
         for name in INPUTS:
             sums = {key: data[f"{name}_{key}"][done].sum(axis=0) for key in _keys()}
@@ -169,7 +170,10 @@ class Uncertainty(Probe):
                     error = np.sqrt(residual * n / (n - 1)) / variance
                 found[f"{name}_{what}"] = np.where(variance > 0, ratio, np.nan)
                 found[f"{name}_{what}_se"] = np.where(variance > 0, error, np.nan)
-        return found
+                still += [
+                    (f"{name}_{what}", layer, "the centre of its map is zero") for layer in data["name"][own == 0]
+                ]
+        return found | unmeasured(still)
 
 
 def _keys() -> list[str]:

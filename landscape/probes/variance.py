@@ -14,6 +14,7 @@ from landscape.layers.layer_patterns import LayerPatterns, expand
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
+from landscape.statistics.undefined import unmeasured
 from landscape.subject.subject import Subject
 
 
@@ -57,6 +58,12 @@ class Variance(Probe):
                 "variance_normalised": Quantity("feature-map variance over mean square", dims=per_layer),
                 **(member_error if subject.members else {}),
             },
+            facts=unmeasured(
+                (name, layer.name, "its map has one position")
+                for name in ("variance", "variance_normalised")
+                for layer in layers
+                if layer.grid == (1, 1)
+            ),
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
@@ -90,7 +97,9 @@ class Variance(Probe):
         power = data["square_sum"][data["done"] == 1].sum(axis=0)
         total = data["variance_sum"][data["done"] == 1].sum(axis=0)
         normalised = np.divide(total, power, out=np.full_like(total, np.nan), where=power > 0)
-        return {"variance": mean, "variance_se": error, "variance_normalised": normalised, **members}
+        zero = (("variance_normalised", name, "its map is zero") for name in data["name"][power == 0])
+        found = {"variance": mean, "variance_se": error, "variance_normalised": normalised}
+        return found | members | unmeasured(zero)
 
 
 def _moments(part: MapPart) -> Tensor:

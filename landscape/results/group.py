@@ -31,6 +31,7 @@ from landscape.results.handles import (
 from landscape.results.hdf5_file import CHECK, check, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
+from landscape.statistics.undefined import store_reasons
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
 OVER, N = "over", "n"  # attributes of a standard error: what its independent values are, and how many
@@ -118,9 +119,7 @@ def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
     for name, value in values.items():
         if name in group:  # an imported surface has fewer summaries than a measured one
             group[name][...] = value
-        elif name.endswith("_unmeasured") and value != group.attrs.get(name):  # why it is NaN
-            group.attrs[name] = value
-            _log.info("note: %s is NaN in %s", name.removesuffix("_unmeasured"), value)
+    store_reasons(group.attrs, values if group["done"][()].all() else {})
     note_counts(group, values)
     (mark_finished if group["done"][()].all() else seal)(group)
 
@@ -289,6 +288,7 @@ def _created(file: h5py.File, key: RunKey) -> h5py.Group:
     if other := _other_checkpoint(file, key):
         _log.info("note: %s is another checkpoint with the label %s; --label NAME gives it another", other, key.label)
     group = file.create_group(f"{key.probe}/{safe_label(key.label)}-{key.digest}")
+    store_reasons(group.attrs, plan.facts)
     for name, value in {**key.attributes, **plan.facts}.items():
         group.attrs[name] = value
     group.attrs["probe"], group.attrs["label"], group.attrs["digest"] = key.probe, key.label, key.digest

@@ -8,6 +8,7 @@ import numpy as np
 
 from landscape.statistics.intervals import FEWEST, NORMAL
 from landscape.statistics.means import mean_and_standard_error_from_sums
+from landscape.statistics.undefined import unmeasured
 
 PARTS = 8  # of a mini-batch, over which sums of several units are compared
 ALL = 0  # place of all units together
@@ -29,7 +30,10 @@ def summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     found["predictor"] = trace[:, None] * change
     pairs = [rank_correlation(found["predictor"][:, s], found["loss_increase"][:, s]) for s in range(count)]
     names = ("rank_correlation", "rank_correlation_low", "rank_correlation_high")
-    return found | dict(zip(names, np.array(pairs).reshape(count, 3).T, strict=True))
+    found |= dict(zip(names, np.array(pairs).reshape(count, 3).T, strict=True))
+    few = "fewer than four units, or no difference between them"
+    why = few if np.isnan(found[names[0]]).all() else "all ranks agree"
+    return found | unmeasured((name, "", why) for name in names if np.isnan(found[name]).all())
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:

@@ -25,8 +25,8 @@ def logits_in(returned: object) -> Tensor:
     """Logits from what a model returns.
 
     A tensor is the logits. Otherwise they are the value named `logits` (entry of a dict, attribute of a dataclass or
-    named tuple), or `out` (entry of a dict, (N, C, H, W), as of torchvision's segmentation networks), or without one
-    the first tensor of a tuple or list.
+    named tuple), or `out` (entry of a dict, (N, C, H, W), as of torchvision's segmentation networks), or
+    `last_hidden_state` (entry of a dict, (N, C)), or without one the first tensor of a tuple or list.
 
     Raises:
         ValueError: there are none.
@@ -34,8 +34,9 @@ def logits_in(returned: object) -> Tensor:
     if isinstance(returned, Tensor):
         return returned
     if isinstance(returned, Mapping):
-        named, dense = returned.get("logits"), returned.get("out")
-        named = dense if named is None and isinstance(dense, Tensor) and dense.dim() == 4 else named
+        others = ((returned.get("out"), 4), (returned.get("last_hidden_state"), 2))
+        several = (value for value, axes in others if isinstance(value, Tensor) and value.dim() == axes)
+        named = returned["logits"] if returned.get("logits") is not None else next(several, None)
     else:
         named = getattr(returned, "logits", None)
     ordered = returned if isinstance(returned, tuple | list) else ()
