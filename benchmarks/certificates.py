@@ -60,6 +60,7 @@ def _mlp() -> nn.Module:
 
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "mlp": _mlp,
+    "relu": lambda: nn.Sequential(*(nn.ReLU() if isinstance(one, nn.Tanh) else one for one in _mlp())),
     "resnet": lambda: build("resnet_demo", classes=CLASSES, image_size=SIZE, channels=1, blocks=(2, 2), width=4),
     "smooth": lambda: build(
         "resnet_demo", classes=CLASSES, image_size=SIZE, channels=1, blocks=(1, 1), width=4, mc_dropout=0.2,

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "claims": "benchmarks/CLAIMS.md",
     "audit": "benchmarks/AUDIT.md",
     "certificates": "benchmarks/CERTIFICATES.md",
+    "invariances": "benchmarks/INVARIANCES.md",
     "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
 }
