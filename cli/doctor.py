@@ -1,17 +1,22 @@
 """The command `doctor`: what is wrong or suspicious with the numbers of results files, and what to do about it."""
 
+from __future__ import annotations
+
 import json as encoding
 import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from landscape.cli.command_options import Debug
 from landscape.cli.damaged_files import in_child
 from landscape.options import printable
+
+if TYPE_CHECKING:
+    from landscape.doctor.finding import Finding
 
 QUICK = 2**24  # bytes of a file that is examined for a suggestion
 FINDINGS = 3  # exit code where something is wrong or suspicious; 1 and 2 are errors of the command itself
@@ -27,8 +32,8 @@ def doctor(
     The exit code is 0 if nothing or only notes were found, 3 if something is suspicious or wrong.
     """
     from landscape.cli.process_setup import importing
-    from landscape.doctor.finding import Finding
     from landscape.doctor.rules import examine
+    from landscape.plots.comparison.rows import outdated
 
     files = files or [Path("results.h5")]
 
@@ -38,21 +43,31 @@ def doctor(
         return run.reduce_of(*of)
 
     def examined() -> list[Finding]:
-        return examine(files, reduce_of)
+        return examine(files, reduce_of, outdated)
 
     findings = in_child(examined, files)
     if json:
-        typer.echo(encoding.dumps([asdict(finding) for finding in findings]))
+        typer.echo(encoding.dumps([{**asdict(finding), "figure": figure_of(finding)} for finding in findings]))
     for finding in () if json else findings:
         about = finding.groups[0] + (f" and {len(finding.groups) - 1} more" if len(finding.groups) > 1 else "")
         typer.echo(printable(f"{finding.severity} ({finding.rule}), {about}: {finding.text}"))
         typer.echo(f"  {printable(finding.remedy)}")
+        if figure := figure_of(finding):
+            typer.echo(f"  look at: {shlex.join(['landscape', 'plot', finding.file, '--figure', figure])}")
     counts = Counter(finding.severity for finding in findings)
     if not json:
         said = ", ".join(f"{counts[severity]} {severity}" for severity in ("wrong", "suspicious") if counts[severity])
         notes = f"{counts['note']} note{'s' * (counts['note'] != 1)}" if counts["note"] else ""
         typer.echo(", ".join(filter(None, [said or "nothing wrong or suspicious found", notes])))
     return FINDINGS if counts["wrong"] + counts["suspicious"] else 0
+
+
+def figure_of(finding: Finding) -> str:
+    """The name of the figure that shows the numbers of a finding; "" where none does."""
+    from landscape.plots import FIGURES, STUDIES
+
+    probe = finding.groups[0].partition("/")[0] if finding.groups else ""
+    return next((name for name, figure in FIGURES.items() if figure.probe == probe), probe * (probe in STUDIES))
 
 
 def suggestion(file: Path) -> str:

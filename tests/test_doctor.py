@@ -16,7 +16,7 @@ import synthetic
 import xarray as xr
 from command_line import Command, one_line
 
-from landscape.doctor import accuracy, lines, panels, protocols, rules, spectra, surfaces
+from landscape.doctor import accuracy, lines, panels, premises, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 from landscape.probes import PROBES
@@ -233,9 +233,41 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         made("variance", {"variance_normalised": ("layer", [0.5, 1e-3]), "name": ("layer", ["a", "b"])}),
         "landscape layers net.pt",
     ),
+    "layers of zeros": (
+        panels.dead_layers,
+        made("variance", {"variance_normalised": ("layer", [0.5, np.nan]), "variance": ("layer", [1.0, 0.0]),
+                          "name": ("layer", ["a", "b"])}),
+        made("variance", {"variance_normalised": ("layer", [0.5, np.nan]), "variance": ("layer", [1.0, np.nan]),
+                          "name": ("layer", ["a", "b"])}),
+        "landscape layers net.pt",
+    ),
     "depth unknown": (
         panels.depth_unknown, made("variance", spread([1.0, 1.1], 0.1)), made("variance", spread([1.0, 3.0], 0.1)),
         "samples"),
+    "zero panel": (
+        panels.zero_panel,
+        made("attack", {"loss_increase": ("eps", [0.0, 0.0]), "loss_increase_se": ("eps", [0.0, 0.0])}),
+        made("attack", {"loss_increase": ("eps", [0.0, 0.1]), "loss_increase_se": ("eps", [0.0, 0.0])}),
+        "--eps 1/255",
+    ),
+    "repeated samples": (
+        premises.repeated_samples, made("lesion", samples_repeated=750), made("lesion", samples_repeated=9),
+        "--samples 250"),
+    "mini-batch": (
+        premises.mini_batch, made("lesion", mini_batch="outputs change by up to 30%"), made("lesion", mini_batch=""),
+        "evaluation mode"),
+    "below the checkpoint's accuracy": (
+        premises.contradicts_checkpoint, made("lesion", intact_accuracy=0.46, stated_accuracy=0.98),
+        made("lesion", intact_accuracy=0.46, stated_accuracy=0.98, spec={"mc_dropout": 8}), "evaluate net.pt"),
+    "above the checkpoint's accuracy": (
+        premises.contradicts_checkpoint,
+        made("lesion", intact_accuracy=0.99, stated_accuracy=0.8, spec={"split": "test"}),
+        made("lesion", intact_accuracy=0.99, stated_accuracy=0.8), "no samples of training"),
+    "above the checkpoint's loss": (
+        premises.contradicts_checkpoint, hessian(stated_loss=0.05), hessian(stated_loss=0.08), "evaluate net.pt"),
+    "overconfident": (
+        premises.overconfident, made("calibration", {"ece_signed": 0.33}), made("calibration", {"ece_signed": 0.2}),
+        "evaluate net.pt"),
     "same members": (
         panels.same_members,
         made("ensemble", {"disagreement": (("member", "other"), np.zeros((2, 2)))}),
@@ -310,6 +342,22 @@ SEVERAL: dict[str, tuple[RuleOfSeveral, list[Result], list[Result]]] = {  # name
         [made("lesion", label=x, checkpoint_sha256="one") for x in "ab"],
         [made("lesion", label=x, checkpoint_sha256="one", spec={"mc_dropout": k}) for k, x in enumerate("ab")],
     ),
+    "twins": (
+        protocols.same_weights,
+        [made("lesion", label=x, weights_sha256="one") for x in "ab"],
+        [made("lesion", label=x, weights_sha256=x) for x in "ab"],
+    ),
+    "leaked test": (
+        premises.leaked_test,
+        [made("lesion", samples_sketch=f"1 2 {x}", spec={"split": x}) for x in ("train", "test")],
+        [made("lesion", samples_sketch=f"1 {x} {x}", spec={"split": x}) for x in ("train", "test")],
+    ),
+    "mixed seeds": (
+        premises.mixed_seeds,
+        [surface(label=x, parameters={"plane": "random", "seed": k}) for k, x in enumerate("ab")],
+        # the second was measured with both seeds
+        [surface(label=x, parameters={"plane": "random", "seed": k}) for x, k in (("a", 0), ("b", 1), ("b", 0))],
+    ),
     "losses disagree": (
         protocols.losses_disagree, [surface(), surface(loss=BOWL + 0.5, spec={"mean": [0.5], "std": [0.5]})],
         [surface(), surface(0.5)]),
@@ -360,6 +408,23 @@ def test_the_range_of_a_line_between_checkpoints_is_theirs() -> None:
     assert {finding.rule for rule in OF_ONE for finding in rule(between)} == {"too-wide", "minimum-at-edge"}
 
 
+def test_one_cause_is_one_finding_that_names_its_results() -> None:
+    same = [finding for k in range(60) for finding in panels.flat_panel(drops("lesion", 0.001, label=f"net{k}"))]
+    other = list(panels.flat_panel(drops("noise", 0.0, parameters={"eps": "0.1"})))
+    one, two = rules.by_cause([*same, *other])
+    assert (len(one.groups), two.groups) == (60, other[0].groups)
+    assert one.text.endswith(
+        "likewise lesion/net1-0123456789, lesion/net2-0123456789, lesion/net3-0123456789 and 56 more"
+    )
+
+
+def test_a_comparison_that_is_out_of_date_is_named_with_the_command_that_makes_it_anew() -> None:
+    stored = made("compare")
+    (finding,) = rules.stale(stored, [stored], lambda data, of_file: f"out of date: {len(of_file)} numbers; run")
+    assert (finding.text, finding.remedy) == ("out of date: 1 numbers", "run: landscape compare r.h5")
+    assert list(rules.stale(stored, [stored], lambda *_: "")) == []
+
+
 def test_every_rule_has_a_case() -> None:
     tested = {case[0] for case in (*CASES.values(), *SEVERAL.values())}
     assert {rule.__name__ for rule in (*OF_ONE, *OF_A_PROBE, *OF_ALL) if rule not in tested} == {"unfinished"}
@@ -399,7 +464,9 @@ def test_a_number_or_an_attribute_of_any_probe_that_was_changed_afterwards_is_na
             else:
                 file[name]["done"][...] = 0
     found = [finding for finding in examine([path], reduce_of) if finding.rule in ("changed", "summaries")]
-    assert {(finding.severity, *finding.groups) for finding in found} == {("wrong", name) for name in names}
+    assert {(finding.severity, name) for finding in found for name in finding.groups} == {
+        ("wrong", name) for name in names
+    }
 
 
 def test_no_rule_fails_on_a_result_without_anything() -> None:

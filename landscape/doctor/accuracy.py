@@ -113,7 +113,7 @@ def loss_not_finite(result: Result) -> Iterator[Finding]:
     if lost.any() and (lost.all() or name not in STATED):
         yield found(
             "not-finite", "wrong", result, f"{name.replace('_', ' ')}: {int(lost.sum())} of {lost.size} are not finite",
-            look_at_inputs(result),
+            look_at_inputs(result), cause=result.probe,
         )  # fmt: skip
 
 

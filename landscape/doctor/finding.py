@@ -33,6 +33,8 @@ class Finding:
     groups: tuple[str, ...]  # the results that it is about
     text: str  # what was found, with numbers
     remedy: str  # what to do: a command where one does it
+    file: str = ""  # that holds the first of the results
+    cause: str = ""  # what tells it from others of its rule, which otherwise are one finding
 
 
 @dataclass(frozen=True)
@@ -143,10 +145,12 @@ def more_samples(result: Result, factor: float) -> str:
     return measure_again(result, f"use {asked} samples", samples=asked)
 
 
-def found(rule: str, severity: Severity, results: Result | Sequence[Result], text: str, remedy: str) -> Finding:
+def found(
+    rule: str, severity: Severity, results: Result | Sequence[Result], text: str, remedy: str, cause: str = ""
+) -> Finding:
     """A finding about one or several results."""
     results = [results] if isinstance(results, Result) else results
-    return Finding(rule, severity, tuple(result.group for result in results), text, remedy)
+    return Finding(rule, severity, tuple(result.group for result in results), text, remedy, str(results[0].file), cause)
 
 
 CENTRED = ("random", "eigen")  # kinds of planes and lines around one checkpoint, the others pass through several

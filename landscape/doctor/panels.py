@@ -10,6 +10,7 @@ from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
 LEVEL = 0.05  # of a statement about a whole panel, divided by the number of its points (Bonferroni)
+CHANGES = ("_increase", "_drop", "_rise", "_rate")  # ends of names of differences from the intact network
 DROPS = {"lesion": "removed unit", "noise": "band", "attack": "attack"}
 
 
@@ -28,7 +29,24 @@ def flat_panel(result: Result) -> Iterator[Finding]:
             f"no {DROPS[result.probe]} changes the loss by more than its error on {result.samples} samples (at most "
             f"{plus_minus(rise[k], half_width(result.data, 'loss_increase')[k])}): the panel is flat"
         )
-        yield found("flat-panel", "suspicious", result, text, _stronger(result))
+        yield found("flat-panel", "suspicious", result, text, _stronger(result), cause=result.probe)
+
+
+def zero_panel(result: Result) -> Iterator[Finding]:
+    """Every change that the panel shows is exactly zero, and so is its error: nothing was changed."""
+    names = [name for name in map(str, result.data.variables) if f"{name}_se" in result.data.variables]
+    panels = {name: result.values(name) for name in names if result.values(name).ndim and name.endswith(CHANGES)}
+    finite = {name: values[np.isfinite(values)] for name, values in panels.items()}
+    shown = {name: values for name, values in finite.items() if values.size > 1}
+    if not result.complete or not shown or any(values.any() for values in shown.values()):
+        return
+    if any(np.nan_to_num(result.values(f"{name}_se")).any() for name in shown):
+        return
+    yield found(
+        "zero-panel", "suspicious", result,
+        f"every value of {', '.join(shown).replace('_', ' ')} is exactly zero, without error: nothing was changed",
+        _stronger(result), cause=result.probe,
+    )  # fmt: skip
 
 
 def _stronger(result: Result) -> str:
@@ -71,7 +89,8 @@ def dead_layers(result: Result) -> Iterator[Finding]:
     share = result.values("variance_normalised")
     if result.probe != "variance" or not share.size:
         return
-    dead = np.isfinite(share) & (share < 2.0**-23)
+    variance = result.values("variance")  # of a map of zeros the share is undefined
+    dead = np.isfinite(share) & (share < 2.0**-23) | ((variance == 0) if variance.shape == share.shape else False)
     if dead.any():
         names = [name for name, is_dead in zip(result.names("name"), dead, strict=True) if is_dead]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -103,7 +122,7 @@ def depth_unknown(result: Result) -> Iterator[Finding]:
             "depth-unknown", "suspicious", result,
             f"layers differ by at most {value[high] - value[low]:.2g}, within the error {needed:.2g} of the difference "
             f"on {result.samples} samples",
-            more_samples(result, 2.0),
+            more_samples(result, 2.0), cause=result.probe,
         )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ def differing_protocols(results: Sequence[Result]) -> Iterator[Finding]:
             "differing-protocols", "wrong", [one, other],
             f"{one.label} and {other.label} have no {one.probe} by the same protocol: {said}{more}",
             measure_again(one, "measure both by one protocol", **changes),
+            cause=said,
         )  # fmt: skip
 
 
@@ -110,16 +111,16 @@ def one_label(results: Sequence[Result]) -> Iterator[Finding]:
 
 
 def same_weights(results: Sequence[Result]) -> Iterator[Finding]:
-    """One checkpoint under several labels: a comparison of a network with itself.
+    """The same weights under several labels, in one file or in two: a comparison of a network with itself.
 
     Options that change the network (other weights of the file, dropout masks, smoothing, other arguments) make it two.
     """
     known: dict[Hashable, Result] = {}
     for result in results:
-        sha256, spec = result.attribute("checkpoint_sha256"), result.spec
+        sha256, weights, spec = result.attribute("checkpoint_sha256"), result.attribute("weights_sha256"), result.spec
         key = (
-            sha256, result.probe, spec.get("model"), spec.get("mc_dropout"), str(result.attribute("smoothing")),
-            str(spec.get("model_arg")), repr(sorted(result.facts.items())),
+            weights or sha256, result.probe, result.attribute("model"), spec.get("model"), spec.get("mc_dropout"),
+            str(result.attribute("smoothing")), str(spec.get("model_arg")), repr(sorted(result.facts.items())),
         )  # fmt: skip
         if not sha256 or of_several(result.data):
             continue
@@ -127,7 +128,7 @@ def same_weights(results: Sequence[Result]) -> Iterator[Finding]:
         if other.label != result.label:
             yield found(
                 "same-weights", "wrong", [other, result],
-                f"{other.label} and {result.label} are the same checkpoint (SHA-256 {str(sha256)[:10]})",
+                f"{other.label} and {result.label} have the same weights (SHA-256 {str(weights or sha256)[:10]})",
                 f"check the path of {result.label}: {spec.get('checkpoint')}",
             )  # fmt: skip
             return

@@ -1,14 +1,17 @@
 """The table of rules, and the examination of results files by all of them. To add one: a function, a row, a test."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import xarray as xr
 
 from landscape.checkpoints.raw_files import sha256_of
-from landscape.doctor import accuracy, lines, panels, protocols, spectra, surfaces
+from landscape.doctor import accuracy, lines, panels, premises, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
 from landscape.results.malformed import readable
@@ -18,7 +21,9 @@ from landscape.results.run_key import ReduceOf
 
 ROUNDING = 1e-6  # of the largest entry of a summary, which other versions of libraries sum in another order
 MOST = 2**28  # bytes of a result that are held to compute its summaries
+SHOWN = 3  # further results of a finding that are named
 Reduce = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+Outdated = Callable[[xr.Dataset, Sequence[tuple[str, xr.Dataset]]], str]
 
 
 def changed(result: Result, reduce_of: ReduceOf) -> Iterator[Finding]:
@@ -96,12 +101,13 @@ OF_ONE: Sequence[Rule] = (
     unfinished,
     accuracy.at_chance, accuracy.loss_at_chance, accuracy.loss_above_guessing, accuracy.loss_not_finite,
     accuracy.few_per_class,
+    premises.repeated_samples, premises.mini_batch, premises.contradicts_checkpoint, premises.overconfident,
     surfaces.minimum_at_the_edge, surfaces.minimum_elsewhere, surfaces.too_wide, surfaces.too_narrow, surfaces.no_rise,
     surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
     lines.frozen_ends, lines.frozen_corners, lines.frozen_path, lines.barrier_unknown, lines.short_path,
     spectra.unconverged, spectra.without_spectrum, spectra.few_values,
     spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies, spectra.derivatives,
-    panels.flat_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
+    panels.flat_panel, panels.zero_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
     panels.same_members,
 )  # fmt: skip
 OF_A_PROBE: Sequence[RuleOfSeveral] = (
@@ -109,14 +115,18 @@ OF_A_PROBE: Sequence[RuleOfSeveral] = (
 )  # fmt: skip
 OF_ALL: Sequence[RuleOfSeveral] = (
     protocols.drawn_anew, protocols.one_label, protocols.same_weights, protocols.losses_disagree, protocols.one_seed,
-    protocols.versions_differ, accuracy.too_few_samples,
+    protocols.versions_differ, accuracy.too_few_samples, premises.leaked_test, premises.mixed_seeds,
 )  # fmt: skip
 
 
-def examine(paths: Sequence[Path | str], reduce_of: ReduceOf | None = None) -> list[Finding]:
+def examine(
+    paths: Sequence[Path | str], reduce_of: ReduceOf | None = None, outdated: Outdated | None = None
+) -> list[Finding]:
     """Everything that the rules find in results files, which are compared as if they were one; the worst first.
 
-    With `reduce_of`, which gives the `reduce` of a probe, results are compared with their checksums.
+    With `reduce_of`, which gives the `reduce` of a probe, results are compared with their checksums; with `outdated`,
+    which says in words why a stored comparison is out of date, comparisons with what the files hold now. What one cause
+    does to several results is one finding.
 
     Large arrays are read when a rule needs them, and not kept.
 
@@ -128,7 +138,38 @@ def examine(paths: Sequence[Path | str], reduce_of: ReduceOf | None = None) -> l
         files.enter_context(readable(", ".join(map(str, paths))))
         results = [Result(path, group, data) for path, stored in read for group, data in stored]
         since = [one for result in results if reduce_of for one in changed(result, reduce_of)]
-        return sorted([*since, *_findings(results)], key=lambda finding: SEVERITIES.index(finding.severity))
+        since += [one for result in results if outdated for one in stale(result, results, outdated)]
+        named = by_cause([*since, *_findings(results)])
+        return sorted(named, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def stale(result: Result, results: Sequence[Result], outdated: Outdated) -> Iterator[Finding]:
+    """A stored comparison whose numbers were measured again, or to which others came."""
+    if result.probe == "compare":
+        own = [(one.group, one.data) for one in results if one.file == result.file]
+        if said := outdated(result.data, own):
+            yield found(
+                "stale-comparison", "suspicious", result, said.partition(";")[0],
+                f"run: {shlex.join(['landscape', 'compare', str(result.file)])}",
+            )  # fmt: skip
+
+
+def by_cause(findings: Sequence[Finding]) -> list[Finding]:
+    """One finding for what one cause does to several results: the first, which names the others."""
+    known: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        known.setdefault((finding.rule, finding.severity, finding.cause), []).append(finding)
+    return [_together(of_cause) for of_cause in known.values()]
+
+
+def _together(findings: Sequence[Finding]) -> Finding:
+    first = findings[0]
+    others = list(dict.fromkeys(g for one in findings for g in one.groups if g not in first.groups))
+    if not others:
+        return first
+    more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+    text = f"{first.text}; likewise {', '.join(others[:SHOWN])}{more}"
+    return replace(first, groups=(*first.groups, *others), text=text)
 
 
 def _findings(results: Sequence[Result]) -> list[Finding]:

@@ -46,6 +46,7 @@ def without_spectrum(result: Result) -> Iterator[Finding]:
             "not-finite", "suspicious", result, f"the loss of {lost} of {len(eigenvalue)} mini-batches is not finite",
             "check the weights and the normalisation of the data: landscape evaluate "
             f"{result.spec.get('checkpoint') or 'CHECKPOINT'}",
+            cause=result.probe,
         )  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def few_values(result: Result) -> Iterator[Finding]:
         "few-values", "suspicious", result,
         f"{', '.join(few)}: of {n:g} {units}, too few for an interval (at least {FEWEST})",
         measure_again(result, f"use more {units}", **changes),
+        cause=f"{result.probe}, {over}",
     )  # fmt: skip
 
 

@@ -170,6 +170,7 @@ def not_finite(result: Result) -> Iterator[Finding]:
             measure_again(result, "use a smaller range", range=f"{reach / 2:.3g}")
             if holes < done.sum()
             else look_at_inputs(result),
+            cause=result.probe,
         )  # fmt: skip
 
 

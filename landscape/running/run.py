@@ -29,6 +29,7 @@ from landscape.subject.loading.checks import refuse_stochastic
 from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.loading.identity import digest as digest
 from landscape.subject.loading.identity import protocol, weights_sha256
+from landscape.subject.loading.premises import premises
 from landscape.subject.other_samples import rebatched
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
@@ -187,6 +188,7 @@ def run_key(
         **(choices or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **attributes_of(subject),
+        **premises(subject, weights),
         USES: ",".join(probe.uses),
         SEVERAL: probe.several,
         "errors_over": probe.errors_over,
