@@ -153,6 +153,7 @@ def measured(network: Any, data: Callable[..., Any], columns: Sequence[str]) -> 
     """What works on a network: its layers, and for each probe a number, a refusal or a failure."""
     from landscape.discovery.graph import ATTENTION, few, record
     from landscape.layers.selection import layers_of
+    from landscape.products.derivative_check import disagreement
 
     found: Row = {"parameters": sum(p.numel() for p in network.parameters())}
     subject: Any = None
@@ -198,7 +199,8 @@ def measured(network: Any, data: Callable[..., Any], columns: Sequence[str]) -> 
         few = loaded(2, small=True)
         cheap: Any = {"max_products": 2, "verify": False, "hvp": "double-backward", "kinks": "single"}
         spectrum = landscape.measure("hessian", few, out=None, quiet=True, top=1, **cheap)
-        return {"value": float(spectrum["eigenvalue"].mean())}
+        value = float(spectrum["eigenvalue"].mean())
+        return {"value": value, **({"said": disagreement(few)} if value != value else {})}
 
     def load() -> Row:
         nonlocal subject

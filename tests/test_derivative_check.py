@@ -70,6 +70,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "stop-gradient": (lambda: Net(lambda h: torch.tanh(h) + 0.5 * torch.tanh(h).detach()), "", GRADIENT),
     "straight-through rounding": (lambda: Net(weights=lambda w: w + ((4 * w).round() / 4 - w).detach()), "", GRADIENT),
     "gradient by frequency": (ByFrequency, "", GRADIENT),
+    "norm of zeros": (lambda: Net(lambda h: h.tanh() + F.normalize(0 * h, dim=-1)), "", PRODUCT + " (nan"),
     "tanh": (Net, "", ""),
     "relu": (lambda: Net(torch.relu), "", ""),
     "kinks that lie close": (lambda: Net(lambda h: torch.remainder(2e4 * h, 2).sub(1).abs() / 2e4 + h.tanh()), "", ""),

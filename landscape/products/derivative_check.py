@@ -6,6 +6,7 @@ that of something else, however well its eigenvalues converge.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -135,6 +136,9 @@ def _in_words(slopes: Sequence[float], curvatures: Sequence[float]) -> str:
     ):
         if not abs(own - other) <= TOLERANCE * max(abs(own), abs(other), typical):
             said = what.format(f"{own:.4g}", f"{other:.4g}")
+            if math.isnan(own):
+                zeros = "the norm of a vector of zeros, as F.normalize of padded tokens"
+                return f"{said}: an operation has no such derivative in autograd where it is taken, for example {zeros}"
             return (
                 f"{said}: detached terms, stop-gradients, straight-through rounding, checkpointing with "
                 "use_reentrant=True or an autograd function with a backward pass of its own; curvature is that of "
