@@ -315,7 +315,8 @@ def test_keys_reach_everything(opened: Browser) -> None:
     assert opened.run("return document.activeElement.className") == "skip"
     unreachable = opened.run(
         "return [...document.querySelectorAll('button, a[href], input, select, summary')]"
-        ".filter((n) => n.tabIndex < 0 && !n.closest('[role=toolbar]')?.querySelector('[tabindex=\"0\"]')).length"
+        ".filter((n) => n.tabIndex < 0 && ![...n.closest('[data-roving]')?.querySelectorAll('*') ?? []]"
+        ".some((other) => other.matches(other.closest('[data-roving]').dataset.roving) && other.tabIndex === 0)).length"
     )
     assert unreachable == 0
     unnamed = opened.run(
@@ -323,6 +324,27 @@ def test_keys_reach_everything(opened: Browser) -> None:
         "!(n.getAttribute('aria-label') || n.alt)).length"
     )
     assert unnamed == 0
+
+
+def test_fewer_than_60_stops_of_the_tab_key_lead_to_the_last_section_and_arrows_to_what_they_leave_out(
+    opened: Browser,
+) -> None:
+    stops = opened.run(
+        "const end = [...document.querySelectorAll('main > section')].at(-1);"
+        "return [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')].filter((n) =>"
+        "n.tabIndex >= 0 && n.checkVisibility() && n.compareDocumentPosition(end) & 4).length"
+    )
+    assert 10 < stops < 60
+    opened.run("document.querySelector('nav a').focus()")
+    for key, place in (("ArrowDown", 1), ("ArrowUp", 0), ("End", -1), ("Home", 0)):
+        opened.key(key)
+        links = "[...document.querySelectorAll('nav a')].filter((n) => !n.closest('[hidden]'))"
+        assert opened.run(f"return {links}.at({place}) === document.activeElement")
+    opened.run("const box = document.querySelector('.columns input'); box.click()")  # the head with the tab stop
+    assert opened.run(
+        "return [...document.querySelectorAll('thead [tabindex=\"0\"]')].some((n) => n.checkVisibility())"
+    )
+    opened.run("document.querySelector('.columns input').click()")
 
 
 def _filtered(window: Browser, text: str) -> None:

@@ -13,6 +13,10 @@ unpack().then((able) => {
       if (host) views[name] = part(host);
     }
   }
+  roving(document.querySelector("nav ol"), "a");
+  roving(document.getElementById("figures"), "summary");
+  for (const host of Object.keys(views).map((name) => document.getElementById(`${name}-view`))) roving(host, ".save > summary");
+  for (const { tHead } of document.querySelectorAll("table.sortable")) roving(tHead, "a, button");
   document.getElementById("networks").hidden = view.names.length < 2;
   settled();
   recalled();

@@ -10,6 +10,7 @@ function chosen() {
     row.hidden = name != null && (view.hidden.has(name) || !view.fits(name));
   }
   for (const change of choosers) change();
+  rove();
   noted();
 }
 
@@ -21,12 +22,37 @@ function choose(name, alone) {
   chosen();
 }
 
+const groups = []; // of controls that are one stop of the Tab key
+const rove = () => groups.forEach((group) => group());
+
+/** Make the controls of a place one stop of the Tab key: arrow keys move among them, Home and End to the ends. */
+function roving(host, selector) {
+  let current = null;
+  const shown = () => [...host.querySelectorAll(selector)].filter((node) => !node.hidden && !node.closest("[hidden]"));
+  const group = () => {
+    const nodes = shown();
+    if (!nodes.includes(current)) current = nodes[0];
+    for (const node of nodes) node.tabIndex = node === current ? 0 : -1;
+  };
+  host.dataset.roving = selector;
+  host.addEventListener("focusin", (event) => { if (event.target.matches(selector)) { current = event.target; group(); } });
+  host.addEventListener("keydown", (event) => {
+    const nodes = shown(), at = nodes.indexOf(event.target), last = nodes.length - 1;
+    const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+    if (at < 0 || to == null) return;
+    event.preventDefault();
+    nodes[(to + nodes.length) % nodes.length].focus();
+  });
+  groups.push(group);
+  group();
+}
+
 /** Names of the networks with their colours; pressing one hides or shows it on the whole page. One stop of the Tab key. */
 function legend(host, panels, change) {
-  const buttons = [...new Map(panels.map((panel) => [panel.name, panel])).values()].map((panel, i) => {
+  const buttons = [...new Map(panels.map((panel) => [panel.name, panel])).values()].map((panel) => {
     const swatch = make("i"), name = panel.name;
     const button = make("button", {
-      type: "button", tabindex: i ? -1 : 0, title: "Hide or show; double click, or Shift: only this one",
+      type: "button", title: "Hide or show; double click, or Shift: only this one",
       onclick: (event) => choose(name, event.shiftKey || event.detail === 2),
     }, swatch, name);
     if (!view.names.includes(name)) view.names.push(name);
@@ -39,11 +65,7 @@ function legend(host, panels, change) {
     return button;
   });
   const list = make("div", { class: "legend", role: "toolbar", "aria-label": "Networks; arrow keys move, Shift and Enter show one alone" }, ...buttons);
-  list.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], shown = buttons.filter((button) => !button.hidden);
-    if (step) shown.at((shown.indexOf(document.activeElement) + step) % shown.length)?.focus();
-  });
-  list.addEventListener("focusin", (event) => { for (const button of buttons) button.tabIndex = button === event.target ? 0 : -1; });
+  roving(list, "button");
   choosers.push(change);
   host.append(list);
 }
@@ -174,7 +196,7 @@ function latex(table, title) {
 /** What stands above a table: which of its columns are shown, and how it can be saved. */
 function tableControls(table, name) {
   const heads = [...table.tHead.rows[0].cells], title = (head) => (head.querySelector(".title") || head).textContent.trim();
-  const set = (i, on) => { for (const row of table.rows) row.cells[i].hidden = !on; noted(); };
+  const set = (i, on) => { for (const row of table.rows) row.cells[i].hidden = !on; rove(); noted(); };
   const boxes = heads.map((head, i) => make("label", {}, make("input", { type: "checkbox", checked: true, onchange: (event) => set(i, event.target.checked) }),
     `${title(head)}${head.querySelector("small a") ? ` (${head.querySelector("small a").textContent})` : ""}`));
   remember(`columns of ${name}`, () => heads.flatMap((head, i) => (head.hidden ? [i] : [])).join(" "), (to) => {
