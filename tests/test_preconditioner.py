@@ -194,52 +194,158 @@ def test_what_has_no_threshold_is_an_error(make: Make, options: dict[str, Any], 
         preconditioner(optimizer, {"weight": weight})
 
 
-class Lion(torch.optim.Optimizer):
-    """Of any package: known by its hyper-parameters and the entries of its state."""
+class Foreign(torch.optim.Optimizer):
+    """An optimiser of another package: names as of SGD or Adam, `step_of(w, g, state, group)` its own."""
 
-    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99)) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+    def __init__(
+        self, params: Any, step_of: Callable[..., Tensor] = torch.mul, lr: float = 0.1, **options: Any
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0, **options})
+        self.step_of = step_of  # an attribute, which copy.deepcopy of an optimiser leaves out
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
-                mean = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                p.data.sub_(group["lr"] * torch.sign(mean + p.grad))
-                mean.lerp_(p.grad, 1 - group["betas"][1])
+                p.data += self.step_of(p.data, p.grad, self.state[p], group)
+
+
+def sgd(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    g = g + group["weight_decay"] * w
+    state["momentum_buffer"] = group["momentum"] * state["momentum_buffer"] + g if state else g.clone()
+    return -group["lr"] * state["momentum_buffer"]
+
+
+def sgdw(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    return sgd(w, g, state, {**group, "weight_decay": 0.0}) - group["lr"] * group["weight_decay"] * w
+
+
+def lars(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    return sgd(w, 0.01 * g * w.norm() / g.norm() if w.ndim > 1 else g, state, group)
+
+
+def adamw(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    first, second = group["betas"]
+    if not state:
+        state.update(step=0, exp_avg=torch.zeros_like(w), exp_avg_sq=torch.zeros_like(w))
+    state["step"] += 1
+    state["exp_avg"].lerp_(g, 1 - first)
+    state["exp_avg_sq"].lerp_(g * g, 1 - second)
+    root = (state["exp_avg_sq"] / (1 - second ** state["step"])).sqrt() + group["eps"]
+    u = state["exp_avg"] / (1 - first ** state["step"]) / root + group["weight_decay"] * w
+    return -group["lr"] * u
+
+
+def lamb(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    u = adamw(w, g, state, group)
+    return u * group["lr"] * w.norm() / u.norm() if w.ndim > 1 else u
+
+
+def cautious(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    u = adamw(w, g, state, group)
+    return u * (u * g < 0)
+
+
+def lookahead(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    slow, k = state.pop("slow", (w, 0))
+    u = sgd(w, g, state, group)
+    u = u if (k + 1) % 6 else 0.5 * (slow + w + u) - w
+    state["slow"] = (slow if (k + 1) % 6 else w + u, k + 1)
+    return u
+
+
+def lion(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    mean = state.setdefault("exp_avg", torch.zeros_like(w))
+    u = -group["lr"] * (torch.sign(torch.lerp(g, mean, 0.9)) + group["weight_decay"] * w)
+    mean.lerp_(g, 0.01)
+    return u
+
+
+def soap(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    """Adam in the eigenbasis of Shampoo's factors (Vyas et al., arXiv 2409.11321), at every step anew."""
+    if w.ndim < 2:
+        return adamw(w, g, state, group)
+    left, right = (state.get(name, 0.0) + part for name, part in (("left", g @ g.T), ("right", g.T @ g)))
+    own = {name: value for name, value in state.items() if name not in ("left", "right")}
+    q, p = (torch.linalg.eigh(side.double())[1].to(w.dtype) for side in (left, right))
+    u = q @ adamw(torch.zeros_like(w), q.T @ g @ p, own, group) @ p.T
+    state.update(own, left=left, right=right)
+    return u
+
+
+def schedule_free(w: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    """Schedule-free SGD (Defazio et al., arXiv 2405.15682): the weights are y = 0.1 z + 0.9 x, x the mean of z."""
+    z, x, t = state.get("z", w.clone()), state.get("x", w.clone()), state.get("step", 0) + 1
+    z = z - group["lr"] * g
+    x = torch.lerp(x, z, 1 / t)
+    state.update(z=z, x=x, step=t)
+    return torch.lerp(z, x, 0.9) - w
+
+
+ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}
+# What an optimiser does -> (its hyper-parameters, what it is recognised as, with decoupled decay, norm of its steps).
+BEHAVIOURS: dict[Callable[..., Tensor], tuple[dict[str, Any], str, bool, str]] = {
+    sgd: ({"momentum": 0.9}, "SGD", False, "euclidean"), sgdw: ({"momentum": 0.9}, "SGD", True, "euclidean"),
+    adamw: (ADAM, "Adam", True, "euclidean"), lars: ({"momentum": 0.9, "nesterov": False}, "", False, "euclidean"),
+    lamb: ({**ADAM, "amsgrad": False}, "", False, "euclidean"), cautious: (ADAM, "", False, "euclidean"),
+    lookahead: ({"momentum": 0.9}, "", False, "euclidean"), lion: ({"betas": (0.9, 0.99)}, "", False, "elementwise"),
+    soap: (ADAM, "", False, "euclidean"), schedule_free: ({"momentum": 0.9}, "", False, "euclidean"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda own: own.__name__)
+def test_an_optimizer_is_known_by_what_it_does_and_not_by_its_names(behaviour: Callable[..., Tensor]) -> None:
+    options, name, decoupled, norm = BEHAVIOURS[behaviour]
+    weight, bias = (nn.Parameter(torch.randn(n, dtype=torch.float64)) for n in ((4, 3), (4,)))
+    optimizer = Foreign([weight, bias], behaviour, weight_decay=0.5, **options)
+    drawn, before = torch.get_rng_state(), weight.detach().clone()
+    rule = rule_of(optimizer)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(weight, before)
+    assert not optimizer.state
+    assert (rule.name, rule.decoupled, rule.norm) == (name or "Foreign", decoupled, norm)
+    for _ in range(2):
+        weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
+        optimizer.step()
+    start = weight.detach().clone()
+    step = proposed_update(optimizer, [torch.ones_like(weight), torch.ones_like(bias)])[0]
+    assert torch.equal(weight, start)
+    optimizer.step()
+    assert torch.equal(weight - start, step)
+    parameters = {"weight": weight, "bias": bias}
+    if not name:
+        with pytest.raises(ValueError, match="stability threshold of Foreign is not known; those of SGD"):
+            preconditioner(optimizer, parameters)
+        return
+    known = preconditioner(optimizer, parameters)
+    assert known.threshold == pytest.approx({"SGD": 38.0, "Adam": 380.0}[name] * (0.975 if decoupled else 1.0))
+    assert set(known.decay.values()) == {0.0 if decoupled else 0.5}
 
 
 class Halved(torch.optim.Adam):
-    """A variant of Adam in its entries, and one that says itself what is known of it."""
+    """A variant of Adam that says itself what is known of it."""
 
     landscape_rule = Rule(
-        "Halved", frozenset(), frozenset({"exp_avg_sq"}), stability=lambda group, state: (2.0, 2.0), definition="P = 2",
+        "Halved", frozenset({"exp_avg_sq"}), stability=lambda group, state: (2.0, 2.0), definition="P = 2",
         norm="elementwise", update=lambda parameters, gradients, optimizer: [-g / 2 for g in gradients],
     )  # fmt: skip
 
 
-def test_an_optimizer_is_known_by_its_structure_or_says_itself_what_is_known_of_it() -> None:
+def test_an_optimizer_may_say_itself_what_is_known_of_it_and_muon_has_steps_of_one_spectral_norm() -> None:
     weight = nn.Parameter(torch.eye(3, dtype=torch.float64))
-    kinds: dict[str, tuple[Any, str]] = {
-        "Lion": (Lion, "elementwise"), "Muon": (torch.optim.Muon, "spectral"), "Halved": (Halved, "elementwise"),
-        "Adam": (type("Variant", (torch.optim.Adam,), {}), "euclidean"),
-        "RAdam": (torch.optim.RAdam, "euclidean"),
-    }  # fmt: skip
-    for name, (make, norm) in kinds.items():
-        optimizer = make([weight], lr=0.1)
-        for _ in range(2):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-        rule = rule_of(optimizer)
-        assert (rule.name, rule.norm) == (name, norm)
-        (step,) = proposed_update(optimizer, [torch.ones(3, 3)])
-        assert length_in(rule.norm, step) > 0
-        if name in ("Lion", "RAdam", "Muon"):
-            with pytest.raises(ValueError, match="is not known; those of SGD"):
-                preconditioner(optimizer, {"weight": weight})
+    assert rule_of(Halved([weight])).norm == "elementwise"
     (step,) = proposed_update(Halved([weight]), [torch.ones(3, 3)])
     assert torch.equal(step, -torch.ones(3, 3) / 2)
+    assert rule_of(torch.optim.Muon([weight])).norm == "spectral"
     assert length_in("spectral", torch.diag(torch.tensor([3.0, 4.0]))) == pytest.approx(4.0)
     assert preconditioner(Together(torch.optim.SGD([weight], lr=0.1)), {"weight": weight}).threshold == 20.0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_of_pytorch_are_themselves(name: str) -> None:
+    make, options = OPTIMIZERS[name]
+    rule = rule_of(make([nn.Parameter(torch.ones(3))], lr=0.1, **options))
+    assert rule.name == make.__name__.replace("AdamW", "Adam")  # type: ignore[attr-defined]
+    assert rule.decoupled == (make is torch.optim.AdamW)
 
 
 def test_an_optimizer_of_another_model_is_an_error() -> None:

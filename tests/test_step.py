@@ -358,6 +358,17 @@ def test_an_optimiser_without_a_preconditioner_has_no_preconditioned_eigenvalues
     assert np.isfinite(found["mean_batch_sharpness"].item())
 
 
+def test_beside_muon_adamw_moves_the_rest_with_its_own_defaults() -> None:
+    found = landscape.measure(
+        "step", tanh_net(), out=None, quiet=True, optimizer="muon", optimizer_arg=("lr=0.5", "weight_decay=0.3")
+    )
+    muon, adamw = found.attrs["optimizer"].split(" + ")
+    assert "lr=0.5, weight_decay=0.3" in muon
+    assert "lr=0.001" in adamw
+    assert "weight_decay=0.01" in adamw
+    assert found.attrs["learning_rate"] == 0.5
+
+
 def test_preconditioned_eigenvalues_can_be_left_out() -> None:
     found = landscape.measure("step", tanh_net(), out=None, quiet=True, top=0, **SGD)
     assert "preconditioned" not in found

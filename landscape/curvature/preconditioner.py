@@ -88,9 +88,9 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
     for name, p in held.items():
         part, group = owners[id(p)]
         state, kind = part.state.get(p, {}), type(part)
-        rule = rule_of(part, state)
+        rule = rule_of(part)
         if rule.stability is None:
-            known = ", ".join(one.name for one in RULES if one.stability)
+            known = ", ".join(one.name for one in RULES.values())
             raise UnknownThreshold(f"the stability threshold of {kind.__name__} is not known; those of {known} are")
         if group.get("maximize"):
             raise ValueError(f"{kind.__name__} with maximize=True ascends; the threshold is that of descent")
@@ -117,7 +117,7 @@ def _of_parameter(name: str, kind: type, rule: Rule, group: Group, state: State,
     diagonal, threshold = rule.stability(group, state)
     diagonal = torch.as_tensor(diagonal, device=p.device).double().expand(p.shape)
     rate, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
-    threshold = threshold / rate * (1 - rate * decay / 2 if _decouples(kind, group) else 1.0)
+    threshold = threshold / rate * (1 - rate * decay / 2 if rule.decoupled else 1.0)
     if threshold <= 0:
         raise ValueError(
             f"{kind.__name__} with lr {rate:g} and decoupled weight decay {decay:g} diverges by its decay alone; the "
@@ -128,12 +128,8 @@ def _of_parameter(name: str, kind: type, rule: Rule, group: Group, state: State,
     return diagonal, threshold
 
 
-def _decouples(kind: type, group: Group) -> bool:
-    return issubclass(kind, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-
-
 def _coupled_decay(part: torch.optim.Optimizer, group: Group) -> float:
-    return 0.0 if _decouples(type(part), group) else float(group.get("weight_decay", 0.0))
+    return 0.0 if rule_of(part).decoupled else float(group.get("weight_decay", 0.0))
 
 
 def _definition(known: str, thresholds: int) -> str:

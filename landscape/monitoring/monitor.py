@@ -28,6 +28,7 @@ from landscape.options import OptionError, at_least, require
 from landscape.results import reader
 from landscape.results.series import SeriesWriter
 from landscape.subject.loading.load import Objects, load_spec, measuring, unwrapped
+from landscape.subject.optimizer_rules import parts_of, rule_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
@@ -129,6 +130,8 @@ class Monitor:
         self._writer: SeriesWriter | None = None
         self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         self._updates = UpdatesSeen(module := _followed(model))
+        for part in () if optimizer is None else parts_of(optimizer):
+            rule_of(part)  # in every process: the steps of one that recognise it may be collective
         if not self._active:
             return
         self._subject = _subject(module, loss, batch, label, other)

@@ -20,7 +20,7 @@ from landscape.checkpoints.optimizer_state import (
 )
 from landscape.checkpoints.parameter_groups import parameters_of_groups
 from landscape.options import OptionError, did_you_mean, invalid, parse_arguments
-from landscape.subject.optimizer_rules import Together, name_of, parts_of, rule_of
+from landscape.subject.optimizer_rules import PLAIN, Together, name_of, parts_of, rule_of
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -95,7 +95,6 @@ def checked_arguments(kind: str, arguments: Mapping[str, Any]) -> None:
         raise invalid("optimizer_arg", given, f"arguments that {kind} takes ({error})") from None
 
 
-PLAIN: Mapping[str, Any] = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
 _log = logging.getLogger(__name__)
 
 
@@ -286,10 +285,10 @@ def _copy(parameter: Tensor) -> nn.Parameter:
 def _built(
     kind: str, groups: Iterable[dict[str, Any]], arguments: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser; beside one that takes matrices alone, such as Muon, AdamW moves the rest, in groups behind."""
+    """The optimiser; beside one that takes matrices alone, such as Muon, AdamW with its defaults moves the rest."""
     given, make, arguments = list(groups), optimizer_class(kind), arguments or {}
     try:
-        return make(given, **arguments)
+        return make([{**group} for group in given], **arguments)  # which writes its defaults into them
     except ValueError as error:
         matrices, rest = (
             [{**g, "params": own} for g in given if (own := [p for p in g["params"] if (p.ndim == 2) == matrix])]
@@ -299,8 +298,7 @@ def _built(
             raise ValueError(
                 f"{kind} does not take this model's parameters ({error}); name another --optimizer"
             ) from None
-        other = {name: value for name, value in arguments.items() if name in {"lr", "weight_decay"}}
-        return Together(_built(kind, matrices, arguments), torch.optim.AdamW(rest, **other))
+        return Together(_built(kind, matrices, arguments), torch.optim.AdamW(rest))
 
 
 def _number(value: Any) -> Any:
