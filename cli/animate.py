@@ -1,4 +1,4 @@
-"""The command `animate`: the loss surface or the Hessian spectrum of a run over its epochs."""
+"""The command `animate`: surface or spectrum of a run over its epochs, or the surfaces of several networks turning."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,26 +20,31 @@ def animate(
     out: Annotated[Path, Option(help="animation to write, .gif, or .mp4 where ffmpeg is installed")] = Path(
         "animation.gif"
     ),
-    figure: Annotated[str, Option(help="surface, surface_3d or hessian")] = "surface",
+    figure: Annotated[str, Option(help="surface, surface_3d, hessian, or turntable: reliefs turning")] = "surface",
     only: Annotated[
         list[str], Option(help="only the checkpoint of this label (* stands for anything); repeatable")
     ] = [],  # noqa: B006
-    rate: Annotated[float, Option(help="epochs per second")] = 2.0,
+    rate: Annotated[float, Option(help="epochs, or pictures of a turn, per second; default: 2, or 12")] = 0.0,
     style: Annotated[str, Option(help="screen, paper or dark")] = "screen",
     columns: Annotated[int, Option(help="width: 1 or 2 columns of a paper (3.25 or 6.75 in); 0: 4.5 in")] = 0,
     title: Annotated[str, Option(help="title above the figure")] = "",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Animate the loss surface or the Hessian spectrum of one run over its epochs, on common axes and colours."""
+    """Animate surface or spectrum of one run over its epochs, or turn the surfaces of several networks together.
+
+    All pictures have common axes and colours. A turntable shows loss on a logarithmic scale, cut so that the bowl of
+    every network is visible, with the path of training where the plane holds it.
+    """
     from landscape.options import one_of, require
+    from landscape.plots.animation import TURNTABLE
     from landscape.plots.animation import animate as write
     from landscape.plots.selection import Selection
     from landscape.plots.theme import STYLES, Theme
 
     one_of("style", style, STYLES)
     one_of("columns", str(columns), ("0", "1", "2"))
-    require(0 < rate <= 50, "rate", rate, "above 0 and at most 50")
+    require(0 <= rate <= 50, "rate", rate, "above 0 and at most 50, or 0 for the default")
     results = file / RESULTS if file.is_dir() else file
     if file.is_dir() and not results.exists():
         raise FileNotFoundError(
@@ -49,5 +54,6 @@ def animate(
     check_not_damaged(results)
     selection = Selection(tuple(only))
     epochs = write(results, out, figure, selection=selection, theme=Theme(style, columns, title), rate=rate)
-    say(f"{len(epochs)} epochs, {epochs[0]:g} to {epochs[-1]:g}", quiet=quiet)
+    said = f"{len(epochs)} epochs, {epochs[0]:g} to {epochs[-1]:g}"
+    say(f"{len(epochs)} surfaces in one turn" if figure == TURNTABLE else said, quiet=quiet)
     typer.echo(out)

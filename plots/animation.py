@@ -1,4 +1,4 @@
-"""Animate the loss surface or the Hessian spectrum of one run over its epochs, on common axes and colours."""
+"""Animate surface or spectrum of one run over its epochs, or turn the reliefs of several networks together."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import require
-from landscape.plots import FIGURES, plane, style
+from landscape.plots import FIGURES, plane, style, turntable
 from landscape.plots.figure import Look
 from landscape.plots.figures import hessian, surface, surface_3d
 from landscape.plots.figures.hessian_phases import epoch, runs
@@ -20,27 +20,32 @@ from landscape.plots.theme import Theme, applied, panel_width
 from landscape.results import reader
 from landscape.results.replacing import replacing
 
-KINDS = ("surface", "surface_3d", "hessian")
+TURNTABLE = "turntable"
+KINDS = ("surface", "surface_3d", "hessian", TURNTABLE)
 FORMATS = (".gif", ".mp4")
 DPI = 150
 SHARE = 0.9  # of a mesh's cells that are below the upper end of its vertical axis
 
 
 def animate(
-    path: Path | str, out: Path | str, kind: str = "surface", *, selection: Selection, theme: Theme, rate: float = 2.0
+    path: Path | str, out: Path | str, kind: str = "surface", *, selection: Selection, theme: Theme, rate: float = 0.0
 ) -> list[float]:
     """Write an animation, as GIF or as MP4 by the name of `out`; returns the epochs that it shows.
 
-    Drawn are the results of one run with most snapshots: equal protocol and parameters, checkpoints of one folder.
-    `rate` is the number of frames per second.
+    Drawn are the results of one run with most snapshots: equal protocol and parameters, checkpoints of one folder. A
+    turntable shows the surfaces of several networks from all sides. `rate` is the number of frames per second, by
+    default 2, of a turntable 12.
 
     Raises:
-        OptionError: the kind or the format is unknown.
+        OptionError: the kind or the format is unknown, or a turntable is of too many surfaces.
         ValueError: no run has results at two epochs. FileNotFoundError: MP4 without ffmpeg.
     """
     out = Path(out)
     require(kind in KINDS, "figure", kind, f"one of {', '.join(KINDS)}")
     require(out.suffix.lower() in FORMATS, "out", out, "a file that ends in .gif or .mp4")
+    rate = rate or (12.0 if kind == TURNTABLE else 2.0)
+    if kind == TURNTABLE:
+        return _turned(path, out, selection, theme, rate)
     probe = FIGURES[kind].probe
     with reader.streaming(path, probe) as stored, applied(theme):
         found = FIGURES[kind].selected([data for _, data in selection.of(stored)])
@@ -53,6 +58,17 @@ def animate(
         results = [found[i] for i in lines[-1]]
         looks = selection.looks(results, results)
         _write(out, list(_frames(results, looks, kind)), rate)
+        return [epoch(data) for data in results]
+
+
+def _turned(path: Path | str, out: Path, selection: Selection, theme: Theme, rate: float) -> list[float]:
+    """Write the reliefs of all selected surfaces turning together; returns their epochs."""
+    with reader.streaming(path, "surface") as stored, applied(theme):
+        results = FIGURES["surface_relief"].selected([data for _, data in selection.of(stored)])
+        if not results:
+            raise ValueError(f"{path} holds no surface; measure one first: landscape surface CHECKPOINT --out {path}")
+        require(len(results) <= turntable.MOST, "only", f"{len(results)} surfaces", f"at most {turntable.MOST}")
+        _write(out, list(turntable.frames(results, selection.looks(results, results), DPI)), rate)
         return [epoch(data) for data in results]
 
 

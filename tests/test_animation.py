@@ -12,7 +12,8 @@ import xarray as xr
 from PIL import Image
 
 from landscape.options import OptionError
-from landscape.plots import animation, theme
+from landscape.plots import animation, theme, turntable
+from landscape.plots.figures import surface_relief
 from landscape.plots.selection import Selection
 from landscape.results import reader
 
@@ -49,9 +50,34 @@ def test_an_animation_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: 
         animation.animate(study, tmp_path / "a.gif", **options)
     with pytest.raises(OptionError, match=r"--out must be a file that ends in \.gif or \.mp4"):
         animation.animate(study, tmp_path / "a.avi", **options)
-    with pytest.raises(OptionError, match="--figure must be one of surface, surface_3d, hessian, got line"):
+    with pytest.raises(OptionError, match="--figure must be one of surface, surface_3d, hessian, turntable, got line"):
         animation.animate(study, tmp_path / "a.gif", "line", **options)
     monkeypatch.setattr(animation.shutil, "which", lambda _: None)
     with pytest.raises(FileNotFoundError, match=r"MP4 needs ffmpeg.* give --out animation\.gif"):
         animation._write(tmp_path / "a.mp4", [np.zeros((4, 4, 3), np.uint8)], 2.0)
     assert not (tmp_path / "a.mp4").exists()
+
+
+@pytest.mark.slow
+def test_a_turntable_shows_every_network_from_all_sides_with_a_visible_bowl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("surface",))
+    monkeypatch.setattr(turntable, "FRAMES", 4)
+    options: dict[str, Any] = {"selection": Selection(), "theme": theme.Theme()}
+    assert len(animation.animate(study, tmp_path / "a.gif", "turntable", **options)) == 2
+    with Image.open(tmp_path / "a.gif") as picture:
+        assert (picture.n_frames, picture.info["duration"]) == (4, 80)  # type: ignore[attr-defined]
+        first, second = (np.asarray((picture.seek(k), picture.convert("L"))[1]) for k in (0, 1))
+    for half in np.array_split(np.arange(first.shape[1]), 2):  # both networks turn
+        assert (first[:, half] != second[:, half]).mean() > 0.05
+
+
+def test_a_steep_surface_leaves_a_third_of_the_scale_to_a_flat_one() -> None:
+    x = np.linspace(-1, 1, 21)
+    bowl = x[:, None] ** 2 + x**2
+    flat, steep = (xr.Dataset({"loss": (("x", "y"), 0.1 * np.exp(k * bowl))}, {"x": x, "y": x}) for k in (1, 12))
+    low, high = surface_relief.span_of([flat, steep])
+    assert np.log(float(flat["loss"].quantile(0.98)) / low) == pytest.approx(np.log(high / low) / 3)
+    made = turntable.smooth(flat, (low, high))
+    assert float(made["loss"].interp(x=0.3, y=-0.47)) == pytest.approx(0.1 * np.exp(0.3**2 + 0.47**2), rel=1e-3)

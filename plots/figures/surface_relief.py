@@ -22,6 +22,7 @@ MEANING = (
 COLORS = matplotlib.colormaps[plane.COLORS]
 APART = 0.11  # share of the vertical axis between two labels at least
 SHARE = 0.98  # of the cells that are below the upper end of the vertical axis
+VISIBLE = 3.0  # times the height of the flattest surface, which the vertical axis is at most
 
 
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
@@ -37,7 +38,9 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     norm = Normalize(bottom, top)
     x, y = np.meshgrid(data["x"].values, data["y"].values)
     colors = COLORS(norm(np.nan_to_num(z, nan=top)))
-    ax.plot_surface(x, y, z, rcount=80, ccount=80, facecolors=colors, linewidth=0, shade=True, rasterized=True)
+    ax.plot_surface(
+        x, y, z, rcount=80, ccount=80, facecolors=colors, linewidth=0, antialiased=False, shade=True, rasterized=True
+    )
     if plane.complete_cells(z).any():
         steps = np.linspace(bottom, top, 13)
         ax.contourf(x, y, np.ma.masked_invalid(z), steps, zdir="z", offset=floor, cmap=COLORS, norm=norm)
@@ -58,6 +61,18 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     return ax
 
 
+def span_of(results: Sequence[xr.Dataset]) -> tuple[float, float]:
+    """The ends of a common vertical axis, capped so that the flattest surface takes a third of it.
+
+    Without the cap, one network whose losses overflow would make flat sheets of all others.
+    """
+    low, high = plane.vertical_range(results, SHARE)
+    tops = [plane.vertical_range([data], SHARE)[1] for data in results]
+    if low > 0:
+        return low, min(high, low * (min(tops) / low) ** VISIBLE) if min(tops) > low else high
+    return low, min(high, low + VISIBLE * (min(tops) - low)) if min(tops) > low else high
+
+
 def apart(ticks: np.ndarray, span: float) -> np.ndarray:
     """The ticks of a logarithmic axis over `span` decades whose labels do not touch, the decades first."""
     kept: list[float] = []
@@ -69,7 +84,7 @@ def apart(ticks: np.ndarray, span: float) -> np.ndarray:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One relief per result on a common vertical scale."""
-    span = plane.vertical_range(results, SHARE)
+    span = span_of(results)
     axes = "; ".join(dict.fromkeys(f"x: {plane.axis_label(d, 'x')}, y: {plane.axis_label(d, 'y')}" for d in results))
     note = f"Upwards: {loss_label(results)}, up to {span[1]:.3g}; {axes}."
     return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.9, note=note)

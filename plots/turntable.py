@@ -1,0 +1,77 @@
+"""Turn the reliefs of several networks together: smooth, on one capped scale, with the path of training on them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.interpolate import RectBivariateSpline, RegularGridInterpolator
+
+from landscape.plots import style
+from landscape.plots.appearance import loss_label
+from landscape.plots.figure import Look
+from landscape.plots.figures import surface_relief
+from landscape.plots.theme import ink, page_width
+
+MOST = 6  # surfaces beside each other
+FRAMES = 36  # of one turn
+FINE = 72  # cells per axis that a relief is drawn with
+LIFT = 0.02  # of the vertical axis, by which the path lies above the relief
+
+
+def frames(results: Sequence[xr.Dataset], looks: Sequence[Look], dpi: int) -> Iterator[np.ndarray]:
+    """The pictures of one turn, (height, width, 3) of bytes."""
+    span = surface_relief.span_of(results)
+    note = f"Upwards: {loss_label(results)}, one scale, cut at {span[1]:.3g}. Smooth between the measured points."
+    columns = min(len(results), 3)
+    rows, side = -(-len(results) // columns), page_width() / columns
+    figure = style.page(results, looks, height=0.9 * side * rows, note=note)
+    figure.set_dpi(dpi)
+    axes = [figure.add_subplot(rows, columns, i + 1, projection="3d") for i in range(len(results))]
+    for ax, data, look in zip(axes, results, looks, strict=True):
+        surface_relief.draw(smooth(data, span), ax, span=span)
+        _path(data, ax, span)
+        size = style.title_size(columns)
+        ax.set_title(style.fitted(look.label, side, size), fontsize=size)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for angle in np.linspace(0, 360, FRAMES, endpoint=False):
+        for ax in axes:
+            ax.view_init(elev=28, azim=angle - 60)
+        figure.canvas.draw()
+        pixels: Any = figure.canvas
+        yield np.asarray(pixels.buffer_rgba())[..., :3].copy()
+
+
+def smooth(data: xr.Dataset, span: tuple[float, float]) -> xr.Dataset:
+    """A surface on a finer grid, cut at the upper end of the span; as it is where points are missing or few.
+
+    A cubic spline of log losses (of losses, where the span reaches zero) through the measured points.
+    """
+    x, y = data["x"].values, data["y"].values
+    loss = np.where(np.isnan(loss := data["loss"].transpose("x", "y").values), np.nan, np.minimum(loss, span[1]))
+    least = 4  # points of a cubic spline
+    if np.isnan(loss).any() or min(len(x), len(y)) < least:
+        return data
+    heights = np.log(np.maximum(loss, span[0])) if span[0] > 0 else loss
+    fine = [np.linspace(axis[0], axis[-1], max(FINE + 1, len(axis))) for axis in (x, y)]
+    found = RectBivariateSpline(x, y, heights)(*fine)
+    found = np.clip(found, heights.min(), heights.max())
+    found = np.exp(found) if span[0] > 0 else found
+    return xr.Dataset({"loss": (("x", "y"), np.minimum(found, span[1]))}, coords=dict(zip("xy", fine, strict=True)))
+
+
+def _path(data: xr.Dataset, ax: Any, span: tuple[float, float]) -> None:
+    """The path of training on the relief, where the plane holds one and as far as it lies inside."""
+    if not {"path_x", "path_y"} <= set(data) or data.attrs.get("plane") == "checkpoints":
+        return
+    made = smooth(data, span)
+    height = RegularGridInterpolator(
+        (made["x"].values, made["y"].values), made["loss"].transpose("x", "y").values, bounds_error=False
+    )
+    x, y = data["path_x"].values, data["path_y"].values
+    z = height(np.stack([x, y], axis=-1))
+    low, high = span
+    z, low, high = (np.log10(v) for v in (z, low, high)) if low > 0 else (z, low, high)
+    z = z + LIFT * (high - low)
+    ax.plot(x, y, z, color=ink(), marker=".", markersize=3, linewidth=1, zorder=10)
