@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -148,13 +150,17 @@ def new(
 ) -> None:
     """Write a commented file that compares two groups of checkpoints, or SGD with SAM, to be changed by hand."""
     from landscape.results.replacing import write_text
+    from landscape.studies.study_file import NAME
 
     if file.exists():
         raise OptionError(f"{file} exists; give another name")
     pairs = [one.partition("=")[::2] for one in compare]
     if bad := [one for one, (name, pattern) in zip(compare, pairs, strict=True) if not (name and pattern)]:
         raise invalid("compare", bad[0], "GROUP=GLOB such as sgd='runs/sgd-*/final.pt'")
-    tables = [f"[networks.'{name}']\nfiles = '{Path(pattern).absolute()}'\n" for name, pattern in pairs]
+    for one, (name, _) in zip(compare, pairs, strict=True):
+        if not re.fullmatch(NAME, name) or [name for name, _ in pairs].count(name) > 1:
+            raise invalid("compare", one, "names of groups that differ, of letters, digits, spaces and . + - _")
+    tables = [f"[networks.'{name}']\nfiles = {_text(Path(pattern).absolute())}\n" for name, pattern in pairs]
     names = [name for name, _ in pairs] or ["sgd", "sam"]
     if not pairs:
         tables = ["[train]                    # of every network; any field of landscape train\nmodel = 'resnet_demo'\n"
@@ -164,9 +170,15 @@ def new(
         raise invalid("compare", compare[0], "given twice or more: two groups are compared")
     text = NEW.format(
         title=f"{names[0]} against {names[1]}", networks="\n".join(tables), first=names[0], second=names[1],
-        data=f"data = '{data or 'digits'}'\n" if data or not pairs else "", pair=", ".join(f"'{n}'" for n in names[:2]),
+        data=f"data = {_text(data or 'digits')}\n" if data or not pairs else "",
+        pair=", ".join(f"'{n}'" for n in names[:2]),
     )  # fmt: skip
     typer.echo(write_text(file, text))
+
+
+def _text(value: object) -> str:
+    """A string of TOML, which those of JSON are too."""
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def reproduce(

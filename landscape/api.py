@@ -1,6 +1,7 @@
 """Measure from Python: run a probe by name on a subject or a checkpoint, store the result and return it."""
 
 import logging
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
+import torch
 import xarray as xr
 from torch import nn
 
@@ -23,7 +25,8 @@ from landscape.results.run_key import Outcome
 from landscape.running.executor import IN_PROCESS, Executor
 from landscape.running.run import Report, run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
-from landscape.subject.loading.identity import protocol
+from landscape.studies.expressions import Known
+from landscape.subject.loading.identity import attributes, protocol
 from landscape.subject.loading.load import load, measuring
 from landscape.subject.networks_in_memory import named
 from landscape.subject.spec import Spec
@@ -187,9 +190,27 @@ def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, q
     return train(model, data, recipe=recipes.recipe(recipe, **overrides), **options)
 
 
-def check_options(probe: str, preset: str, options: dict[str, Any]) -> None:
-    """Raise an OptionError or ValueError unless a probe has a preset and options."""
-    configure(probe, {**preset_of(probe, preset), **options})
+def check_options(probe: str, preset: str, options: dict[str, Any]) -> Known:
+    """The names in the results of a probe; an OptionError or ValueError unless it has a preset and options."""
+    made, _ = configure(probe, {**preset_of(probe, preset), **options})
+    numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
+    stored = frozenset(name for one in made.headlines for name in (one.quantity, one.by) if name)
+    return Known(numbers, stored, partial(_quantities, made))
+
+
+def _quantities(probe: Probe) -> frozenset[str]:
+    """What a probe stores of a small network with random weights; nothing where it does not apply to that."""
+    from landscape import models
+
+    with torch.random.fork_rng(devices=()):
+        network = models.build("vit_demo", classes=10, image_size=8).eval()
+    try:
+        subject = load(network, data=(torch.zeros(128, 3, 8, 8), torch.arange(128) % 10))
+        plan = probe.plan(subject)
+    except (ValueError, RuntimeError, OSError):
+        return frozenset()
+    return frozenset([*plan.quantities, *plan.summaries, *plan.labels, *plan.facts, *plan.over, *plan.axes,
+                      *attributes(subject)])  # fmt: skip
 
 
 def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:

@@ -68,6 +68,10 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("ln(trace.trace)", "ln(tracee.trace)", "there is no tracee; .*did you mean trace"),
         ("a.twice", "c.twice", "there is no c; expected one of a, b"),
         ("a.twice", "a.twicee", "there is no twicee; .*did you mean twice"),
+        ("ln(trace.trace)", "ln(trace['tracee'])", "trace has no number tracee; .*did you mean trace"),
+        ("ln(trace.trace)", "ln(trace.trace_sprad)", "trace has no quantity trace_sprad; .*did you mean trace_spread"),
+        ("a.twice", "a.trace.trac", "trace has no quantity trac; .*did you mean trace"),
+        ("a.twice", "a['mine']['acuracy']", "mine has no number acuracy; .*did you mean accuracy"),
         ('sign = "positive"', 'sign = "up"', "sign must be positive or negative, got up"),
         ('["sharpness"]', '["sharpnes"]', "did you mean sharpness"),
         ("[numbers]", ".".join("a" * 20_000) + " = 1\n[numbers]", "a line of more than 1,000 dots"),  # takes seconds
@@ -172,8 +176,13 @@ def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study
 
 
 def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(tmp_path)
-    groups = [f"--compare={name}={tmp_path}/{name}-*.pt" for name in "ab"]
+    folder = tmp_path / 'it\'s "one" \\ two'
+    folder.mkdir()
+    written(folder)
+    groups = [f"--compare={name}={folder}/{name}-*.pt" for name in "ab"]
+    for name in ("a/b", "a'b", "b"):
+        assert exit_code(["study", "new", str(tmp_path / "bad.toml"), *groups, f"--compare={name}=x"]) != 0
+        assert "names of groups that differ" in capsys.readouterr().err
     for arguments in (groups, []):
         file = tmp_path / f"new{len(arguments)}.toml"
         assert exit_code(["study", "new", str(file), *arguments]) == 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -21,10 +22,30 @@ from landscape.studies.edge_of_stability import plateau, ratios
 
 EQUAL = 1e-3  # tolerance of a coordinate
 LONGEST, DEEPEST = 1000, 40  # characters of an expression, and levels of it
+LISTED = 12  # names in an error
 OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.Pow: operator.pow,
 }  # fmt: skip
+
+
+class Known(NamedTuple):
+    """The names in the results of a probe."""
+
+    numbers: Sequence[str]  # headline numbers, with `*` for a part that the network or an option decides
+    quantities: Collection[str]  # those that headline numbers are of
+    others: Callable[[], Collection[str]]  # all that it stores, which takes longer to find; none if not known
+
+    def check(self, measurement: str, name: str, *, headline: bool) -> None:
+        """Raise a ValueError if a result has no such headline number, or quantity."""
+        if name in self.quantities and not headline:
+            return
+        known = self.numbers if headline else sorted({*self.quantities, *others}) if (others := self.others()) else []
+        if known and not any(fnmatchcase(name, one) for one in known):
+            what = "number" if headline else "quantity"
+            listed = ", ".join(known[:LISTED]) + ", ..." * (len(known) > LISTED)
+            near = did_you_mean(name, known)
+            raise ValueError(f"{measurement} has no {what} {name}; expected one of {listed}{near}")
 
 
 def number_of(data: xr.Dataset, name: str) -> float:
@@ -119,6 +140,7 @@ class Expression:
         """
         self.text, self._known = text, tuple(known)
         self.chains: list[tuple[str, str]] = []  # a name, and what is taken of it, in order
+        self.taken: list[tuple[str, str, bool]] = []  # likewise at every level, and whether in brackets: a headline
         try:
             self._tree = ast.parse(text, mode="eval").body if len(text) <= LONGEST else None
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -143,6 +165,8 @@ class Expression:
         key = _key(node)
         if depth > DEEPEST:
             raise ValueError(f"{self.text[:80]} is nested too deep; split it")
+        if key and (of := _name(node.value) or _key(node.value)):  # type: ignore[attr-defined]
+            self.taken.append((of, key, isinstance(node, ast.Subscript)))
         if key and (name := _name(node.value)):  # type: ignore[attr-defined]
             self._check_name(name)
             self.chains.append((name, key))

@@ -17,12 +17,13 @@ from landscape.options import did_you_mean
 from landscape.results.declared_size import toml_of
 from landscape.studies.claims import Claim, FullBatch, Measurement, Network
 from landscape.studies.edge_of_stability import SERIES
-from landscape.studies.expressions import Expression
+from landscape.studies.expressions import Expression, Known
 from landscape.studies.study import Cell, Results
 
 Table: TypeAlias = Mapping[str, Any]
-Configure: TypeAlias = Callable[[str, str, dict[str, Any]], None]  # checks a probe's preset and options
+Configure: TypeAlias = Callable[[str, str, dict[str, Any]], Known]  # checks a probe's preset and options
 SIGNS: Mapping[Any, Any] = {"positive": 1, "negative": -1, 1: 1, -1: -1}
+NAME = r"\w[\w .+-]*"  # of a network
 SNAPSHOTS = ("final.pt", "warmup.pt", "init.pt", "final_ema.pt")
 SPECIAL = {"metrics": (), "evaluate": ("passes",), "stream": ("moving",)}  # options that are no probe's
 KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
@@ -126,9 +127,8 @@ def _study(
 ) -> StudyFile:
     checked = _checked(table, "the file")
     defaults = {**checked.get("train", {}), **{key: value for key, value in train.items() if value is not None}}
-    measurements = {
-        name: _measurement(name, one, configure) for name, one in _tables(checked, "measure")
-    }  # fmt: skip
+    known: dict[str, Known] = {}
+    measurements = {name: _measurement(name, one, configure, known) for name, one in _tables(checked, "measure")}
     data = data or checked.get("data", "")
     networks = {name: _network(name, one, defaults, folder) for name, one in _tables(checked, "networks")}
     _refuse(not networks, "it has no networks; write a table such as [networks.sgd]")
@@ -144,13 +144,14 @@ def _study(
         with _within(f"[numbers] {name}"):
             _refuse(name in measurements, "a measurement has this name too; give another one")
             numbers[name] = Expression(str(text), (*measurements, *numbers))
+            _check_taken(numbers[name], known)
     root = data_root or (Path(checked["data_root"]) if "data_root" in checked else None)
     made = StudyFile(
         checked.get("title", "A study"), checked.get("about", ""), data, root, defaults, networks, measurements,
         numbers, (), tuple(_comparison(one, networks, numbers) for one in checked.get("compare", ())),
         checked.get("measure_all", True),
     )  # fmt: skip
-    claims = tuple(_claim(one, made) for one in checked.get("claims", ()))
+    claims = tuple(_claim(one, made, known) for one in checked.get("claims", ()))
     names = [one.name for one in claims]
     _refuse(len(set(names)) < len(names), f"two claims are named {next((n for n in names if names.count(n) > 1), '')}")
     return StudyFile(**{**vars(made), "claims": claims})
@@ -161,7 +162,7 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
 
     own = {one.name for one in fields(recipes.Recipe)} - {"name"}
     with _within(f"[networks.{name}]"):
-        _refuse(not re.fullmatch(r"\w[\w .+-]*", name), "a name is made of letters, digits, spaces and . + - _")
+        _refuse(not re.fullmatch(NAME, name), "a name is made of letters, digits, spaces and . + - _")
         given = _checked(table, "network", also=own)
         if files := given.get("files"):
             _refuse("model" in given, "files are trained already; drop model, or files")
@@ -202,7 +203,8 @@ def _check_model(model: str, arguments: Table) -> None:
         _known(name, known, f"args of {model}")
 
 
-def _measurement(name: str, table: Table, configure: Configure) -> Measurement:
+def _measurement(name: str, table: Table, configure: Configure, known: dict[str, Known]) -> Measurement:
+    """A measurement; what is known of its results is added."""
     with _within(f"[measure.{name}]"):
         options = dict(table)
         probe, snapshot = str(options.pop("probe", name)), str(options.pop("snapshot", SNAPSHOTS[0]))
@@ -211,13 +213,21 @@ def _measurement(name: str, table: Table, configure: Configure) -> Measurement:
         _known(snapshot, SNAPSHOTS, "snapshot") if not snapshot.startswith("epoch_") else None
         special = SPECIAL.get(probe, ())
         if probe not in ("metrics", "evaluate"):
-            configure(probe, preset, {key: value for key, value in options.items() if key not in special})
+            known[name] = configure(probe, preset, {key: value for key, value in options.items() if key not in special})
         _refuse(probe == "evaluate" and "passes" not in options, "evaluate needs passes, such as passes = 1")
         options |= {"preset": preset} if preset else {}
         return Measurement(probe, options, snapshot, tuple(networks))
 
 
-def _claim(table: Table, study: StudyFile) -> Claim:
+def _check_taken(expression: Expression, known: Mapping[str, Known], networks: Table | None = None) -> None:
+    """Refuse headline numbers and quantities that no result of a measurement has."""
+    with _within(expression.text):
+        for of, name, headline in expression.taken:
+            if of in known and of not in (networks or {}):
+                known[of].check(of, name, headline=headline)
+
+
+def _claim(table: Table, study: StudyFile, known: Mapping[str, Known]) -> Claim:
     with _within(f"claim {table.get('name', '') if isinstance(table, Mapping) else ''}".strip()):
         given = _checked(table, "claim")
         for key in ("name", "value", "sign"):
@@ -228,6 +238,7 @@ def _claim(table: Table, study: StudyFile) -> Claim:
         for network, key in expression.chains:
             with _within(expression.text):
                 needs |= dict.fromkeys(study.needs(network, key))
+        _check_taken(expression, known, study.networks)
 
         def compute(results: Results) -> float:
             return expression.value({name: study.scope(name, results) for name, _ in expression.chains})
