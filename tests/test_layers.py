@@ -122,6 +122,9 @@ class Mixer(nn.Module):
         if self.way == "pool":
             return self.pool(x) - x  # type: ignore[no-any-return]
         queries, keys, values = self.qkv(x).flatten(2).mT.relu().chunk(3, dim=-1)
+        if self.way == "one query":
+            found = (queries.mean(1, keepdim=True) @ keys.mT).softmax(-1) @ values
+            return found.mT[..., None].expand_as(x)  # type: ignore[no-any-return]
         return (queries @ (keys.mT @ values)).mT.reshape(x.shape)
 
 
@@ -134,8 +137,8 @@ class Mixed(nn.Module):
         return x + self.mixer(self.norm(x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("way", "kind"), [("pool", "other"), ("linear", "msa")])
-def test_what_mixes_positions_without_a_softmax_is_a_layer(way: str, kind: str) -> None:
+@pytest.mark.parametrize(("way", "kind"), [("pool", "other"), ("linear", "msa"), ("one query", "msa")])
+def test_what_mixes_positions_without_pairs_of_them_is_a_layer(way: str, kind: str) -> None:
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     found = discover(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Mixed(way), Skip(4), *head).eval(), _images(8, 8))
     assert [(layer.name, layer.kind, layer.grid) for layer in found[1:]] == [

@@ -66,12 +66,11 @@ def attention_of(
     """
     unfolded = [flow.operations[i].patches for i in inside]
     around = next((p for p in unfolded if p is not None and p.grid == grid and p.stride == (1, 1)), None)
-    unpaired = None
-    for i in inside:
-        if unpaired is None and sums_over_positions(flow, product := flow.operations[i]):
-            unpaired = AttentionCall((product.name, product.number), 0, (0, 0), 0, reason=LINEAR)
-        if not attends(flow, i, inside):
-            continue
+    unpaired, several = None, [i for i in inside if attends(flow, i, inside)]
+    products = (flow.operations[i] for i in inside if sums_over_positions(flow, flow.operations[i]))
+    if not several and (product := next(products, None)) is not None:
+        return AttentionCall((product.name, product.number), 0, (0, 0), 0, reason=LINEAR)
+    for i in several:
         operation, at = flow.operations[i], _cut(flow, i)
         outputs, read = _outputs(flow, at), flow.operations[at]
         called, (queries, keys) = partial(AttentionCall, (read.name, read.number)), _sides(flow, read)
