@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -170,3 +171,19 @@ def test_the_documentation_builds_without_warnings_and_loads_nothing_from_elsewh
     assert built.returncode == 0, built.stderr
     loaded = r"<(?:script|img|link)[^>]*(?:src|href)=\"(https?:[^\"]*)\""
     assert {link for page in tmp_path.rglob("*.html") for link in re.findall(loaded, page.read_text())} == set()
+
+
+def test_the_page_of_all_figures_is_current_and_every_picture_has_words() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "wall.py"))["wall"]()
+    assert (ROOT / "docs" / "all-figures.md").read_text() == made
+    assert all(f"`{name}`:" in made for name in FIGURES)
+    pictures = [
+        (page.name, alt, to) for page in PAGES for alt, to in re.findall(r"!\[(.*?)\]\((\S+)\)", page.read_text())
+    ]
+    assert not [(page, to) for page, alt, to in pictures if len(alt) < 10]
+
+
+def test_the_chooser_names_every_core_probe_by_its_page() -> None:
+    named = set(re.findall(r"probes/([a-z-]+)\.md", (ROOT / "docs" / "choose.md").read_text()))
+    assert named <= {*PROBES}
+    assert len(named) > 12

@@ -56,7 +56,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         ax.set_box_aspect(1)
         ax.locator_params(nbins=4)
         for axis in (ax.xaxis, ax.yaxis):  # no common factor beside the label
-            axis.set_major_formatter("{x:.2g}")
+            axis.set_major_formatter("{x:.4g}")
         for line in (ax.axhline, ax.axvline):
             line(0.0, color=muted(), linewidth=0.4, zorder=0)
         size = style.title_size(columns)

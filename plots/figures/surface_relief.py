@@ -20,7 +20,7 @@ MEANING = (
     "small step of the loss."
 )
 COLORS = matplotlib.colormaps[plane.COLORS]
-APART = 0.11  # share of the vertical axis between two labels at least
+APART = 0.14  # share of the vertical axis between two labels at least
 SHARE = 0.98  # of the cells that are below the upper end of the vertical axis
 VISIBLE = 3.0  # times the height of the flattest surface, which the vertical axis is at most
 

@@ -1,0 +1,39 @@
+"""Write the page of all figures, `all-figures.md`, from the table of figures: `python docs/wall.py`."""
+
+from pathlib import Path
+
+from landscape.plots import FIGURES, IMPORTED
+
+DOCS = Path(__file__).parent
+HEAD = """# All figures
+
+Every figure that `landscape plot` draws, with the question of its probe and the commands that measure and draw it
+alone. Pictures are of small networks, drawn with the default style. This page is written by `python docs/wall.py`.
+"""
+
+
+def question(probe: str) -> str:
+    """The question of a probe, as on its page; "" of what has no page."""
+    page = DOCS / "probes" / f"{probe}.md"
+    return page.read_text().split("\n\n")[1].replace("\n", " ") if page.exists() else ""
+
+
+def wall() -> str:
+    """The page: a section per probe, its figures in their order with picture, meaning and command."""
+    parts = [HEAD]
+    for probe in dict.fromkeys(figure.probe for figure in FIGURES.values()):
+        asked = question(probe)
+        measure = "landscape train --monitor" if probe == "monitor" else f"landscape {probe} CHECKPOINT"
+        parts.append(f"## {probe}\n\n{asked}\n" if asked else f"## {probe}\n")
+        if probe not in IMPORTED:
+            parts.append(f"```\n{measure}\n```\n")
+        for figure in (figure for figure in FIGURES.values() if figure.probe == probe):
+            first = figure.module.MEANING.partition(". ")[0].rstrip(".")
+            if (DOCS.parent / "gallery" / f"{figure.name}.png").exists():
+                parts.append(f"![{figure.name.replace('_', ' ')}: {first}](../gallery/{figure.name}.png)\n")
+            parts.append(f"`{figure.name}`: {first}.\n\n```\nlandscape plot --figure {figure.name}\n```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (DOCS / "all-figures.md").write_text(wall())
