@@ -539,6 +539,7 @@ def test_rows_between_those_with_eigenvalues_come_from_forward_passes_along_the_
     model = Bowl(hessian, torch.randn(20, generator=generator, dtype=torch.float64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     rows: list[dict[str, float]] = []
+    norms: list[float] = []
 
     def logger(row: dict[str, float]) -> None:
         rows.append(row)
@@ -557,11 +558,13 @@ def test_rows_between_those_with_eigenvalues_come_from_forward_passes_along_the_
         optimizer.step()
         monitor.step()
         expected.append((g @ hessian @ g / (g @ g), -0.02 * g @ g))
+        norms.append((hessian @ model.w.detach()).norm().item())
     found = monitor.data()
     sharpness, first = np.array(expected).T
     assert np.isnan(found["critical_sharpness"].values[0])
     assert np.abs(found["critical_sharpness"].values[1:] / sharpness - 1).max() < 2**-4
-    assert found["relative_critical_sharpness"].values[1:] == pytest.approx(found["critical_sharpness"].values[1:])
+    assert np.abs(found["relative_critical_sharpness"].values[1:] / sharpness - 1).max() < 2**-4
+    assert found["gradient_norm"].values[1:] == pytest.approx(norms, rel=1e-9)
     assert found["predicted_change"].values[1:] == pytest.approx(first, rel=1e-9)
     assert found["actual_change"].values[1:] == pytest.approx(np.diff(found["loss"].values), rel=1e-9)
     assert found["critical_passes"].values[1] <= 8
@@ -574,6 +577,42 @@ def test_rows_between_those_with_eigenvalues_come_from_forward_passes_along_the_
     assert "eigenvalue" not in rows[1]
     (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("landscape.monitoring"))
     assert said.startswith("warning: on_row raised RuntimeError (no server) at step 8 and is not called again;")
+
+
+def test_every_row_has_what_is_promised_of_the_group_that_made_the_update_in_the_passes_that_it_counts(
+    tmp_path: Path,
+) -> None:
+    model, batch, calls = network(), data(), 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    groups = [{"params": [*model[4].parameters()], "lr": 0.05}, {"params": [*model[0].parameters()], "lr": 9.0}]
+    optimizer = torch.optim.SGD(groups)  # the larger rate is that of a group without a gradient
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    model.register_forward_pre_hook(count)
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "noise": 0, **ALL}
+    monitor = landscape.Monitor(model, F.cross_entropy, batch, **how)
+    monitor._budget.allows = lambda kind: kind == "row"  # type: ignore[method-assign]
+    rates, passes = [], []
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model[4](model[:4](batch[0].double()).detach()), batch[1]).backward()
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step()  # before the row: its rate is not that of the update
+        calls = 0
+        monitor.step()
+        passes.append(calls)
+    found = monitor.data().isel(step=slice(1, None))
+    assert found["learning_rate"].values == pytest.approx(rates)
+    assert found["critical_passes"].values.tolist() == passes
+    sharper = found["critical_sharpness"].values * found["critical_multiple"].values
+    assert sharper == pytest.approx(2 / np.array(rates), nan_ok=True)
+    for name in ("gradient_norm", "update_norm", "distance", "loss", "predicted_change", "actual_change"):
+        assert np.isfinite(found[name].values).all(), name
+    assert found["gradient_norm"].values[-1] == pytest.approx(dense(model, batch)[0].norm().item(), rel=1e-9)
 
 
 def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:

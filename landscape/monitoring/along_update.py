@@ -1,4 +1,4 @@
-"""Measure the loss along the update that the optimiser made, by forward passes alone."""
+"""Measure the loss along the update that the optimiser made, by forward passes and a gradient."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.products.vectors import inner
+from landscape.products.vectors import flat, inner
 from landscape.subject.subject import Subject
 from landscape.weight_space.optimizer_step import WIDTH, critical_step, loss_on
 from landscape.weight_space.weights_in_place import WeightsInPlace
@@ -23,11 +23,12 @@ NOTHING = dict.fromkeys(
 class AlongUpdate:
     """The last update, as the difference of the weights before and after it, whatever made it.
 
-    With w the weights before the update u, the losses at w, w + u and w - u give its change and, by their central
-    difference, that to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u the
-    shortest multiple of the update that ends above the start) is then bracketed within 2^-4, around the last critical
-    rate or, where that is near or about the same, around the end of the parabola through the three losses: five passes
-    where it is right. Relative critical sharpness is that of a second mini-batch along the same update.
+    With w the weights before the update u, the losses at w and w + u and the gradient at w + u give the parabola along
+    u, and with it the change to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u
+    the shortest multiple of the update that ends above the start) is then bracketed within 2^-4, around the last
+    critical rate or, where that is near or about the same, around the end of the parabola: four passes where it is
+    right. Relative critical sharpness is that of a second mini-batch along the same update, whose parabola takes the
+    loss at w - u in place of a gradient.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -48,29 +49,35 @@ class AlongUpdate:
         update = {name: p.detach() - before[name].to(p.dtype) for name, p in parameters.items()}
         return update if 0 < inner(update.values(), update.values()) < math.inf else {}
 
-    def values(self, update: Mapping[str, Tensor], rate: float) -> dict[str, Any]:
-        """The quantities of an update made with a learning rate, NaN without an update; `loss` is at the present."""
-        subject = self._subject
-        values: dict[str, Any] = {**NOTHING, "loss": loss_on(subject, 0)}
+    def values(self, update: Mapping[str, Tensor], rate: float, end: float, gradient: Tensor) -> dict[str, Any]:
+        """The quantities of an update made with a learning rate, by the loss and gradient after it; NaN without one."""
+        subject, values = self._subject, dict(NOTHING)
         if update:
             values["update_norm"] = math.sqrt(inner(update.values(), update.values()))
-            values |= self._along(update, rate, 0, values["loss"])
+            values |= self._along(update, rate, 0, end, inner([gradient], [flat(update.values())]))
         if update and len(subject.batches) > 1:
-            other = self._along(update, rate, 1, loss_on(subject, 1))
+            other = self._along(update, rate, 1, loss_on(subject, 1), None)
             values["relative_critical_sharpness"] = other["critical_sharpness"]
         return values
 
-    def _along(self, update: Mapping[str, Tensor], rate: float, batch: int, end: float) -> dict[str, float]:
+    def _along(
+        self, update: Mapping[str, Tensor], rate: float, batch: int, end: float, fall: float | None
+    ) -> dict[str, float]:
+        """The quantities of one mini-batch by the loss after the update and its derivative there along it."""
+        passes = 1  # that of the end
         with torch.no_grad(), WeightsInPlace(self._subject, update) as weights:
 
             def at(multiple: float) -> float:
+                nonlocal passes
                 if multiple == 1.0:
                     return end
+                passes += 1
                 weights.translate((update, multiple - 1.0))
                 return loss_on(self._subject, batch)
 
-            start, back = at(0.0), at(-1.0)
-            slope, bend = (end - back) / 2, (end + back) / 2 - start
+            start = at(0.0)
+            slope = (end - at(-1.0)) / 2 if fall is None else 2 * (end - start) - fall
+            bend = end - start - slope
             parabola = -slope / bend if bend > 0 else math.nan
             warm = self._critical.get(batch, math.nan) / (rate or math.nan)
             near = 0 < parabola < NEAR or abs(parabola / warm - 1) < AGREE
@@ -80,7 +87,7 @@ class AlongUpdate:
         if found.converged:
             self._critical[batch] = found.multiple * rate
         return {
-            "predicted_change": slope, "actual_change": end - start, "critical_passes": found.passes + 1,
+            "predicted_change": slope, "actual_change": end - start, "critical_passes": passes,
             "critical_multiple": found.multiple if found.converged else math.nan,
             "critical_sharpness": 2 / (found.multiple * rate) if found.converged and rate > 0 else math.nan,
         }  # fmt: skip

@@ -18,10 +18,13 @@ from landscape.curvature.spectrum import memory
 from landscape.monitoring.along_update import AlongUpdate
 from landscape.monitoring.budget import Kind
 from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
+from landscape.monitoring.updates_seen import rate_of
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import dot, flat, length, random_unit
+from landscape.subject.losses import loss_gradients
 from landscape.subject.optimizer_rules import Together, step_norm
+from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
 
 
@@ -152,7 +155,8 @@ class Measurement:
     def at_present(self, kind: Kind, rate: float) -> dict[str, Any]:
         """The numbers of the present weights, and of the update that led there with this learning rate.
 
-        Those of a `row` come from forward passes, and the others are NaN; `check`: eigenvalues from a random start too.
+        Those of a `row` come from forward passes and a gradient, and the others are NaN; `check`: eigenvalues from a
+        random start too.
 
         Raises:
             ValueError: the model has no second derivative, or other parameters are trainable than at the start.
@@ -165,13 +169,19 @@ class Measurement:
             )
         update = self._along.taken()
         distance, distance_se = self._start.distance(parameters)
-        values = {**self._along.values(update, rate), "distance": distance, "distance_se": distance_se}
-        values["learning_rate"] = rate if self._optimizer is None else self._optimizer.param_groups[0]["lr"]
+        values: dict[str, Any] = {"distance": distance, "distance_se": distance_se, "learning_rate": rate}
+        if math.isnan(rate) and self._optimizer is not None:  # no update of an optimiser of PyTorch so far
+            values["learning_rate"] = rate_of(self._optimizer)
+        if kind == "row":
+            loss, gradient = self._plain()
+        else:
+            product = Curvature(subject, parameters, "double-backward").product(0)
+            loss, gradient = product.value, product.gradient()
+        values |= {"loss": loss, "gradient_norm": length(gradient).item()}
+        values |= self._along.values(update, rate, loss, gradient)
         if kind == "row":
             return values
-        check = kind == "check"
-        product = Curvature(subject, parameters, "double-backward").product(0)
-        gradient, parts = product.gradient(), parts_of(subject, self._parts)
+        check, parts = kind == "check", parts_of(subject, self._parts)
         noisy = noise(gram(gradients_of(subject, parts, gradient)), 0 if len(parts) < 2 else parts[0].stop)
         like, size = next(iter(parameters.values())), sum(p.numel() for p in parameters.values())
         found = self._tracked.search(product, like, size, check=check)
@@ -181,9 +191,7 @@ class Measurement:
             flattened = flat(update.values())
             bend = dot(flattened, product(flattened)).item() / step_norm(self._optimizer, self._held, update) ** 2
         return values | {
-            "loss": product.value,
             "norm_sharpness": bend,
-            "gradient_norm": length(gradient).item(),
             "eigenvalue": found.values,
             "residual": found.residuals,
             "error": found.errors,
@@ -196,6 +204,14 @@ class Measurement:
             "gradient_variance": noisy.variance,
             "gradient_squared": noisy.squared,
         }
+
+    def _plain(self) -> tuple[float, Tensor]:
+        """Loss and gradient of the mini-batch, flat, without a graph for products."""
+        subject = self._subject
+        inputs, targets = subject.batch(0)
+        with evaluation_mode(subject.model):
+            loss = subject.losses(subject.outputs(inputs), targets).double().mean()
+            return loss.item(), flat(loss_gradients(loss, list(subject.parameters.values())))
 
     @property
     def _held(self) -> dict[str, Tensor]:

@@ -27,9 +27,9 @@ from landscape.subject.subject import Subject
 
 MONITOR = "monitor"  # name of the groups
 RULE = (
-    "a multiple of `every` has a row of forward passes if these stay below 3/4 of `overhead` times the training time "
-    "so far, and eigenvalues, noise scale and gradient norm if all measurements stay below it, the first one always; "
-    "loss, distance, learning rate and what is measured along the last update are in every row"
+    "a multiple of `every` has a row of forward passes and a gradient if these stay below 3/4 of `overhead` times the "
+    "training time so far, and eigenvalues and noise scale if all measurements stay below it, the first one always; "
+    "loss, gradient norm, distance, learning rate and what is measured along the last update are in every row"
 )
 HEADLINES = (
     Headline("steps", "step", {"step": -1}),
@@ -65,7 +65,7 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
             "actual_change": Quantity("change of the loss by the last update", loss),
             "critical_sharpness": Quantity(CRITICAL, seen),
             "critical_multiple": Quantity("critical learning rate as a multiple of the learning rate"),
-            "critical_passes": Quantity("forward passes of the search for it"),
+            "critical_passes": Quantity("forward passes of the search for it, at start and end of the update too"),
             "relative_critical_sharpness": Quantity("critical sharpness of the second mini-batch, same update", seen),
             "norm_sharpness": Quantity("u'Hu / ||u||^2, || || the norm of the optimiser's steps"),
             "simple_noise_scale": Quantity("tr Sigma / |G|^2 of the training's micro-batches, last updates", "samples"),
@@ -81,7 +81,7 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
             "preconditioned_error": Quantity("estimated error of the preconditioned eigenvalue", seen, ranks),
             "preconditioned_converged": Quantity("1 where the preconditioned one reached its tolerance", dims=ranks),
             "preconditioned_threshold": Quantity("stability threshold of the preconditioned eigenvalue", seen),
-            "learning_rate": Quantity("learning rate of the first group of parameters"),
+            "learning_rate": Quantity("learning rate of the update: the largest of the groups that made it"),
             "warm_error": Quantity("share by which the search from the last vectors missed the largest eigenvalue"),
             "products": Quantity("Hessian products of this measurement"),
             "noise_scale": Quantity("simple noise scale tr Sigma / |G|^2", "samples"),

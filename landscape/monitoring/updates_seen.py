@@ -2,12 +2,25 @@
 
 import math
 import weakref
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def rate_of(optimizer: Optimizer, parameters: Container[int] | None = None) -> float:
+    """The learning rate of an update, whose threshold is 2 / rate: the largest of the groups that take part in it.
+
+    These hold one of the `parameters`, by `id`, with a gradient; where none does, or none are given, all groups count.
+    """
+    groups = [
+        float(group["lr"]) for group in optimizer.param_groups
+        if parameters is None or any(id(p) in parameters and p.grad is not None for p in group["params"])
+    ]  # fmt: skip
+    return max(groups or [float(group["lr"]) for group in optimizer.param_groups])
 
 
 class UpdatesSeen:
@@ -27,7 +40,7 @@ class UpdatesSeen:
             watcher = own()
             if watcher is not None and any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
                 watcher._known = watcher._updated = True
-                watcher._rates.append(max(float(group["lr"]) for group in optimizer.param_groups))
+                watcher._rates.append(rate_of(optimizer, parameters))
 
         self._handle = register_optimizer_step_post_hook(seen)
         weakref.finalize(self, self._handle.remove)
