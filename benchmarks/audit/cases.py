@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import planes
 from measuring import header, row
 
 import landscape
@@ -400,7 +401,40 @@ CASES: dict[str, tuple[str, Callable[[], Found]]] = {  # peer: number -> package
     ),
     "BackPACK: trace of the gradient's covariance": ("backpack-for-pytorch", backpack_noise),
     "BackPACK: sum of squared gradients": ("backpack-for-pytorch", backpack_squares),
+    **{
+        f"torchattacks: {number} under {name.upper()} of a linear network, pixels {words}": (
+            "torchattacks", lambda of=(pixels, name, number): Found(*planes.attacked(*of))
+        )
+        for pixels, words, name, number in (
+            ("inside", "inside", "fgsm", "accuracy"), ("bounds", "at 0 and 1", "fgsm", "loss"),
+            ("inside", "inside", "pgd", "loss"),
+        )
+    },
+    "loss-landscapes: error of filter norms of a direction": (
+        "loss-landscapes", lambda: Found(*planes.norm_of_filters()),
+    ),
+    "loss-landscapes: length of a line of distance 1, over that of 0.5": (
+        "loss-landscapes", lambda: Found(*planes.line_of_distance()),
+    ),
+    "loss-landscapes: largest change of a weight by a line": (
+        "loss-landscapes", lambda: Found(*planes.weights_after_a_line()),
+    ),
+    **{
+        f"rebasin: barrier to a permuted copy, two layers of {width}": (
+            "rebasin", lambda width=width: Found(*planes.permuted_copy(width))
+        )
+        for width in (16, 64, 256)
+    },
 }  # fmt: skip
+
+UPSTREAM = {  # what is known there of a number that is wrong
+    "PyHessian: mean of the density": "amirgholami/PyHessian#17, mended after the release (#23)",
+    "PyHessian: eigenvalue of a second object": "no report found",
+    "simtorch: CKA of equal features, four mini-batches": "ykumards/simtorch#20, mended after the release (#52)",
+    "hessian-eigenthings: product over mini-batches of 48 and 16": "no report found",
+    "loss-landscapes: length of a line of distance 1, over that of 0.5": "no report found: the step is divided by it",
+    "loss-landscapes: largest change of a weight by a line": "an option, deepcopy_model=True, avoids it",
+}
 
 
 def line(name: str) -> str:
@@ -412,11 +446,14 @@ def line(name: str) -> str:
         found = case()
     except Exception as problem:  # what a peer raises is its result
         return row(
-            peer, version, number, "", f"{type(problem).__name__}: {str(problem)[:60]}".replace("|", "/"), "", "", ""
-        )
+            peer, version, number, "", f"{type(problem).__name__}: {str(problem)[:60]}".replace("|", "/"), "", "", "",
+            UPSTREAM.get(name, ""),
+        )  # fmt: skip
     theirs = float(found.theirs)
     off = [f"{abs(value - found.exact):.1e}" for value in (theirs, found.ours)]
-    return row(peer, version, number, f"{found.exact:.5g}", f"{theirs:.5g}", f"{found.ours:.5g}", *off)
+    return row(
+        peer, version, number, f"{found.exact:.5g}", f"{theirs:.5g}", f"{found.ours:.5g}", *off, UPSTREAM.get(name, "")
+    )
 
 
 def main() -> None:
@@ -430,7 +467,7 @@ def main() -> None:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             rows.append(line(name))
             print(rows[-1], flush=True)
-    names = ("peer", "version", "number", "exact", "theirs", "ours", "their error", "our error")
+    names = ("peer", "version", "number", "exact", "theirs", "ours", "their error", "our error", "upstream")
     PAGE.write_text(
         f"{ABOUT.format(date=datetime.date.today(), torch=torch.__version__)}\n\n{header(*names)}\n"
         + "\n".join(rows)
