@@ -25,6 +25,7 @@ from landscape.results.handles import (
     attributes_of,
     hard_links,
     links,
+    named,
     opened,
     scales_of,
 )  # fmt: skip
@@ -199,8 +200,7 @@ def dims(
     """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
     if h5py.h5ds.is_scale(dataset):
         return (own,)
-    found = scales_of(dataset, places) if scales is None else scales
-    return tuple(names[0] if names else f"{own}_{i}" for i, names in enumerate(found))
+    return named(scales_of(dataset, places) if scales is None else scales, own)
 
 
 def copy(

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from landscape.options import printable
+from landscape.results.object_headers import LEFT, Header
 
 ObjectID: TypeAlias = h5py.h5g.GroupID | h5py.h5d.DatasetID
 T = TypeVar("T")
@@ -29,6 +30,7 @@ _FORMS: Mapping[int, Sequence[tuple[np.dtype, h5py.h5t.TypeID]]] = {  # of attri
     8: [(kind, _IN_MEMORY[kind]) for kind in (np.dtype("f8"), np.dtype("i8"))],
 }
 
+TEXT_TYPE = np.dtype(h5py.string_dtype())
 LIST = b"DIMENSION_LIST"  # attribute: the scales of each axis of a dataset
 ENTRY = 16  # bytes of an axis in that attribute, or of a text in any
 MOST_SCALES = 8  # of one axis, which has one
@@ -37,30 +39,65 @@ MOST_SCALES = 8  # of one axis, which has one
 class Handle:
     """An array, of which shape and type are asked for when they are needed: each takes as long as the opening."""
 
-    def __init__(self, item: h5py.h5d.DatasetID) -> None:
-        self.id = item
+    def __init__(self, item: h5py.h5d.DatasetID | Callable[[], Any], header: Header | None = None) -> None:
+        self._item, self.header = item, header  # with its header, it is opened where that does not suffice
         self._attributes: OnDemand[Any] | None = None
+
+    @cached_property
+    def id(self) -> h5py.h5d.DatasetID:
+        """The open array."""
+        return self._item() if callable(self._item) else self._item
 
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """Lengths of the axes; None where there is no number at all."""
-        shape: tuple[int, ...] | None = self.id.shape
+        shape: tuple[int, ...] | None = self.header.shape if self.header else self.id.shape
         return shape
 
     @cached_property
     def dtype(self) -> np.dtype:
         """The type of its numbers or texts."""
-        dtype: np.dtype = self.id.dtype
-        return dtype
+        if self.header is not None and self.header.dtype is not None and not self.header.dtype.hasobject:
+            return self.header.dtype
+        return TEXT_TYPE if self.header else self.id.dtype  # type: ignore[no-any-return]
 
     def attributes(self, guard: Guard = contextlib.nullcontext) -> OnDemand[Any]:
         """Its attributes, each of which is read once."""
         if self._attributes is None:
-            self._attributes = attributes_of(self.id, guard)
+            self._attributes = attributes_of(lambda: self.id, guard, header=self.header)
         return self._attributes
+
+    @property
+    def attributes_stored(self) -> int:
+        """How many attributes there are, with those of the conventions."""
+        return len(self.header.attributes) if self.header else h5py.h5a.get_num_attrs(self.id)
+
+    def stored_size(self, attribute: bytes) -> int | None:
+        """Bytes of an attribute in the file; None where there is none."""
+        if self.header is not None:
+            found = self.header.attributes.get(attribute.decode())
+            return None if found is None else found.size
+        there = h5py.h5a.exists(self.id, attribute)
+        return h5py.h5a.get_info(self.id, attribute).data_size if there else None
+
+    def scales(self, places: Mapping[int, str]) -> list[list[str]] | None:
+        """Names of the scales of every axis, as `scales_of`; None of a scale."""
+        if self.header is None:
+            return None if h5py.h5ds.is_scale(self.id) else scales_of(self.id, places)
+        if self.header.is_scale:
+            return None
+        try:
+            found = self.header.scales(MOST_SCALES)
+        except LEFT:
+            return scales_of(self.id, places)
+        return [[name for at in axis if (name := places.get(at))] for axis in found]
 
     def array(self) -> np.ndarray:
         """The whole of it; text as Python strings."""
+        if self.header is not None:
+            with contextlib.suppress(*LEFT):
+                values = self.header.array()
+                return _printable(values) if values.dtype.hasobject else values
         text = self.dtype.hasobject and h5py.check_string_dtype(self.dtype) is not None
         if self.shape is None or not (text or self.dtype in _IN_MEMORY):
             return array_of(h5py.Dataset(self.id))
@@ -125,17 +162,30 @@ class OnDemand(Mapping[str, T]):
 
 
 def attributes_of(
-    item: ObjectID, guard: Guard = contextlib.nullcontext, check: Callable[[str, Any], None] | None = None
+    item: ObjectID | Callable[[], Any],
+    guard: Guard = contextlib.nullcontext,
+    check: Callable[[str, Any], None] | None = None,
+    header: Header | None = None,
 ) -> OnDemand[Any]:
     """Own attributes of a group or an array, read on demand, with values as Python has them; None of several texts."""
-    named = list[tuple[bytes, int]]()  # decoded afterwards, as `links`
-    h5py.h5a.iterate(item, lambda name, info: named.append((name, info.data_size)), info=True)
-    with guard():
-        sizes = {text: size for name, size in named if (text := name.decode()) not in CONVENTION}
+    if header is not None:
+        sizes = {name: one.size for name, one in header.attributes.items() if name not in CONVENTION}
+    else:
+        named = list[tuple[bytes, int]]()  # decoded afterwards, as `links`
+        h5py.h5a.iterate(
+            item() if callable(item) else item, lambda name, info: named.append((name, info.data_size)), info=True
+        )
+        with guard():
+            sizes = {text: size for name, size in named if (text := name.decode()) not in CONVENTION}
 
     def read(name: str) -> Any:
         with guard():
-            value = _value(item, name.encode(), sizes[name])
+            try:
+                if header is None:
+                    raise LookupError
+                value = _python_value(header.value(name))
+            except LEFT:
+                value = _value(item() if callable(item) else item, name.encode(), sizes[name])
             if check is not None:
                 check(name, value)
         return value
@@ -181,3 +231,8 @@ def scales_of(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[li
         for axis in axes
     ]
     return [[name for name in names if name] for names in found]
+
+
+def named(scales: Sequence[Sequence[str]], own: str) -> tuple[str, ...]:
+    """Names of the axes of an array after their scales, and after the array where they have none."""
+    return tuple(names[0] if names else f"{own}_{i}" for i, names in enumerate(scales))

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from landscape.options import printable
 from landscape.results import handles
 from landscape.results.declared_size import EXPANSION, SLACK, expanding, refuse_oversized
 from landscape.results.handles import ENTRY, LIST, MOST_SCALES, Handle, ObjectID, OnDemand, attributes_of
+from landscape.results.object_headers import Header, Image
 
 FORMAT = 1
 _PIECE = 1 << 24  # bytes of a file that are searched at a time
@@ -41,6 +42,7 @@ class Group(NamedTuple):
     path: str
     id: h5py.h5g.GroupID
     datasets: Mapping[str, Handle]
+    header: Header | None = None
 
 
 def reject_external(file: h5py.File, path: Path, *, links: bool) -> None:
@@ -65,26 +67,28 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False, on_deman
     """
     size = path.stat().st_size
     limits = Limits(str(path), size, longest=longest_text(_pieces(path), size))
-    count = 0
+    count, image = 0, Image.of(file, size)
     limits.add(h5py.h5g.open(file.id, b"/"))
     waiting: list[tuple[str, h5py.h5g.GroupID, int]] = [("", file.id, 1)]
     while waiting:
         where, group, depth = waiting.pop()
-        names = _members(path, where, group, links=links)
-        count += len(names)
+        members = _members(path, where, group, links=links)
+        count += len(members)
         if count > MOST_LINKS:
             raise ValueError(f"{path} has more than {MOST_LINKS:,} groups and datasets; refused")
+        opened = functools.partial(_opened, path, limits, where, group, image, members)
+        header = image.header(h5py.h5o.get_info(group).addr) if image and depth == DEPTH else None
         if on_demand and depth == DEPTH:
-            yield Group(where, group, OnDemand(names, functools.partial(_array, path, limits, where, group)))
+            yield Group(where, group, OnDemand(members, functools.partial(_array, opened)), header)
             continue
-        items = {name: _opened(path, limits, where, group, name) for name in names}
-        yield Group(where, group, {name: item for name, item in items.items() if isinstance(item, Handle)})
+        items = {name: opened(name) for name in members}
+        yield Group(where, group, {name: item for name, item in items.items() if isinstance(item, Handle)}, header)
         groups = ((f"{where}/{name}", item) for name, item in items.items() if isinstance(item, h5py.h5g.GroupID))
         waiting += reversed([(*found, depth + 1) for found in groups if depth < DEPTH])
 
 
-def _members(path: Path, where: str, group: h5py.h5g.GroupID, *, links: bool) -> list[str]:
-    """Names of the hard links in a group.
+def _members(path: Path, where: str, group: h5py.h5g.GroupID, *, links: bool) -> dict[str, int]:
+    """Names of the hard links in a group, and where what they lead to lies in the file.
 
     Raises:
         ValueError: one cannot be shown, or, with `links`, is a link of another kind.
@@ -98,18 +102,30 @@ def _members(path: Path, where: str, group: h5py.h5g.GroupID, *, links: bool) ->
                 f"{path} holds a link instead of data ({where}/{name}), which may lead to another file; "
                 "give another --out, or remove the link"
             )
-    return [name for name, kind, _ in found if kind == h5py.h5l.TYPE_HARD]
+    return {name: place for name, kind, place in found if kind == h5py.h5l.TYPE_HARD}
 
 
-def _array(path: Path, limits: Limits, where: str, group: h5py.h5g.GroupID, name: str) -> Handle:
-    if isinstance(found := _opened(path, limits, where, group, name), Handle):
+def _array(opened: Callable[[str], ObjectID | Handle], name: str) -> Handle:
+    if isinstance(found := opened(name), Handle):
         return found
     raise ValueError(f"{name} is no array")
 
 
-def _opened(path: Path, limits: Limits, where: str, group: h5py.h5g.GroupID, name: str) -> ObjectID | Handle:
-    """What lies in a group under a name, counted."""
-    item, place = handles.opened(group, name), f"{where}/{name}"
+def _opened(
+    path: Path,
+    limits: Limits,
+    where: str,
+    group: h5py.h5g.GroupID,
+    image: Image | None,
+    at: Mapping[str, int],
+    name: str,
+) -> ObjectID | Handle:
+    """What lies in a group under a name, counted; an array as its header says, where that suffices."""
+    place, header = f"{where}/{name}", image.header(at[name]) if image else None
+    if header is not None and header.dtype is not None:
+        limits.add(handle := Handle(functools.partial(handles.opened, group, name), header), place)
+        return handle
+    item = handles.opened(group, name)
     if isinstance(item, h5py.h5d.DatasetID):
         limits.add(handle := Handle(item), place)
         return handle
@@ -136,15 +152,16 @@ class Limits:
         Raises:
             ValueError: it is too much, or its numbers lie elsewhere.
         """
-        item = held.id if isinstance(held, Handle) else held
-        if (count := h5py.h5a.get_num_attrs(item)) > MOST_ATTRIBUTES:
+        if (
+            count := held.attributes_stored if isinstance(held, Handle) else h5py.h5a.get_num_attrs(held)
+        ) > MOST_ATTRIBUTES:
             told = f"{count:,} attributes of {where or 'the file itself'}, expected at most {MOST_ATTRIBUTES}"
             raise ValueError(f"{self._name} has {told}; refused")
         if not self._few(count):
-            for value in attributes_of(item).values():
+            for value in (held.attributes() if isinstance(held, Handle) else attributes_of(held)).values():
                 self._more(len(value) if isinstance(value, str) else 0)
         if isinstance(held, Handle):
-            if reason := _unreadable(held.id):
+            if reason := "" if held.header else _unreadable(held.id):  # whose numbers lie in the file in one piece
                 raise ValueError(f"{self._name} keeps the numbers of {where} in {reason}; refused")
             self._check_scales(held, where)
             count = 0 if held.shape is None else math.prod(held.shape)
@@ -160,10 +177,10 @@ class Limits:
 
     def _check_scales(self, held: Handle, where: str) -> None:
         """Refuse lists of scales without end, all of which may be one in the file."""
-        if not h5py.h5a.exists(held.id, LIST):
+        if (size := held.stored_size(LIST)) is None:
             return
         axes = len(held.shape or ())
-        if h5py.h5a.get_info(held.id, LIST).data_size != ENTRY * axes or axes > _AXES:
+        if size != ENTRY * axes or axes > _AXES:
             raise ValueError(f"{self._name} has scales of more axes than {where} has; refused")
         if self._longest > _FEW and (
             many := [n for axis in range(axes) if (n := h5py.h5ds.get_num_scales(held.id, axis)) > MOST_SCALES]

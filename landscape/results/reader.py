@@ -19,8 +19,8 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from landscape.results import hdf5_file
-from landscape.results.group import checksum, datasets, dims, places, results_in
-from landscape.results.handles import Guard, Handle, OnDemand, attributes_of
+from landscape.results.group import checksum, datasets, places, results_in
+from landscape.results.handles import Guard, Handle, OnDemand, attributes_of, named
 from landscape.results.malformed import (
     REPAIR,
     check_array,
@@ -30,6 +30,7 @@ from landscape.results.malformed import (
     check_identity,
     readable,
 )
+from landscape.results.object_headers import Header
 
 LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
 
@@ -93,7 +94,7 @@ def _streamed(path: Path, file: h5py.File, probe: str | None, on_demand: bool) -
         _, kind, *name = checked.path.split("/") if checked.path else ("", "")
         if len(name) == 1 and probe in (None, kind) and h5py.h5a.exists(checked.id, b"probe"):
             with readable(path, f"{kind}/{name[0]}", advice=f"{REPAIR}{path}"):
-                stored = Stored(path, h5py.Group(checked.id), checked.datasets)
+                stored = Stored(path, h5py.Group(checked.id), checked.datasets, checked.header)
                 yield f"{kind}/{name[0]}", cast(xr.Dataset, stored) if on_demand else stored.whole
 
 
@@ -160,10 +161,8 @@ class _Parts(BackendArray):
         self.item, self.shape, self.dtype = item, item.shape, item.dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        found = indexing.explicit_indexing_adapter(
-            key, self.shape, indexing.IndexingSupport.OUTER_1VECTOR, lambda part: np.asarray(self.item[part])
-        )
-        return found
+        outer = indexing.IndexingSupport.OUTER_1VECTOR
+        return indexing.explicit_indexing_adapter(key, self.shape, outer, lambda part: np.asarray(self.item[part]))
 
 
 class Array:
@@ -199,7 +198,8 @@ class Array:
     def dims(self) -> tuple[str, ...]:
         """Names of the axes."""
         with self._guard():
-            return dims(self._array.id, self._name, self._places)
+            found = self._array.scales(self._places)
+        return (self._name,) if found is None else named(found, self._name)
 
     @cached_property
     def attrs(self) -> Mapping[str, Any]:
@@ -250,10 +250,10 @@ class Stored(Mapping[str, xr.DataArray]):
     For what it has not itself it is a dataset of all of them (`whole`).
     """
 
-    def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle]) -> None:
+    def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle], header: Header | None) -> None:
         self._name, self._group, self._arrays = group.name.strip("/"), group, arrays
         self._reading = _Reading(path, self._name)
-        self.attrs = attributes_of(group.id, self._reading, check_attribute)
+        self.attrs = attributes_of(group.id, self._reading, check_attribute, header)
         check_identity(self.attrs, self._name.partition("/")[0])
         self.variables = _arrays(group.id, arrays, lazy=True, guard=self._reading)
 

@@ -4,8 +4,9 @@ Every metric is a function of sums over samples (`sums`), so that mini-batches a
 of a matrix product.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -246,15 +247,28 @@ def paired_difference(
 
 def resampled_sums(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """Sums of rows (N, K) over N rows drawn with replacement, (draws, K)."""
-    n, generator = len(rows), np.random.default_rng(seed)
+    n, start = len(rows), 0
     total = np.empty((draws, rows.shape[1]))
-    step = max(1, _AT_ONCE // max(1, n))
+    for counts in (_few_counts if n * draws <= _AT_ONCE else _counts)(n, draws, seed):
+        with np.errstate(invalid="ignore"):  # infinite scores
+            total[start : start + len(counts)] = counts @ rows
+        start += len(counts)
+    return total
+
+
+def _counts(n: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+    """How often every one of n rows is drawn, (draws, n), some draws at a time."""
+    generator, step = np.random.default_rng(seed), max(1, _AT_ONCE // max(1, n))
     for start in range(0, draws, step):
         size = min(step, draws - start)
         drawn = generator.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        with np.errstate(invalid="ignore"):  # infinite scores
-            total[start : start + size] = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n) @ rows
-    return total
+        yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(float)
+
+
+@lru_cache(maxsize=1)
+def _few_counts(n: int, draws: int, seed: int) -> Sequence[np.ndarray]:
+    """All of them: many networks are resampled alike."""
+    return list(_counts(n, draws, seed))
 
 
 def _per_block(rows: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
