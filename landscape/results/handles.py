@@ -59,7 +59,8 @@ class Handle:
         """The type of its numbers or texts."""
         if self.header is not None and self.header.dtype is not None and not self.header.dtype.hasobject:
             return self.header.dtype
-        return TEXT_TYPE if self.header else self.id.dtype  # type: ignore[no-any-return]
+        dtype: np.dtype = TEXT_TYPE if self.header else self.id.dtype
+        return dtype
 
     def attributes(self, guard: Guard = contextlib.nullcontext) -> OnDemand[Any]:
         """Its attributes, each of which is read once."""

@@ -23,7 +23,7 @@ _SPACE, _TYPE, _LAYOUT, _ATTRIBUTE, _CONTINUED = 1, 3, 8, 12, 16  # kinds of mes
 _KNOWN = {_SPACE, _TYPE, _LAYOUT, _ATTRIBUTE, _CONTINUED, 0, 4, 5, 14, 17, 18}  # and fill values, times, members
 _SHARED = 2  # flag of a message that lies elsewhere
 _TEXT = bytes.fromhex("190101001000000010000000010000000000080000000000")
-_TYPES = {
+_TYPES: Mapping[bytes, np.dtype] = {
     bytes.fromhex("11203f000800000000004000340b0034ff03000000000000"): np.dtype("<f8"),
     bytes.fromhex("10080000080000000000400000000000"): np.dtype("<i8"),
     bytes.fromhex("10000000010000000000080000000000"): np.dtype("u1"),

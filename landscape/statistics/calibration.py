@@ -4,7 +4,7 @@ Every metric is a function of sums over samples (`sums`), so that mini-batches a
 of a matrix product.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -249,7 +249,9 @@ def resampled_sums(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """Sums of rows (N, K) over N rows drawn with replacement, (draws, K)."""
     n, start = len(rows), 0
     total = np.empty((draws, rows.shape[1]))
-    for counts in (_few_counts if n * draws <= _AT_ONCE else _counts)(n, draws, seed):
+    few = n * draws <= _AT_ONCE
+    parts: Iterable[np.ndarray] = _few_counts(n, draws, seed) if few else _counts(n, draws, seed)
+    for counts in parts:
         with np.errstate(invalid="ignore"):  # infinite scores
             total[start : start + len(counts)] = counts @ rows
         start += len(counts)
