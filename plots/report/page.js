@@ -15,7 +15,7 @@ unpack().then((able) => {
   }
   roving(document.querySelector("nav ol"), "a");
   roving(document.getElementById("figures"), "summary");
-  for (const host of Object.keys(views).map((name) => document.getElementById(`${name}-view`))) roving(host, ".save > summary");
+  for (const name in views) roving(document.getElementById(`${name}-view`), ".save > summary");
   for (const { tHead } of document.querySelectorAll("table.sortable")) roving(tHead, "a, button");
   document.getElementById("networks").hidden = view.names.length < 2;
   settled();

@@ -22,32 +22,31 @@ function choose(name, alone) {
   chosen();
 }
 
-const groups = []; // of controls that are one stop of the Tab key
-const rove = () => groups.forEach((group) => group());
+const groups = [], rove = () => groups.forEach((group) => group());
 
-/** Make the controls of a place one stop of the Tab key: arrow keys move among them, Home and End to the ends. */
+/** Make controls one stop of the Tab key: arrow keys, Home and End move among them. */
 function roving(host, selector) {
   let current = null;
-  const shown = () => [...host.querySelectorAll(selector)].filter((node) => !node.hidden && !node.closest("[hidden]"));
   const group = () => {
-    const nodes = shown();
+    const nodes = [...host.querySelectorAll(selector)].filter((node) => !node.closest("[hidden]"));
     if (!nodes.includes(current)) current = nodes[0];
     for (const node of nodes) node.tabIndex = node === current ? 0 : -1;
+    return nodes;
   };
   host.dataset.roving = selector;
-  host.addEventListener("focusin", (event) => { if (event.target.matches(selector)) { current = event.target; group(); } });
+  host.addEventListener("focusin", ({ target }) => { if (target.matches(selector)) { current = target; group(); } });
   host.addEventListener("keydown", (event) => {
-    const nodes = shown(), at = nodes.indexOf(event.target), last = nodes.length - 1;
-    const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+    const nodes = group(), at = nodes.indexOf(event.target);
+    const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
     if (at < 0 || to == null) return;
     event.preventDefault();
-    nodes[(to + nodes.length) % nodes.length].focus();
+    nodes.at(to % nodes.length).focus();
   });
   groups.push(group);
   group();
 }
 
-/** Names of the networks with their colours; pressing one hides or shows it on the whole page. One stop of the Tab key. */
+/** Names of the networks with their colours; pressing one hides or shows it on the whole page. */
 function legend(host, panels, change) {
   const buttons = [...new Map(panels.map((panel) => [panel.name, panel])).values()].map((panel) => {
     const swatch = make("i"), name = panel.name;
