@@ -349,6 +349,9 @@ def test_optimizers_of_pytorch_are_themselves(name: str) -> None:
 
 
 def test_an_optimizer_of_another_model_is_an_error() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with pytest.raises(ValueError, match=r"1 parameters are held by several optimisers \(SGD \+ Adam\)"):
+        preconditioner(Together(optimizer, torch.optim.Adam([weight])), {"weight": weight})
     with pytest.raises(ValueError, match="SGD holds none of the 1 parameters of the model"):
         preconditioner(optimizer, {"weight": nn.Parameter(torch.ones(3))})

@@ -22,6 +22,7 @@ Parameters of several groups, with a threshold of their own each, become unstabl
 threshold of one group, that of the most parameters, and P of the others times the ratio of the thresholds.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -77,6 +78,14 @@ def preconditioner(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Te
         ValueError: no threshold is known for it (`UnknownThreshold`), it ascends, holds none of the parameters, has
             made no update or has no positive learning rate (`NoUpdateYet`), or no stable one.
     """
+    several = sum(count > 1 for count in Counter(
+        id(p) for part in parts_of(optimizer) for g in part.param_groups for p in g["params"]
+    ).values())  # fmt: skip
+    if several:
+        raise ValueError(
+            f"{several} parameters are held by several optimisers ({name_of(optimizer)}), which together have no known "
+            "threshold; give each parameter to one of them, or one optimiser alone"
+        )
     owners = {id(p): (part, g) for part in parts_of(optimizer) for g in part.param_groups for p in g["params"]}
     groups = {key: group for key, (_, group) in owners.items()}
     held = {name: p for name, p in parameters.items() if id(p) in groups}

@@ -31,6 +31,7 @@ from landscape.subject.loading.load import Objects, load_spec, measuring, unwrap
 from landscape.subject.optimizer_rules import parts_of, rule_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
+from landscape.weight_space.optimizer_step import loss_on
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 CHECKED = 20  # every so many measurements one is checked by a random start
 FAILURES = 3  # measurements in a row that may fail before the monitor stops
 MERGE_SECONDS = 30.0  # between two merges of the journal into the file
-FAILING = (ValueError, RuntimeError, MemoryError, ArithmeticError, OSError)
 _log = logging.getLogger(__name__)
 
 
@@ -139,6 +139,7 @@ class Monitor:
         settings = {"top": top, "noise": noise, "tol": tol}
         attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
         with measuring(self._subject):
+            _check_other(self._subject)
             begun = Start(self._subject.parameters)
             plan = plan_of(self._subject, top, noise, begun.sketch)
             identity = identity_of(self._subject, optimizer, settings)
@@ -193,7 +194,7 @@ class Monitor:
         try:
             self._measure(kind, rate)
             self._failures = 0
-        except FAILING as error:
+        except Exception as error:  # whatever the caller's model, loss and data raise
             self._failed(error)
 
     def _prepare(self) -> None:
@@ -311,6 +312,20 @@ def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, labe
     )
     _ = subject.parameters  # raises for complex ones
     return subject
+
+
+def _check_other(subject: Subject) -> None:
+    """Refuse a second mini-batch that the loss does not take, before the training."""
+    try:
+        finite = len(subject.batches) < 2 or math.isfinite(loss_on(subject, 1))
+    except Exception as error:  # whatever the caller's model and loss raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"other= cannot be measured with this model and loss ({reason}); give a mini-batch of the form and the "
+            "classes of batch="
+        ) from None
+    if not finite:
+        raise ValueError("the loss of other= is not a finite number; give another mini-batch")
 
 
 def _followed(model: nn.Module) -> nn.Module:

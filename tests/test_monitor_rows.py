@@ -1,0 +1,179 @@
+"""Rows of a monitor come from a gradient and forward passes, and the noise scale of micro-batches without a pass."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_monitor import ALL, data, dense, network
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import landscape
+from landscape.monitoring.gradients import estimates, gram, noise
+from landscape.monitoring.micro_batches import UPDATES, pooled
+from landscape.statistics.intervals import quantile
+
+pytestmark = pytest.mark.slow
+
+
+class Bowl(nn.Module):
+    """A quadratic w'Hw / 2 for its one weight, whatever the inputs."""
+
+    def __init__(self, hessian: Tensor, start: Tensor) -> None:
+        super().__init__()
+        self.hessian, self.w = hessian, nn.Parameter(start)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.w @ self.hessian @ self.w / 2).expand(len(inputs))
+
+
+def loss_of_bowl(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.mean()
+
+
+def test_rows_between_those_with_eigenvalues_come_from_forward_passes_along_the_update_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(20, 20, generator=generator, dtype=torch.float64))
+    hessian = basis @ torch.diag(torch.logspace(-2, 1, 20, dtype=torch.float64)) @ basis.T
+    model = Bowl(hessian, torch.randn(20, generator=generator, dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    rows: list[dict[str, float]] = []
+    norms: list[float] = []
+
+    def logger(row: dict[str, float]) -> None:
+        rows.append(row)
+        if len(rows) == 9:
+            raise RuntimeError("no server\nat all")
+
+    batch = torch.zeros(4, 1), torch.zeros(4)
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "noise": 0, **ALL}
+    monitor = landscape.Monitor(model, loss_of_bowl, batch, on_row=logger, other=batch, **how)
+    monitor._budget.allows = lambda kind: kind == "row" or monitor.number == 5  # type: ignore[method-assign]
+    expected = []
+    for _ in range(12):
+        g = hessian @ model.w.detach()
+        optimizer.zero_grad()
+        model(batch[0]).mean().backward()
+        optimizer.step()
+        monitor.step()
+        expected.append((g @ hessian @ g / (g @ g), -0.02 * g @ g))
+        norms.append((hessian @ model.w.detach()).norm().item())
+    found = monitor.data()
+    sharpness, first = np.array(expected).T
+    assert np.isnan(found["critical_sharpness"].values[0])
+    assert np.abs(found["critical_sharpness"].values[1:] / sharpness - 1).max() < 2**-4
+    assert np.abs(found["relative_critical_sharpness"].values[1:] / sharpness - 1).max() < 2**-4
+    assert found["gradient_norm"].values[1:] == pytest.approx(norms, rel=1e-9)
+    assert found["predicted_change"].values[1:] == pytest.approx(first, rel=1e-9)
+    assert found["actual_change"].values[1:] == pytest.approx(np.diff(found["loss"].values), rel=1e-9)
+    assert found["critical_passes"].values[1] <= 8
+    assert found["critical_passes"].values[2:].mean() <= 5
+    assert np.flatnonzero(np.isfinite(found["eigenvalue"].values[:, 0])).tolist() == [0, 5]
+    assert found["norm_sharpness"].values[5] == pytest.approx(sharpness[4], rel=1e-9)
+    assert [row["step"] for row in rows] == list(range(9))
+    assert rows[8]["critical_sharpness"] == found["critical_sharpness"].values[8]
+    assert "eigenvalue" in rows[0]
+    assert "eigenvalue" not in rows[1]
+    (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("landscape.monitoring"))
+    assert said.startswith("warning: on_row raised RuntimeError (no server) at step 8 and is not called again;")
+
+
+def test_every_row_has_what_is_promised_of_the_group_that_made_the_update_in_the_passes_that_it_counts(
+    tmp_path: Path,
+) -> None:
+    model, batch, calls = network(), data(), 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    groups = [{"params": [*model[4].parameters()], "lr": 0.05}, {"params": [*model[0].parameters()], "lr": 9.0}]
+    optimizer = torch.optim.SGD(groups)  # the larger rate is that of a group without a gradient
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    model.register_forward_pre_hook(count)
+    how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "noise": 0, **ALL}
+    monitor = landscape.Monitor(model, F.cross_entropy, batch, **how)
+    monitor._budget.allows = lambda kind: kind == "row"  # type: ignore[method-assign]
+    rates, passes = [], []
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model[4](model[:4](batch[0].double()).detach()), batch[1]).backward()
+        optimizer.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step()  # before the row: its rate is not that of the update
+        calls = 0
+        monitor.step()
+        passes.append(calls)
+    found = monitor.data().isel(step=slice(1, None))
+    assert found["learning_rate"].values == pytest.approx(rates)
+    assert found["critical_passes"].values.tolist() == passes
+    sharper = found["critical_sharpness"].values * found["critical_multiple"].values
+    assert sharper == pytest.approx(2 / np.array(rates), nan_ok=True)
+    for name in ("gradient_norm", "update_norm", "distance", "loss", "predicted_change", "actual_change"):
+        assert np.isfinite(found[name].values).all(), name
+    assert found["gradient_norm"].values[-1] == pytest.approx(dense(model, batch)[0].norm().item(), rel=1e-9)
+
+
+def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, spread = torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.5, 1.0, 3.0]).double()
+    found = []
+    for _ in range(800):
+        samples = mean + spread * torch.randn(8, 4, 3, generator=generator, dtype=torch.float64)
+        found.append(noise(gram(list(samples.mean(dim=1))), 4))
+    squared, variance = (np.array([getattr(one, name) for one in found]) for name in ("squared", "variance"))
+    for values, expected in ((squared, float(mean.square().sum())), (variance, float(spread.square().sum()))):
+        assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(values))
+    errors = np.array([one.scale_se for one in found])
+    scales = np.array([one.scale for one in found])
+    assert np.median(errors[np.isfinite(errors)]) == pytest.approx(np.nanstd(scales[scales < 20]), rel=0.5)
+    assert np.isnan(noise(np.ones((1, 1)), 4).scale)
+
+
+def test_intervals_of_the_free_noise_scale_cover_the_true_one() -> None:
+    random, covered, scales = np.random.default_rng(0), [], []
+    mean, spread = np.array([1.0, -2.0, 0.5, 0.0]), np.array([1.0, 2.0, 3.0, 2.0])
+    true = float((spread**2).sum() / (mean**2).sum())
+    for _ in range(1000):
+        parts = mean + spread * random.standard_normal((UPDATES, 4, 16, 4)).mean(axis=2)  # micro-batches of 16
+        small, large = (parts**2).sum(axis=2).mean(axis=1), (parts.mean(axis=1) ** 2).sum(axis=1)
+        squared, variance = estimates(small, large, 4, 16)  # type: ignore[arg-type]
+        scale, error = pooled(np.asarray(squared), np.asarray(variance))
+        scales.append(scale)
+        covered.append(abs(scale - true) <= quantile(UPDATES) * error)
+    assert np.mean(scales) == pytest.approx(true, rel=0.02)
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+def test_the_free_noise_scale_is_that_of_the_gradients_accumulated_in_an_update(tmp_path: Path) -> None:
+    model = network()
+    model[3].eval()  # without dropout the same gradients come again
+    model[1].eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", **ALL)
+    inputs, targets = data()
+    sums: list[Tensor] = []
+    for parts in (3, 4, 1):  # accumulation that changes; one pass tells nothing
+        optimizer.zero_grad()
+        for rows in torch.arange(24).chunk(parts):
+            (F.cross_entropy(model(inputs[rows].double()), targets[rows]) / parts).backward()
+            flat = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+            sums = [*(sums if rows[0] else []), flat.clone()]
+        optimizer.step()
+        monitor.step(monitor.number + 1)
+        if parts == 3:
+            gradients = [sums[0], *(after - before for before, after in itertools.pairwise(sums))]
+            expected = noise(gram(gradients), 8).scale
+    found = monitor.data()["simple_noise_scale"].values
+    assert found[1] == pytest.approx(expected, nan_ok=True)
+    assert found[3] == pytest.approx(found[2], nan_ok=True)
+    monitor.close()
+    assert not any(p._backward_hooks for p in model.parameters())
