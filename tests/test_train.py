@@ -32,7 +32,7 @@ from landscape.training.train import EpochResult, train
 from landscape.training.training_set import balanced_rows, splits
 
 SMALL = {"dim": 8, "depth": 2, "heads": 2, "patch": 4}
-RESNET = {"blocks": (1, 1), "width": 4}
+RESNET = {"blocks": (1, 1), "width": 8}
 SOURCE = """
 import torch
 
@@ -292,9 +292,18 @@ def test_the_memory_format_is_that_of_the_kind_of_model_or_of_the_run_that_is_re
     source: str, tmp_path: Path
 ) -> None:
     given = {"model_args": RESNET}
-    for model, arguments, expected in (("vit_demo", SMALL, "contiguous"), ("resnet_demo", RESNET, "channels_last")):
-        final = train(model, source, recipe=short(0), out=tmp_path / model, model_args=arguments)
+    narrow = {**RESNET, "width": 4}
+    for model, arguments, expected in (
+        ("vit_demo", SMALL, "contiguous"), ("resnet_demo", RESNET, "channels_last"),
+        ("resnet_demo", narrow, "contiguous"),
+    ):  # fmt: skip
+        out = tmp_path / f"{model}-{arguments.get('width')}"
+        final = train(model, source, recipe=short(0), out=out, model_args=arguments)
         assert read_checkpoint(final).recipe["memory_format"] == expected
+    with pytest.raises(ValueError, match="needs 8 channels before a strided 1 x 1"):
+        train(
+            "resnet_demo", source, recipe=short(memory_format="channels_last"), out=tmp_path / "no", model_args=narrow
+        )
     contiguous, out = short(2, memory_format="contiguous"), tmp_path / "run"
     whole = train("resnet_demo", source, recipe=contiguous, out=tmp_path / "whole", **given)
     with pytest.raises(KeyboardInterrupt):

@@ -101,6 +101,9 @@ def ascended(network: nn.Module, rho: float) -> Iterator[None]:
         torch._foreach_copy_([*weights, *buffers], before)
 
 
+# Channels before a strided 1 x 1 convolution: with fewer, oneDNN 3.12 (of PyTorch 2.13) writes the gradient of its
+# kernel in channels_last outside of its memory on CPUs with AVX2 and without AVX-512.
+NARROWEST = 8
 WARMUP = 10  # sets how fast the decay rises over the first updates
 
 
@@ -212,15 +215,26 @@ def with_memory_format(recipe: Recipe, model: str, arguments: Mapping[str, Any])
     """The recipe with the memory format "auto" replaced by the one that suits the model.
 
     That is channels_last where more than half of the weights are kernels of 2-D convolutions: a rule and no benchmark,
-    so that equal runs give equal bits.
+    so that equal runs give equal bits. Not with strided 1 x 1 convolutions of fewer than `NARROWEST` channels.
+
+    Raises:
+        ValueError: channels_last of a network with such a convolution.
     """
-    if recipe.memory_format != "auto":
+    if recipe.memory_format == "contiguous":
         return recipe
     with torch.device("meta"):  # shapes without values
         network = models.build(model, **arguments)
-    kernels = sum(m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv2d))
-    convolutional = 2 * kernels > sum(parameter.numel() for parameter in network.parameters())
-    return replace(recipe, memory_format="channels_last" if convolutional else "contiguous")
+    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+    narrow = any(m.kernel_size == (1, 1) and m.stride != (1, 1) and m.in_channels < NARROWEST for m in convolutions)
+    if recipe.memory_format == "channels_last":
+        if narrow:
+            raise ValueError(
+                f"memory_format=channels_last needs {NARROWEST} channels before a strided 1 x 1 convolution: PyTorch "
+                "writes outside of its memory for fewer on some CPUs; use contiguous, or a wider network"
+            )
+        return recipe
+    convolutional = 2 * sum(m.weight.numel() for m in convolutions) > sum(p.numel() for p in network.parameters())
+    return replace(recipe, memory_format="channels_last" if convolutional and not narrow else "contiguous")
 
 
 def _gradient(trainer: Trainer, inputs: Tensor, targets: Tensor, *, dropout: int) -> Tensor:
