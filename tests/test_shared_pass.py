@@ -27,6 +27,7 @@ from landscape.running.run import run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject.loading import load as loading
 from landscape.subject.loading.checks import refuse_stochastic
+from landscape.subject.loading.premises import mini_batch_effect
 from landscape.subject.subject import Subject
 
 DIAGONAL = {"spectrum": "diagonal"}
@@ -75,7 +76,8 @@ def test_every_result_equals_that_of_its_probe_alone(vit: Path, alone: list[Arra
 @pytest.mark.slow
 def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> None:
     subject, passes = loaded(vit), []
-    refuse_stochastic(subject)  # takes a pass, and so does finding the layers
+    refuse_stochastic(subject)  # takes a pass, and so do finding the layers and other samples beside the first
+    mini_batch_effect(subject)
     for probe in probes():
         probe.plan(subject)
     handle = subject.model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))

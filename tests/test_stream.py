@@ -21,6 +21,7 @@ from landscape.predictions.scores import sample_scores
 from landscape.predictions.temporal import RingBuffer, frame_weights, prediction_time, smoothed
 from landscape.statistics.calibration import bootstrap, summary
 from landscape.subject.loading.load import load
+from landscape.subject.loading.premises import mini_batch_effect
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 
@@ -89,6 +90,7 @@ def test_scores_are_those_of_the_probabilities_averaged_by_hand(past: int, ahead
 def test_every_frame_passes_once_for_all_tau() -> None:
     subject = subject_of()
     subject.example()
+    mini_batch_effect(subject)
     frames.clear()
     stream(subject, tau="0.5,1,2,4,8", past=3, look_ahead=2)
     assert frames[-4:] == [4, 4, 4, 2]
