@@ -20,6 +20,7 @@ from landscape.reporting.progress import say
 
 if TYPE_CHECKING:
     from landscape.studies.claims import Claim
+    from landscape.studies.conduct import Conducted
     from landscape.studies.study_file import StudyFile
 
 Option = typer.Option
@@ -88,14 +89,15 @@ def run(
     number, of = parse_shard("shard", shard)
     results = folder / (f"results-{number}-of-{of}.h5" if of > 1 else "results.h5")
     how: dict[str, Any] = {"results": results, "table": folder / "study.md"}
-    text, wrong = _conduct(study, folder, workers, scheduler, shard, device=device, quiet=quiet, **how)
+    text, wrong, correlations = _conduct(study, folder, workers, scheduler, shard, device=device, quiet=quiet, **how)
     if of > 1:
         merge = f"landscape merge {folder}/results-*-of-{of}.h5 --out {folder}/results.h5"
         say(f"shard {shard} is in {results}; after all of them: {merge}, then run without --shard", quiet=quiet)
         return
     typer.echo(text, nl=False)
     if results.exists():
-        figures = drawing.draw(results, folder / "figures")
+        figures = drawing.draw_correlations(correlations, folder / "figures")
+        figures = [*drawing.draw(results, folder / "figures"), *figures]
         page = report.report(results, folder / "report.html", figures, examine([results]))
         say(f"{results}, {len(figures)} figures in {folder / 'figures'}, {page}", quiet=quiet)
     _refuse(wrong)
@@ -210,7 +212,7 @@ def reproduce(
     # a selection has a table of its own, which does not replace that of all claims
     part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
     how: dict[str, Any] = {"claims": claims, "measured": measure, "table": out / f"CLAIMS{part}.md"}
-    text, wrong = _conduct(study, out, device=device, quiet=quiet, **how)
+    text, wrong, _ = _conduct(study, out, device=device, quiet=quiet, **how)
     typer.echo(text, nl=False)
     _refuse(wrong)
 
@@ -234,7 +236,7 @@ def _study(file: str, **options: Any) -> StudyFile:
 
 def _conduct(
     study: StudyFile, out: Path, workers: int = 1, scheduler: str = "", shard: str = "", **how: Any
-) -> tuple[str, list[str]]:
+) -> Conducted:
     from landscape import api
     from landscape.studies.conduct import conduct
 

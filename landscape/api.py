@@ -174,7 +174,7 @@ def study(
 
     source = file if isinstance(file, Mapping) else Path(file)
     folder = Path(out) if out is not None else Path(source.stem if isinstance(source, Path) else "study")
-    text, wrong = conduct(
+    text, wrong, _ = conduct(
         study_of(source, check_options), folder, train=_trained, measure=partial(measure, quiet=quiet), device=device,
         quiet=quiet,
     )  # fmt: skip

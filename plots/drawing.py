@@ -33,6 +33,7 @@ from landscape.studies.citation import latex
 
 if TYPE_CHECKING:
     from landscape.plots.comparison.comparison import Comparison
+    from landscape.studies.correlations import Correlation
 
 EVERYTHING = Selection()
 HIGHEST = 7.0  # inches of a figure of a paper
@@ -236,6 +237,14 @@ def draw_build_up(rows: Sequence[Mapping[str, Any]], out: Path | str, formats: S
 
     with applied(SCREEN):
         return _save("build_up", partial(build_up.page, rows), Path(out), formats)
+
+
+def draw_correlations(found: Sequence[Correlation], out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw how numbers of a study's networks are correlated, `correlations.*`; nothing for none."""
+    from landscape.plots.figures import correlations
+
+    with applied(SCREEN):
+        return _save("correlations", partial(correlations.page, found), Path(out), formats) if found else []
 
 
 def left_out(path: Path | str) -> list[str]:

@@ -52,7 +52,7 @@ def page(
         note = re.sub(r"(intervals) over [\w-]+", r"\1 over seeds", note)
     if results and not any(map(has_intervals, results)):
         note = " ".join(sentence for sentence in re.split(r"(?<=\.) ", note) if INTERVAL not in sentence)
-    text = f"{caption or protocol(results, looks)} {note}".strip()
+    text = f"{caption or (protocol(results, looks) if results else '')} {note}".strip()
     under = textwrap.wrap(text, int(72 * width / (0.56 * SMALL))) if captioned() == "text" else []
     warning = textwrap.wrap(unfinished(results, looks), int(72 * width / (0.6 * SMALL)))
     size = RC["legend.fontsize"]

@@ -10,6 +10,7 @@ import xarray as xr
 
 from landscape.api import check_options
 from landscape.cli.main import exit_code
+from landscape.plots import drawing
 from landscape.studies.conduct import Progress, conduct, steps_of
 from landscape.studies.expressions import Expression
 from landscape.studies.study_file import study_of
@@ -74,6 +75,12 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("a.twice", "a['mine']['acuracy']", "mine has no number acuracy; .*did you mean accuracy"),
         ('sign = "positive"', 'sign = "up"', "sign must be positive or negative, got up"),
         ('["sharpness"]', '["sharpnes"]', "did you mean sharpness"),
+        (
+            "[[claims]]",
+            "[[correlations]]\nx = 'twice'\ny = 'sharpness'\n[[claims]]",
+            "needs 8 networks, got 2; seeds of one",
+        ),
+        ("[[claims]]", "[[correlations]]\nx = 'twice'\n[[claims]]", "x and y are missing"),
         ("[numbers]", ".".join("a" * 20_000) + " = 1\n[numbers]", "a line of more than 1,000 dots"),  # takes seconds
         ("[numbers]", f"a = {'[' * 20_000}\n[numbers]", r"not a TOML file \(maximum recursion depth"),
         ("[numbers]", f"# {'a' * 2**16}\n[numbers]", "expected at most 65,536"),
@@ -140,7 +147,7 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
 
     out = tmp_path / "out"
     how: Any = {"train": None, "measure": measure, "quiet": True}
-    text, wrong = conduct(study, out, **how)
+    text, wrong, _ = conduct(study, out, **how)
     assert wrong == []
     assert asked[:3] == ["trace a-s0", "trace b-s0", "calibration a-s0"]
     row = next(line for line in text.splitlines() if line.startswith("| sharpness |"))
@@ -149,12 +156,40 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
     assert "1, 1.02, 1.04, 1.06 | **holds** |" in text
     assert (out / "study.md").read_text() == text
     assert Progress.of(study, out).seconds.keys() == set(steps_of(study, study.claims))
-    assert conduct(study, out, **how) == (text, [])
+    assert conduct(study, out, **how) == (text, [], [])
     with pytest.raises(ValueError, match="holds the study 'a against b', not 'another'"):
         conduct(study_of(written(tmp_path, ("a against b", "another")), check_options), out, **how)
     samples = "t"
     with pytest.raises(ValueError, match="the data changed since a-s0 trace was measured"):
         conduct(study, out, **how)
+
+
+def test_correlations_are_over_networks_with_their_seeds_kept_together(tmp_path: Path) -> None:
+    """Two kinds of networks, within which the numbers fall together and between which they rise."""
+    tables = "".join(f"[networks.n{i}]\nfiles = 'n{i}-*.pt'\ngroup = '{'ab'[i // 6]}'\n" for i in range(12))
+    text = f"""title = "many"\n{tables}[measure.trace]\n[measure.calibration]
+[numbers]\nsharpness = "trace.trace"\naccuracy = "calibration.accuracy"
+[[correlations]]\nx = "sharpness"\ny = ["accuracy"]\n"""
+    for i in range(12):
+        for seed in range(2):
+            (tmp_path / f"n{i}-{seed}.pt").touch()
+
+    def measure(probe: str, file: Path, **_: Any) -> xr.Dataset:
+        network, seed = (int(part) for part in file.stem[1:].split("-"))
+        noise = 0.1 * (-1) ** seed
+        accuracy = 100 * (network >= 6) - network + noise
+        return xr.Dataset({"trace": network + noise} if probe == "trace" else {"accuracy": accuracy})
+
+    study = study_of(written(tmp_path, text=text), check_options)
+    found = conduct(study, tmp_path / "out", train=None, measure=measure, quiet=True)  # type: ignore[arg-type]
+    (one,) = found.correlations
+    assert [mean for mean, *_ in one.x] == pytest.approx(range(12))
+    assert one.over_all[0] == pytest.approx((36 - 30) / 66)
+    assert one.within == (-1, pytest.approx(np.nan, nan_ok=True), pytest.approx(np.nan, nan_ok=True))
+    row = next(line for line in found.text.splitlines() if line.startswith("| sharpness and accuracy | 12 |"))
+    assert row.endswith("| -1, without an interval |")
+    (file,) = drawing.draw_correlations(found.correlations, tmp_path)
+    assert file.name == "correlations.png"
 
 
 def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study(tmp_path: Path) -> None:
@@ -169,7 +204,7 @@ def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study
     def measure(probe: str, file: Path, *, label: str, **_: Any) -> xr.Dataset:
         return xr.Dataset({"trace": np.float64(1.0 + int(label[-1]))})
 
-    text, wrong = conduct(study, tmp_path / "out", train=train, measure=measure, quiet=True)  # type: ignore[arg-type]
+    text, wrong, _ = conduct(study, tmp_path / "out", train=train, measure=measure, quiet=True)  # type: ignore[arg-type]
     assert "Diverged: 1 (b-s3)." in text
     assert wrong[0].startswith("a: 1 / (trace.trace - 1) has no value: it divides by zero")
     assert "| sharper |" in text

@@ -54,6 +54,7 @@ class Network:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, with the number of epochs
     full_batch: FullBatch | None = None  # see `edge_of_stability`
     load: Mapping[str, Any] = field(default_factory=dict)  # options that files are loaded with
+    group: str = ""  # of networks, for correlations within
 
     def file(self, out: Path, seed: int, snapshot: str = "final.pt") -> Path:
         """The checkpoint of a seed."""

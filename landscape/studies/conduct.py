@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -23,6 +23,8 @@ from landscape.statistics.paired import Difference, by_error
 from landscape.statistics.rounding import interval
 from landscape.statistics.seed_groups import holm, mean_interval, two_groups
 from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol
+from landscape.studies.correlations import Correlation, correlation
+from landscape.studies.correlations import table as table_of_correlations
 from landscape.studies.edge_of_stability import SERIES, followed, table_of
 from landscape.studies.study import Cell
 from landscape.studies.study_file import StudyFile
@@ -74,6 +76,14 @@ class Progress:
         return sum(means[_kind(step)] for step in steps)
 
 
+class Conducted(NamedTuple):
+    """What a study gives."""
+
+    text: str  # its table
+    wrong: list[str]  # expressions without a value
+    correlations: list[Correlation]
+
+
 def steps_of(study: StudyFile, claims: Sequence[Claim]) -> list[str]:
     """The names of all steps in order: of every seed the trainings, then the measurements."""
     cells = study.cells(claims)
@@ -89,8 +99,8 @@ def conduct(
     study: StudyFile, out: Path, *, train: Train, measure: Callable[..., xr.Dataset], results: Path | None = None,
     table: Path | None = None, claims: Sequence[Claim] | None = None, device: str = "auto", quiet: bool = False,
     measured: bool = True,
-) -> tuple[str, list[str]]:  # fmt: skip
-    """Train and measure what is left, write the table after every seed; the table, and what has no value.
+) -> Conducted:  # fmt: skip
+    """Train and measure what is left, write the table after every seed.
 
     `train` is called with model, data, fields of the recipe and the options of `training.train`; `measure` as
     `landscape.measure`. Trainings that diverge stay in the study without numbers.
@@ -110,7 +120,7 @@ def conduct(
             run.wrong.clear()
             text = _text(run, study.seeds[: position + 1], claims)
             write_text(table or out / "study.md", text)
-    return text, list(dict.fromkeys(run.wrong))
+    return Conducted(text, list(dict.fromkeys(run.wrong)), run.correlated)
 
 
 @dataclass
@@ -126,6 +136,7 @@ class _Run:
     steps: list[str] = field(default_factory=list)
     seeds: list[dict[Cell, xr.Dataset]] = field(default_factory=list)  # results of each
     wrong: list[str] = field(default_factory=list)  # expressions without a value
+    correlated: list[Correlation] = field(default_factory=list)
 
     def train_all(self, seed: int, names: Sequence[str]) -> None:
         """Train every network of a seed, unless it is trained."""
@@ -225,6 +236,12 @@ def _text(run: _Run, seeds: Sequence[int], claims: Sequence[Claim]) -> str:
         text += "\n".join(["", "Means over seeds [95 %]:", "", *markdown(("network", *study.numbers), rows), ""])
     for names, numbers in study.compare:
         text += _compared(names, numbers, values)
+    groups = {name: study.networks[name].group for name in study.networks}
+    run.correlated = [
+        correlation(names, {name: groups[name] for name in of}, values)
+        for names, of in study.correlations if all((names[0], name) in values for name in of)
+    ]  # fmt: skip
+    text += table_of_correlations(run.correlated)
     if run.progress.diverged:
         text += f"\nDiverged: {len(run.progress.diverged)} ({', '.join(run.progress.diverged)}).\n".replace(
             " training", ""

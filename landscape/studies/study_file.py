@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from landscape.options import did_you_mean
 from landscape.results.declared_size import toml_of
+from landscape.statistics.rank_correlation import FEWEST
 from landscape.studies.claims import Claim, FullBatch, Measurement, Network
 from landscape.studies.edge_of_stability import SERIES
 from landscape.studies.expressions import Expression, Known
@@ -29,17 +30,17 @@ SPECIAL = {"metrics": (), "evaluate": ("passes",), "stream": ("moving",)}  # opt
 KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "the file": {
         "title": str, "about": str, "data": str, "data_root": str, "measure_all": bool, "train": dict, "networks": dict,
-        "measure": dict, "numbers": dict, "claims": list, "compare": list,
+        "measure": dict, "numbers": dict, "claims": list, "compare": list, "correlations": list,
     },
     "network": {
         "model": str, "args": dict, "files": (str, list), "load": dict, "relative": dict, "full_batch": dict,
-        "seeds": (int, list), "recipe": str, "epochs": int, "fraction": (int, float),
+        "group": str, "seeds": (int, list), "recipe": str, "epochs": int, "fraction": (int, float),
     },
     "relative": {"epochs": (int, float), "fraction": (int, float)},
     "claim": {
         "name": str, "statement": str, "source": str, "number": str, "value": str, "sign": (str, int), "published": str,
     },
-    "comparison": {"networks": list, "numbers": list},
+    "comparison": {"networks": list, "numbers": list}, "correlation": {"x": str, "y": (str, list), "networks": list},
 }  # fmt: skip
 
 
@@ -57,6 +58,7 @@ class StudyFile:
     numbers: Mapping[str, Expression]
     claims: tuple[Claim, ...]
     compare: tuple[tuple[Sequence[str], Sequence[str]], ...] = field(default=())  # networks, and names of numbers
+    correlations: tuple[tuple[tuple[str, str], Sequence[str]], ...] = ()  # two numbers, and networks
     measure_all: bool = True  # every measurement of every network; else what claims and numbers need
 
     @property
@@ -149,6 +151,7 @@ def _study(
     made = StudyFile(
         checked.get("title", "A study"), checked.get("about", ""), data, root, defaults, networks, measurements,
         numbers, (), tuple(_comparison(one, networks, numbers) for one in checked.get("compare", ())),
+        tuple(pair for one in checked.get("correlations", ()) for pair in _correlations(one, networks, numbers)),
         checked.get("measure_all", True),
     )  # fmt: skip
     claims = tuple(_claim(one, made, known) for one in checked.get("claims", ()))
@@ -169,7 +172,8 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
             found = sorted(Path(path) for one in ([files] if isinstance(files, str) else files)
                            for path in glob.glob(str(folder / str(one)), recursive=True))  # fmt: skip
             _refuse(not found, f"no file matches {files}; a pattern is relative to the study's file")
-            return Network(name, files=tuple(found), seeds=tuple(range(len(found))), load=given.get("load", {}))
+            of_group = {"load": given.get("load", {}), "group": given.get("group", "")}
+            return Network(name, files=tuple(found), seeds=tuple(range(len(found))), **of_group)
         how = {**_checked(defaults, "network", also=own), **given}
         seeds = how.get("seeds", 3)
         seeds = tuple(range(seeds) if isinstance(seeds, int) else map(int, seeds))
@@ -191,8 +195,9 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
         fraction = float(f"{how.get('fraction', 1.0) * relative.get('fraction', 1.0):.6g}")  # 0.2 x 0.2 is 0.04
         arguments = {key: None if value == "none" else value for key, value in how.get("args", {}).items()}
         return Network(
-            name, how["model"], arguments, seeds=seeds, recipe=recipe, fraction=fraction, overrides=overrides
-        )
+            name, how["model"], arguments, seeds=seeds, recipe=recipe, fraction=fraction, overrides=overrides,
+            group=how.get("group", ""),
+        )  # fmt: skip
 
 
 def _check_model(model: str, arguments: Table) -> None:
@@ -265,6 +270,21 @@ def _comparison(table: Table, networks: Table, numbers: Table) -> tuple[Sequence
             _known(name, numbers, "numbers")
         _refuse(not of, "there are no [numbers] to compare")
         return names, of
+
+
+def _correlations(table: Table, networks: Table, numbers: Table) -> Iterator[tuple[tuple[str, str], Sequence[str]]]:
+    with _within("[[correlations]]"):
+        given = _checked(table, "correlation")
+        _refuse(not given.get("x") or not given.get("y"), "x and y are missing: names of [numbers]")
+        of = given.get("networks", [name for name, one in networks.items() if not one.full_batch])
+        for name in of:
+            _known(name, networks, "networks")
+        why = "seeds of one are kept together, and files of one pattern are its seeds"
+        _refuse(len(set(of)) < FEWEST, f"it needs {FEWEST} networks, got {len(set(of))}; {why}")
+        for y in [given["y"]] if isinstance(given["y"], str) else given["y"]:
+            for name in (given["x"], y):
+                _known(name, numbers, "numbers")
+            yield (given["x"], y), list(dict.fromkeys(of))
 
 
 def _tables(table: Table, key: str) -> Iterator[tuple[str, Table]]:
