@@ -312,7 +312,7 @@ def page(known: Iterable[Row], everything: int) -> str:
         "timm, every builder of torchvision for classification, segmentation and detection, and every architecture of "
         "transformers with a head for image classification, masked or causal language modelling, from a tiny "
         f"configuration; {len(rows) - len(built)} could not be built so. Four samples of noise; `hessian` on two, with "
-        "two products.", "",
+        "two products. Not all rows are of one version of this project.", "",
         "x: a number for every layer (`hessian`: an eigenvalue). part: numbers for so many of the layers. -: the "
         "network has nothing of the kind, such as maps of positions or self-attention. refused: one line says why. "
         "FAILED: an error of another library. Empty: not measured yet. The reasons stand below.", "",
