@@ -138,7 +138,7 @@ class Change:
     data: Callable[[Tensor, Tensor], Data] | None = None
     batch: int = BATCH
     dtype: torch.dtype = torch.float64
-    first: bool = True  # whether the network itself is changed too, not just the others beside it
+    first: bool = True  # whether the network itself changes too, or only those it is compared with
     networks: Sequence[str] = NETWORKS
 
 

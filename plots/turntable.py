@@ -13,7 +13,7 @@ from landscape.plots.figure import Look
 from landscape.plots.figures import surface_relief
 from landscape.plots.theme import ink, page_width
 
-MOST = 6  # surfaces beside each other
+MOST = 6  # surfaces side by side
 FRAMES = 36  # of one turn
 FINE = 72  # cells per axis that a relief is drawn with
 LIFT = 0.02  # of the vertical axis, by which the path lies above the relief
@@ -23,6 +23,7 @@ def frames(results: Sequence[xr.Dataset], looks: Sequence[Look], dpi: int) -> It
     """The pictures of one turn, (height, width, 3) of bytes."""
     span = surface_relief.span_of(results)
     note = f"Upwards: {loss_label(results)}, one scale, cut at {span[1]:.3g}. Smooth between the measured points."
+    note += " Black: the path of training." * any(map(_has_path, results))
     columns = min(len(results), 3)
     rows, side = -(-len(results) // columns), page_width() / columns
     figure = style.page(results, looks, height=0.9 * side * rows, note=note)
@@ -61,9 +62,13 @@ def smooth(data: xr.Dataset, span: tuple[float, float]) -> xr.Dataset:
     return xr.Dataset({"loss": (("x", "y"), np.minimum(found, span[1]))}, coords=dict(zip("xy", fine, strict=True)))
 
 
+def _has_path(data: xr.Dataset) -> bool:
+    return {"path_x", "path_y"} <= set(data) and data.attrs.get("plane") != "checkpoints"
+
+
 def _path(data: xr.Dataset, ax: Any, span: tuple[float, float]) -> None:
     """The path of training on the relief, where the plane holds one and as far as it lies inside."""
-    if not {"path_x", "path_y"} <= set(data) or data.attrs.get("plane") == "checkpoints":
+    if not _has_path(data):
         return
     made = smooth(data, span)
     height = RegularGridInterpolator(

@@ -12,7 +12,7 @@ import xarray as xr
 from PIL import Image
 
 from landscape.options import OptionError
-from landscape.plots import animation, theme, turntable
+from landscape.plots import animation, style, theme, turntable
 from landscape.plots.figures import surface_relief
 from landscape.plots.selection import Selection
 from landscape.results import reader
@@ -81,3 +81,16 @@ def test_a_steep_surface_leaves_a_third_of_the_scale_to_a_flat_one() -> None:
     assert np.log(float(flat["loss"].quantile(0.98)) / low) == pytest.approx(np.log(high / low) / 3)
     made = turntable.smooth(flat, (low, high))
     assert float(made["loss"].interp(x=0.3, y=-0.47)) == pytest.approx(0.1 * np.exp(0.3**2 + 0.47**2), rel=1e-3)
+
+
+def test_a_path_of_training_lies_on_the_relief_just_above_it() -> None:
+    axis, path = np.linspace(-1, 1, 21), np.array([-0.8, -0.1, 0.3])
+    bowl = xr.Dataset({"loss": (("x", "y"), 0.1 * np.exp(axis[:, None] ** 2 + axis**2))}, {"x": axis, "y": axis})
+    data = bowl.assign(path_x=("snapshot", path), path_y=("snapshot", path / 2))
+    span, ax = (0.1, 0.8), style.page([], [], height=2).add_subplot(projection="3d")
+    turntable._path(data, ax, span)
+    (line,) = ax.lines
+    x, y, z = line.get_data_3d()
+    np.testing.assert_allclose((x, y), (path, path / 2))
+    above = turntable.LIFT * np.log10(span[1] / span[0])
+    np.testing.assert_allclose(z, np.log10(0.1 * np.exp(path**2 + path**2 / 4)) + above, atol=2e-3)

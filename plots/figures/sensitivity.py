@@ -14,7 +14,7 @@ from landscape.plots.theme import dark, ground, ink, narrow, page_width
 from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
-    "The loss that a network gains when the weights of one unit are quantised, pruned or disturbed, with 95 % "
+    "By how much the loss rises when the weights of one unit are quantised, pruned or disturbed, with 95 % "
     "intervals of the paired differences, and beside it that of all units together (filled) with the sum of the single "
     "ones (open): where the two agree, a table of bit-widths may add single increases up. It says nothing of training "
     "with quantised weights, of quantised activations, or of other samples than those that were measured."
