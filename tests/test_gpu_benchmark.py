@@ -356,6 +356,7 @@ def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> Non
     assert difference(np.array([math.inf, 1.0]), np.array([math.inf, 1.0])) == 0.0
     assert difference(np.array([math.inf, 1.0]), np.array([math.inf, 2.0])) == 1.0
     assert difference(np.zeros(2), np.array([0.0, 0.5])) == 0.5
+    assert difference(np.full(1, 1e-6), np.full(1, 2e-6), "degree") < 1e-8
     row = {"judged": True, "differences": {"loss": 1e-2, "accuracy": 1e-2, "spectrum": 1e-5}}
     assert verdict("surface", row) == ("FAIL", ["loss"])
     assert verdict("surface", {**row, "judged": False}) == ("not judged", [])

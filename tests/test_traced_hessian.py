@@ -72,6 +72,12 @@ def test_a_second_mini_batch_of_the_shape_has_the_products_of_its_own_graph(name
     assert (traced.layout is torch.channels_last) is (name != "vit_demo")  # where a network convolves
 
 
+@pytest.mark.parametrize(("width", "layout"), [(7, torch.contiguous_format), (8, torch.channels_last)])
+def test_a_layout_that_may_damage_the_memory_is_not_taken(width: int, layout: torch.memory_format) -> None:
+    model = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 16, 1, stride=2))
+    assert hvp_backends._layouts(Subject(model, batches_of((3, 8, 8), (4, 4), 3))) == (layout,)
+
+
 @pytest.mark.parametrize("pattern", ["2.", "weight"])
 def test_a_subset_of_the_parameters_leaves_the_others_constant(pattern: str) -> None:
     subject = tanh_net()

@@ -102,7 +102,7 @@ def compared(network: str, probe: str, settings: Settings) -> Row:
     return {
         "seconds": took,
         "differences": {
-            str(name): difference(reference[name].values, there[name].values)
+            str(name): difference(reference[name].values, there[name].values, reference[name].attrs["units"])
             for name in reference.data_vars
             if reference[name].dtype.kind == "f"
         },
@@ -147,8 +147,11 @@ def _options(probe: str, settings: Settings) -> Mapping[str, Any]:
     return probe_class(probe).smallest if settings.small else OPTIONS.get(probe, {})
 
 
-def difference(reference: np.ndarray, there: np.ndarray) -> float:
-    """Greatest difference over the greatest finite magnitude of the reference; inf if a NaN stands on one side only."""
+def difference(reference: np.ndarray, there: np.ndarray, unit: str = "1") -> float:
+    """Greatest difference over the greatest finite magnitude of the reference; inf if a NaN stands on one side only.
+
+    Of angles in degrees over a half-turn: those of parallel vectors are rounding.
+    """
     if reference.shape != there.shape or (np.isnan(reference) != np.isnan(there)).any():
         return float("inf")
     known = ~np.isnan(reference)
@@ -156,7 +159,8 @@ def difference(reference: np.ndarray, there: np.ndarray) -> float:
     a, b = a[a != b], b[a != b]  # equal infinities too
     if not a.size:
         return 0.0
-    return float(np.abs(a - b).max() / (np.abs(reference[np.isfinite(reference)]).max(initial=0.0) or 1.0))
+    greatest = 180.0 if unit == "degree" else np.abs(reference[np.isfinite(reference)]).max(initial=0.0)
+    return float(np.abs(a - b).max() / (greatest or 1.0))
 
 
 def tolerance(probe: str, quantity: str) -> float | None:

@@ -32,6 +32,7 @@ from landscape.products.micro_batches import MicroBatching
 from landscape.products.operator import Curvature, Operator
 from landscape.products.parameter_selection import matching
 from landscape.products.traced_hessian import TracedHessian, trace
+from landscape.subject.device import too_narrow
 from landscape.subject.loading.checks import refuse_training
 from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
@@ -277,9 +278,9 @@ def _traced(
 
 def _layouts(subject: Subject) -> tuple[torch.memory_format, ...]:
     """Memory formats worth a trial: channels last is faster for convolutions on a CPU, and may be elsewhere."""
-    if not convolves(subject.model):
-        return (torch.contiguous_format,)
     on_cpu = subject.device.type == "cpu"
+    if not convolves(subject.model) or (on_cpu and too_narrow(subject.model)):
+        return (torch.contiguous_format,)
     return (torch.channels_last,) if on_cpu else (torch.contiguous_format, torch.channels_last)
 
 

@@ -10,6 +10,7 @@ from landscape.data.memory import page_locked
 from landscape.options import invalid
 
 HALF = (torch.float16, torch.bfloat16)
+NARROWEST = 8  # channels before a strided 1 x 1 convolution whose gradient in channels_last is safe on every CPU
 _log = logging.getLogger(__name__)
 
 
@@ -22,6 +23,16 @@ def wait_for(device: torch.device) -> None:
     """Wait until a GPU has finished its work, so that a clock read before and after tells the time of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def too_narrow(model: nn.Module) -> bool:
+    """Whether a strided 1 x 1 convolution has so few input channels that channels_last may damage the memory.
+
+    oneDNN 3.12 (of PyTorch 2.13) writes the gradient of such a kernel outside of its memory on CPUs with AVX2 and
+    without AVX-512; double precision is not its work.
+    """
+    convolutions = (m for m in model.modules() if isinstance(m, nn.Conv2d) and m.weight.dtype != torch.float64)
+    return any(m.kernel_size == (1, 1) and m.stride != (1, 1) and m.in_channels < NARROWEST for m in convolutions)
 
 
 class Transfer:

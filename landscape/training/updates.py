@@ -18,6 +18,7 @@ from landscape.checkpoints.user_code import seed_torch
 from landscape.data.dataset import Images
 from landscape.data.recipes import Recipe
 from landscape.probe import derived_seed
+from landscape.subject.device import NARROWEST, too_narrow
 from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
 from landscape.training.objectives import Objective, objective_of
 from landscape.training.optimizer import Schedule, build_optimizer
@@ -101,9 +102,6 @@ def ascended(network: nn.Module, rho: float) -> Iterator[None]:
         torch._foreach_copy_([*weights, *buffers], before)
 
 
-# Channels before a strided 1 x 1 convolution: with fewer, oneDNN 3.12 (of PyTorch 2.13) writes the gradient of its
-# kernel in channels_last outside of its memory on CPUs with AVX2 and without AVX-512.
-NARROWEST = 8
 WARMUP = 10  # sets how fast the decay rises over the first updates
 
 
@@ -215,7 +213,7 @@ def with_memory_format(recipe: Recipe, model: str, arguments: Mapping[str, Any])
     """The recipe with the memory format "auto" replaced by the one that suits the model.
 
     That is channels_last where more than half of the weights are kernels of 2-D convolutions: a rule and no benchmark,
-    so that equal runs give equal bits. Not with strided 1 x 1 convolutions of fewer than `NARROWEST` channels.
+    so that equal runs give equal bits. Not with a convolution that is `too_narrow`.
 
     Raises:
         ValueError: channels_last of a network with such a convolution.
@@ -225,7 +223,7 @@ def with_memory_format(recipe: Recipe, model: str, arguments: Mapping[str, Any])
     with torch.device("meta"):  # shapes without values
         network = models.build(model, **arguments)
     convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
-    narrow = any(m.kernel_size == (1, 1) and m.stride != (1, 1) and m.in_channels < NARROWEST for m in convolutions)
+    narrow = too_narrow(network)
     if recipe.memory_format == "channels_last":
         if narrow:
             raise ValueError(
