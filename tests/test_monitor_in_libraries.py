@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from landscape.results import reader
 
 ROOT = Path(__file__).parent.parent
 SHOWN = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
-PLAIN, LIGHTNING, TRANSFORMERS = SHOWN.findall((ROOT / "docs" / "monitoring.md").read_text())
+PLAIN, LIGHTNING, TRANSFORMERS, *LOGGERS = SHOWN.findall((ROOT / "docs" / "monitoring.md").read_text())
 pytestmark = [
     pytest.mark.campaign,
     pytest.mark.filterwarnings("ignore"),  # of the libraries
@@ -108,3 +109,59 @@ def test_transformers_as_shown_reaches_the_edge_of_adam_and_resumes(
     assert data["loss"].values[-1] == pytest.approx(loss, rel=1e-5)
     scope["trainer"].train(resume_from_checkpoint="trained/checkpoint-190")
     assert series(tmp_path / "run.h5") == {"GPT2LMHeadModel": steps}
+
+
+def in_tensorboard(folder: Path) -> dict[int, float]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "events"))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars("monitor/loss")}
+
+
+def in_wandb(folder: Path) -> dict[int, float]:
+    """The last row, and that the file for a later upload has the names of all."""
+    summary = __import__("wandb").run.summary
+    last = {int(summary["monitor/step"]): float(summary["monitor/loss"])}
+    __import__("wandb").finish()
+    (written,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert written.read_bytes().count(b"monitor/critical_sharpness") >= 3
+    return last
+
+
+def in_mlflow(folder: Path) -> dict[int, float]:
+    mlflow = __import__("mlflow")
+    run = mlflow.active_run().info.run_id
+    found = {one.step: one.value for one in mlflow.MlflowClient().get_metric_history(run, "monitor/loss")}
+    mlflow.end_run()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "package", "read"),
+    [*zip(LOGGERS, ["tensorboard", "wandb", "mlflow"], [in_tensorboard, in_wandb, in_mlflow], strict=True)],
+    ids=["tensorboard", "wandb", "mlflow"],
+)
+def test_the_recipe_of_a_logger_as_shown_stores_every_row(
+    recipe: str,
+    package: str,
+    read: Callable[[Path], dict[int, float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    scope: dict[str, Any] = {}
+    exec(recipe, scope)
+    exec(PLAIN.replace('out="run.h5")', 'out="run.h5", on_row=on_row)').replace("range(1000)", "range(100)"), scope)
+    for name in {"monitor", "writer"} & scope.keys():
+        scope[name].close()
+    ((_, data),) = reader.groups(tmp_path / "run.h5")
+    stored = dict(zip(data["step"].values.tolist(), data["loss"].values.tolist(), strict=True))
+    found = read(tmp_path)
+    assert max(found) == 100
+    assert package == "wandb" or sorted(found) == sorted(stored)
+    assert found == {step: pytest.approx(stored[step], rel=1e-6) for step in found}
+    assert "is not called again" not in caplog.text
