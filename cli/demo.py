@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -28,7 +27,6 @@ from landscape.options import format_duration
 from landscape.probe import NotApplicable
 from landscape.probes import FEATURES, PROBES, probe_class
 from landscape.reporting.progress import say
-from landscape.studies import Step
 
 if TYPE_CHECKING:
     from landscape.plots.report.findings import Finding
@@ -40,6 +38,15 @@ MODELS: Mapping[str, Mapping[str, Any]] = {  # with arguments: patches of 4 px, 
 AGAIN = "resnet_demo"  # trained a second time, with another seed, for the probes between two networks
 EPOCHS = 10  # of the 25 of the recipe
 WORKERS = 2  # processes that train and measure: networks as small as these gain nothing by threads
+
+
+class Step(NamedTuple):
+    """What is measured at once: a probe, or "features", with its parameters, of networks loaded in one way."""
+
+    probe: str
+    parameters: Mapping[str, Any]
+    loading: Mapping[str, Any]
+    paths: Sequence[Path] = ()
 
 
 def _step(probe: str, samples: int = 512, *, batch_size: int = 0, **parameters: Any) -> Step:
@@ -107,7 +114,7 @@ def demo(
         train_one = partial(train, out=out, epochs=epochs, device=device, quiet=quiet)
         *networks, again = pool.imap(train_one, trainings)
         steps = [
-            replace(step, paths=paths) for step in plan(every=all, quiet=quiet)
+            step._replace(paths=paths) for step in plan(every=all, quiet=quiet)
             for paths in runs(step.probe, networks, [networks[list(MODELS).index(AGAIN)], again])
         ]  # fmt: skip
         measure_one = partial(measure, samples=samples, device=device, out=results)

@@ -1,31 +1,25 @@
 """The commands `smoothing`, `heads`, `sweep` and `build-up`: one table and one figure that compare several networks.
 
-Each turns its options into the steps of a study and prints what the study gives.
+All but the last are shipped studies whose files their options change.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from landscape.cli.command_options import OWN, RUN, Debug, Quiet, loading_options, loading_values, option, with_options
-from landscape.cli.loading import CHECKPOINT, load
-from landscape.cli.measuring import measure_all
-from landscape.cli.text_table import text_table
+from landscape.cli.loading import CHECKPOINT, several_checkpoints
+from landscape.cli.study import of_checkpoints
 from landscape.cli.training import run_training
 from landscape.options import OptionError, at_least, invalid, parse_arguments
 from landscape.reporting.progress import say
 
-if TYPE_CHECKING:
-    from landscape.studies import Step
-
 Option = typer.Option
-COLUMNS = ("model", "data", "msa", "seed", "accuracy", "loss", "checkpoint")
 
 
 def smoothing(
@@ -37,17 +31,14 @@ def smoothing(
     uncertainty and a few mini-batches of hessian, each twice, into one results file. What the file holds is not
     measured again.
     """
-    from landscape.results import reader
-    from landscape.studies import kinds
-
-    counts = _sizes(sizes)
+    counts, loading = _sizes(sizes), loading_values(options)
     at_least("batches", batches, 1)
-    values = {**loading_values(options), "smooth": True}
-    members = kinds.ensemble_sizes(load(checkpoint, values, quiet=quiet), counts, quiet=quiet)
-    _measure(kinds.smoothing_steps(checkpoint, values, members, batches), out, quiet=quiet)
-    for study in kinds.smoothing(reader.groups(out)):
-        typer.echo(text_table(kinds.smoothing_table(study)))
-    _draw("smoothing", out, figures)
+    blocks = {name: loading.pop(name) for name in ("smooth_at", "smooth_block") if name in loading}
+    most = {"mc_dropout": counts[-1]}
+    measure = {"calibration": {"over": {"mc_dropout": [0, *counts]}}, "fourier": most, "uncertainty": most,
+               "hessian": {"batches": batches, "otherwise": {"mc_dropout": counts[0]}}}  # fmt: skip
+    changes = {"networks": {"with smoothing": {"load": blocks}}, "measure": measure}
+    of_checkpoints("smoothing", [checkpoint], loading, changes, out, figures, quiet=quiet)
 
 
 def heads(
@@ -60,23 +51,12 @@ def heads(
     every network, twice where it has dropout, into one results file, and draws all networks of that file: with --smooth
     a second run adds a network with blocks that are inserted. What the file holds is not measured again.
     """
-    from landscape.studies.kinds import heads_steps
-
     at_least("masks", masks, 1)
     at_least("batches", batches, 1)
-    values, measured = loading_values(options), 0
-    paths: list[Path | None] = [*(checkpoint or [])]
-    for path in paths or [None]:
-        subject = load(path, dict(values), quiet=quiet)
-        measured += _measure(
-            heads_steps(subject, path, values, masks, resolution, batches, quiet=quiet), out, quiet=quiet
-        )
-    if not measured:
-        raise ValueError(
-            "nothing to measure: the networks draw random numbers in evaluation, and not by dropout that masks could "
-            "freeze; give a network with dropout, or a deterministic one"
-        )
-    if not _draw("heads", out, figures):
+    over = {"over": {"mc_dropout": [0, masks]}}
+    changes = {"measure": {"surface": {"resolution": resolution, **over}, "hessian": {"batches": batches, **over}}}
+    _, drawn = of_checkpoints("heads", checkpoint or [], loading_values(options), changes, out, figures, quiet=quiet)
+    if not drawn:
         say(f"no figure yet: {out} needs two networks, one of them with dropout; run it on another one", quiet=quiet)
 
 
@@ -91,38 +71,14 @@ def sweep(checkpoint: list[Path], batches: int, out: Path, figures: Path, quiet:
     from landscape.studies import kinds
 
     at_least("batches", batches, 1)
-    _measure(kinds.sweep_steps(checkpoint, loading_values(options), batches), out, quiet=quiet)
-    stored = reader.groups(out)
-    found = kinds.sweep(stored)
-    for study in found:
-        typer.echo(text_table(kinds.sweep_table(study)))
-    _draw("sweep", out, figures)
+    changes = {"measure": {"hessian": {"batches": batches}}}
+    found, _ = of_checkpoints("sweep", checkpoint, loading_values(options), changes, out, figures, quiet=quiet)
     if not found:
-        labels = ", ".join(dict.fromkeys(str(data.attrs["label"]) for _, data in stored))
+        labels = ", ".join(dict.fromkeys(str(data.attrs["label"]) for _, data in reader.groups(out)))
         raise ValueError(
             f"no sweep in {out}: it holds {labels}, expected networks that landscape train wrote, with "
             f"{kinds.FEWEST} values of one argument and all others equal; run it with those that are missing"
         )
-
-
-def _measure(steps: Iterable[Step], out: Path, *, quiet: bool) -> int:
-    """Measure what the results file lacks; the number of steps."""
-    count = 0
-    for step in steps:
-        count += 1
-        say(step.words, quiet=quiet)
-        measure_all(step.probe, step.paths, step.parameters, step.loading, out=out, quiet=True)
-    return count
-
-
-def _draw(name: str, out: Path, figures: Path) -> list[Path]:
-    """Draw the figures of a study that a file holds, and print their paths."""
-    from landscape.plots import drawing
-
-    drawn = drawing.draw_studies(out, figures, names=(name,))
-    for path in drawn:
-        typer.echo(path)
-    return drawn
 
 
 def _sizes(text: str) -> list[int]:
@@ -135,34 +91,22 @@ def _sizes(text: str) -> list[int]:
     return counts
 
 
-def _argument(kind: Any, default: Any, help: str) -> tuple[Any, Any]:
-    return Annotated[kind, typer.Argument(help=help)], default
-
-
 def _with_loading(function: Any, own: dict[str, Any], *without: str) -> None:
     """Give a command its own options, those of loading, and those of every study."""
-    batches = {"batches": option(int, "mini-batches of hessian", 4, OWN)}
-    figures = {"figures": option(Path, "folder for the figure", Path("figures"), OWN)}
-    run = {name: RUN[name] for name in ("quiet", "verbose", "debug")}
-    with_options(
-        function, {**own, **batches, **loading_options({}, without=without), "out": RUN["out"], **figures, **run}
-    )
+    batches = option(int, "mini-batches of hessian", 4, OWN)
+    figures = {"out": RUN["out"], "figures": option(Path, "folder for the figure", Path("figures"), OWN)}
+    run = {**figures, **{name: RUN[name] for name in ("quiet", "verbose", "debug")}}
+    with_options(function, {**own, "batches": batches, **loading_options({}, without=without), **run})
 
 
 _SIZES = option(str, "numbers of dropout masks whose probabilities are averaged", "1,2,3,5,10", OWN)
 _with_loading(smoothing, {"checkpoint": CHECKPOINT, "sizes": _SIZES}, "smooth", "mc_dropout")
-_with_loading(
-    heads,
-    {
-        "checkpoint": _argument(
-            list[Path] | None, None, "networks, or their run folders; default: the newest under ./checkpoints"
-        ),
-        "masks": option(int, "dropout masks whose predictions are averaged", 5, OWN),
-        "resolution": option(str, "points per axis of the surfaces", "11", OWN),
-    },
-    "mc_dropout",
-)
-_with_loading(sweep, {"checkpoint": _argument(list[Path], ..., "trained networks, or their run folders")}, "split")
+_MASKS = option(int, "dropout masks whose predictions are averaged", 5, OWN)
+_RESOLUTION = option(str, "points per axis of the surfaces", "11", OWN)
+_NETWORKS = several_checkpoints("networks, or their run folders")
+_with_loading(heads, {"checkpoint": _NETWORKS, "masks": _MASKS, "resolution": _RESOLUTION}, "mc_dropout")
+_TRAINED = Annotated[list[Path], typer.Argument(help="trained networks, or their run folders")]
+_with_loading(sweep, {"checkpoint": (_TRAINED, ...)}, "split")
 
 
 def build_up(
@@ -212,9 +156,7 @@ def build_up(
             )  # fmt: skip
             trained.append(final)
     rows = list(build_up_rows(trained))
-    table = csv.DictWriter(text := io.StringIO(), COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
+    csv.writer(text := io.StringIO(), lineterminator="\n").writerows([[*rows[0]], *(row.values() for row in rows)])
     file = write_text(out / "build_up.csv", text.getvalue())
     for count in sorted({row["msa"] for row in rows}):
         accuracies = column(rows, "accuracy", count)

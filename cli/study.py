@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from landscape.cli.command_options import RUN, Debug, Quiet, Verbose
+from landscape.cli.loading import load
 from landscape.cli.process_setup import executor_of
 from landscape.cli.text_table import text_table
 from landscape.cli.training import run_training
@@ -28,6 +30,7 @@ app = typer.Typer(no_args_is_help=True, help="Train, measure and compare several
 File = Annotated[
     str, typer.Argument(help="study's file, or the name of one that is shipped, see: landscape study list")
 ]
+Given = Annotated[list[Path] | None, typer.Argument(help="checkpoints of a study that does not name its own")]
 Out = Annotated[
     Path | None, Option(help="folder for checkpoints, results.h5, study.md, figures; default: the file's name")
 ]
@@ -70,6 +73,7 @@ def shipped() -> dict[str, Path]:
 @app.command()
 def run(
     file: File,
+    checkpoint: Given = None,
     out: Out = None,
     data_root: DataRoot = None,
     device: Device = "auto",
@@ -84,7 +88,7 @@ def run(
     from landscape.doctor.rules import examine
     from landscape.plots import drawing, report
 
-    study = _study(file, data_root=data_root)
+    study = _study(file, checkpoint, data_root=data_root)
     folder = out or Path(Path(file).stem)
     number, of = parse_shard("shard", shard)
     results = folder / (f"results-{number}-of-{of}.h5" if of > 1 else "results.h5")
@@ -96,6 +100,7 @@ def run(
         return
     typer.echo(text, nl=False)
     if results.exists():
+        _tables(results)
         figures = drawing.draw_correlations(correlations, folder / "figures")
         figures = [*drawing.draw(results, folder / "figures"), *figures]
         page = report.report(results, folder / "report.html", figures, examine([results]))
@@ -104,11 +109,11 @@ def run(
 
 
 @app.command()
-def check(file: File, data_root: DataRoot = None, debug: Debug = False) -> None:
+def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debug: Debug = False) -> None:
     """Check the whole file of a study, and say what it trains and measures; nothing runs."""
     from landscape.studies.conduct import steps_of
 
-    study = _study(file, data_root=data_root)
+    study = _study(file, checkpoint, data_root=data_root)
     steps = steps_of(study, study.claims)
     trainings = sum(step.endswith(" training") for step in steps)
     typer.echo(f"{study.title}: {len(study.networks)} networks, {trainings} trainings, "
@@ -116,11 +121,11 @@ def check(file: File, data_root: DataRoot = None, debug: Debug = False) -> None:
 
 
 @app.command()
-def show(file: File, out: Out = None, debug: Debug = False) -> None:
+def show(file: File, checkpoint: Given = None, out: Out = None, debug: Debug = False) -> None:
     """Show what of a study is done, what is left, and for how long."""
     from landscape.studies.conduct import Progress, steps_of
 
-    study = _study(file)
+    study = _study(file, checkpoint)
     progress = Progress.of(study, out or Path(Path(file).stem))
     rows, left = [], []
     for step in steps_of(study, study.claims):
@@ -140,7 +145,7 @@ def show(file: File, out: Out = None, debug: Debug = False) -> None:
 def list_(debug: Debug = False) -> None:
     """List the studies that are shipped."""
     for name in shipped():
-        typer.echo(f"{name}  {_study(name).title}")
+        typer.echo(f"{name:{max(map(len, shipped()))}}  {_study(name).title}")
 
 
 @app.command()
@@ -207,7 +212,7 @@ def reproduce(
     at_least("seeds", seeds, 1)
     at_least("epochs", epochs, 1)
     train = {"seeds": seeds, "fraction": fraction, "epochs": epochs}
-    study = _study("reproduce", data=data, data_root=data_root, train=train)
+    study = _study("reproduce", data_root=data_root, data=data, train=train)
     claims = _claims_named(claim, study.claims)
     # a selection has a table of its own, which does not replace that of all claims
     part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
@@ -217,13 +222,46 @@ def reproduce(
     _refuse(wrong)
 
 
+def of_checkpoints(
+    name: str, given: Sequence[Path | None], loading: Mapping[str, Any], changes: Mapping[str, Any], out: Path,
+    figures: Path, *, quiet: bool,
+) -> tuple[list[Any], list[Path]]:  # fmt: skip
+    """Carry out a shipped study of checkpoints into a results file, and print its table and figures; what was found."""
+    from landscape.plots import drawing
+
+    for path in given or [None]:
+        load(path, dict(loading), quiet=quiet)
+    study = _study(name, given, load=loading, **changes)
+    with TemporaryDirectory() as folder:  # what the results file holds is not measured again
+        _conduct(study, Path(folder), results=out, quiet=quiet)
+    found, drawn = _tables(out, name), drawing.draw_studies(out, figures, names=(name,))
+    for path in drawn:
+        typer.echo(path)
+    return found, drawn
+
+
+def _tables(results: Path, *names: str) -> list[Any]:
+    """Print the tables of studies of a kind that a results file holds; the studies."""
+    from landscape.results import reader
+    from landscape.studies.kinds import KINDS
+
+    stored = reader.groups(results)
+    found = [(study, KINDS[name][1]) for name in names or KINDS for study in KINDS[name][0](stored)]
+    for study, rows in found:
+        typer.echo(text_table(rows(study))) if rows else None
+    return [study for study, _ in found]
+
+
 def _refuse(wrong: Sequence[str]) -> None:
     """Raise an error about expressions without a value, after everything is written."""
     if wrong:
         raise ValueError("; ".join(wrong))
 
 
-def _study(file: str, **options: Any) -> StudyFile:
+def _study(
+    file: str, given: Sequence[Path | None] | None = None, data_root: Path | None = None, **changes: Any
+) -> StudyFile:
+    """A study, with checkpoints for its networks and changes of the file."""
     from landscape.api import check_options
     from landscape.studies.study_file import study_of
 
@@ -231,7 +269,10 @@ def _study(file: str, **options: Any) -> StudyFile:
     if file not in known and not Path(file).is_file():
         raise FileNotFoundError(f"there is no study {file}; expected a file, or one of {', '.join(known)}"
                                 f"{did_you_mean(file, known)}")  # fmt: skip
-    return study_of(Path(file) if Path(file).is_file() else known[file], check_options, **options)
+    changes |= {"data_root": str(data_root)} if data_root else {}
+    return study_of(
+        Path(file) if Path(file).is_file() else known[file], check_options, changes=changes, given=given or ()
+    )
 
 
 def _conduct(
@@ -241,7 +282,7 @@ def _conduct(
     from landscape.studies.conduct import conduct
 
     with executor_of(workers, scheduler) as executor:
-        measure = partial(api.measure, executor=executor, shard=shard, quiet=how["quiet"])
+        measure = partial(api.measure, executor=executor, shard=shard, quiet=True)
         return conduct(study, out, train=run_training, measure=measure, **how)
 
 

@@ -69,8 +69,11 @@ def test_networks_of_which_nothing_can_be_measured_are_an_error(
         "def model(): return Noisy(4, 3)\ndef data(): return torch.randn(8, 4), torch.arange(8) % 3\n"
     )
     own = ["--model", f"{tmp_path}/noisy.py:model", "--data", f"{tmp_path}/noisy.py:data"]
-    assert exit_code(["heads", *own, "--out", str(tmp_path / "r.h5"), "--quiet"]) == 1
-    assert "landscape: nothing to measure: the networks draw random numbers" in capsys.readouterr().err
+    assert exit_code(["heads", *own, "--batches", "1", "--out", str(tmp_path / "r.h5"), "--quiet"]) == 1
+    assert (
+        "landscape: nothing to measure: the model (Noisy) draws random numbers in evaluation mode"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.campaign

@@ -11,6 +11,7 @@ import xarray as xr
 from landscape.api import check_options
 from landscape.cli.main import exit_code
 from landscape.plots import drawing
+from landscape.probe import NotApplicable
 from landscape.studies.conduct import Progress, conduct, steps_of
 from landscape.studies.expressions import Expression
 from landscape.studies.study_file import study_of
@@ -83,6 +84,10 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("[[claims]]", "[[correlations]]\nx = 'twice'\n[[claims]]", "x and y are missing"),
         ("[numbers]", ".".join("a" * 20_000) + " = 1\n[numbers]", "a line of more than 1,000 dots"),  # takes seconds
         ("[numbers]", f"a = {'[' * 20_000}\n[numbers]", r"not a TOML file \(maximum recursion depth"),
+        ("[measure.trace]", "[measure.trace]\nover = { vectors = 3 }", "over must name options with lists of values"),
+        ("[measure.trace]", "[measure.trace]\notherwise = 3", "otherwise a table of options"),
+        ("[measure.trace]", "[measure.trace]\notherwise = { vector = 3 }", "trace has no option vector"),
+        ('files = "b-*.pt"', 'files = "b-*.pt"\nload = { sample = 3 }', "there is no sample; .*did you mean samples"),
         ("[numbers]", f"# {'a' * 2**16}\n[numbers]", "expected at most 65,536"),
     ],
 )
@@ -162,6 +167,39 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
     samples = "t"
     with pytest.raises(ValueError, match="the data changed since a-s0 trace was measured"):
         conduct(study, out, **how)
+
+
+def test_checkpoints_of_the_command_are_networks_measured_over_values_and_otherwise_where_one_does_not_apply(
+    tmp_path: Path,
+) -> None:
+    content: Any = {
+        "load": {"samples": 8, "model_arg": {"width": 4}},
+        "networks": {"plain": {"given": True}, "smooth": {"given": True, "load": {"smooth": True}}},
+        "measure": {
+            "trace": {"over": {"mc_dropout": [0, 5]}, "otherwise": {"vectors": 4, "model_arg": {"depth": 1}}},
+            "masks": {"probe": "density", "mc_dropout": 5},
+        },
+    }  # fmt: skip
+    study = study_of(content, check_options, given=[Path("a.pt"), Path("b.pt")], changes={"load": {"samples": 4}})
+    asked: list[dict[str, Any]] = []
+
+    def measure(probe: str, file: Path, **options: Any) -> xr.Dataset:
+        if options["mc_dropout"] == 5 and "vectors" not in options:
+            raise NotApplicable("it has no dropout")
+        asked.append({"probe": probe, "file": file.name, **options})
+        return xr.Dataset()
+
+    conduct(study, tmp_path, train=None, measure=measure, quiet=True)  # type: ignore[arg-type]
+    assert list(study.networks) == ["a plain", "a smooth", "b plain", "b smooth"]
+    assert list(study.measurements) == ["trace 0", "trace 5", "masks"]
+    assert [(one["file"], one["label"], one["mc_dropout"], "smooth" in one) for one in asked] == [
+        (f"{name}.pt", name, masks, smooth) for masks in (0, 5) for name in "ab" for smooth in (False, True)
+    ]
+    assert [one["model_arg"] for one in asked[3:5]] == [{"width": 4}, {"width": 4, "depth": 1}]
+    assert {one["samples"] for one in asked} == {4}
+    assert set(Progress.of(study, tmp_path).left_out) == {f"{name}-s0 masks" for name in study.networks}
+    with pytest.raises(ValueError, match="it names its networks, got 1 checkpoints"):
+        study_of({**content, "networks": {"a": {"model": "vit_demo"}}}, check_options, given=[Path("a.pt")])
 
 
 def test_correlations_are_over_networks_with_their_seeds_kept_together(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_the_command_without_a_sweep_fails_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as of networks of which one has no second token."""
-    monkeypatch.setattr("landscape.cli.studies.measure_all", lambda *_, **options: None)
+    for step in ("load", "_conduct"):
+        monkeypatch.setattr(f"landscape.cli.study.{step}", lambda *_, **options: None)
     monkeypatch.setattr(reader, "groups", lambda path: [*results(4), *results(8)])
     monkeypatch.setattr(drawing, "draw_studies", lambda *_, **options: [])
     assert exit_code(["sweep", "p4.pt", "p8.pt", "--out", str(tmp_path / "r.h5"), "--quiet"]) == 1

@@ -15,6 +15,7 @@ from landscape.statistics.intervals import FEWEST, LEVEL, p_value, quantile
 from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.rounding import interval, plus_minus
 from landscape.statistics.seed_groups import mean_interval
+from landscape.studies import merged
 from landscape.studies.study import Cell, Results
 
 LEAST_SEEDS = 3  # for a verdict: two may agree by chance
@@ -47,7 +48,7 @@ class Network:
     name: str
     model: str = ""  # a trainer's name
     model_args: Mapping[str, Any] = field(default_factory=dict)
-    files: Sequence[Path] = ()
+    files: Sequence[Path | None] = ()  # None: the newest
     seeds: Sequence[int] = ()
     recipe: str = ""
     fraction: float = 1.0  # of the training images
@@ -55,11 +56,12 @@ class Network:
     full_batch: FullBatch | None = None  # see `edge_of_stability`
     load: Mapping[str, Any] = field(default_factory=dict)  # options that files are loaded with
     group: str = ""  # of networks, for correlations within
+    label: str | None = None  # of its results; None: name and seed
 
-    def file(self, out: Path, seed: int, snapshot: str = "final.pt") -> Path:
+    def file(self, out: Path, seed: int, snapshot: str = "final.pt") -> Path | None:
         """The checkpoint of a seed."""
         given = self.files[seed] if self.files else run_folder(out, self.name, seed)
-        return given if given.is_file() else given / snapshot
+        return given if given is None or self.label is not None or given.is_file() else given / snapshot
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,14 @@ class Measurement:
     options: Mapping[str, Any] = field(default_factory=dict)
     snapshot: str = "final.pt"
     networks: Sequence[str] = ()  # of which it is measured; none: of all
+    otherwise: Mapping[str, Any] = field(default_factory=dict)  # options where it does not apply with its own
 
-    def of(self, checkpoint: Path, label: str, measure: Callable[..., xr.Dataset], **how: Any) -> xr.Dataset:
+    def of(self, checkpoint: Path | None, label: str, measure: Callable[..., xr.Dataset], **how: Any) -> xr.Dataset:
         """The result for a checkpoint, from the results file if that holds it; `measure`: as `landscape.measure`."""
         from landscape.checkpoints.checkpoint import read_checkpoint
 
-        out, options = how.pop("out"), {**how, **self.options}
-        if self.probe == "metrics":
+        out, options = how.pop("out"), merged(how, self.options)
+        if self.probe == "metrics" and checkpoint is not None:
             return xr.Dataset(read_checkpoint(checkpoint).metrics)
         label = label if self.snapshot == "final.pt" else f"{label}-{Path(self.snapshot).stem}"
         if self.probe == "evaluate":
@@ -90,7 +93,7 @@ class Measurement:
         return measure(self.probe, checkpoint, out=out, label=label, **options)
 
 
-def _evaluate(checkpoint: Path, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
+def _evaluate(checkpoint: Path | None, out: Path, label: str, *, passes: int, **options: Any) -> xr.Dataset:
     from landscape.probes.evaluation import Evaluation
     from landscape.results import reader
     from landscape.running.run import run
@@ -101,7 +104,7 @@ def _evaluate(checkpoint: Path, out: Path, label: str, *, passes: int, **options
 
 
 def _moving_images(
-    checkpoint: Path, perturbation: str, *, samples: int, data_root: Path | None, device: str, **_: Any
+    checkpoint: Path | None, perturbation: str, *, samples: int, data_root: Path | None, device: str, **_: Any
 ) -> dict[str, Any]:
     """The test images of a checkpoint as clips of slowly changing frames, as options of `stream`."""
     from landscape.data import perturbations
@@ -224,7 +227,7 @@ def _network_row(network: Network, out: Path, seeds: Sequence[int]) -> Sequence[
 
     if network.files:
         return network.name, f"{len(network.files)} files", "", "", "", ""
-    files = [file for file in (network.file(out, seed) for seed in seeds) if file.exists()]
+    files = [file for file in (run_folder(out, network.name, seed) / "final.pt" for seed in seeds) if file.exists()]
     if not files:
         return ()
     runs = [read_checkpoint(file) for file in files]

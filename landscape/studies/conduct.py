@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -22,7 +23,8 @@ from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.paired import Difference, by_error
 from landscape.statistics.rounding import interval
 from landscape.statistics.seed_groups import holm, mean_interval, two_groups
-from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol
+from landscape.studies import merged
+from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol, run_folder
 from landscape.studies.correlations import Correlation, correlation
 from landscape.studies.correlations import table as table_of_correlations
 from landscape.studies.edge_of_stability import SERIES, followed, table_of
@@ -106,7 +108,7 @@ def conduct(
     `landscape.measure`. Trainings that diverge stay in the study without numbers.
 
     Raises:
-        ValueError: the folder holds another study, or the data changed.
+        ValueError: the folder holds another study, the data changed, or no measurement applies to any network.
     """
     out.mkdir(parents=True, exist_ok=True)
     claims = study.claims if claims is None else claims
@@ -120,6 +122,8 @@ def conduct(
             run.wrong.clear()
             text = _text(run, study.seeds[: position + 1], claims)
             write_text(table or out / "study.md", text)
+    if (why := list(run.progress.left_out.values())) and not any(run.seeds):
+        raise ValueError(f"nothing to measure: {why[0]}")
     return Conducted(text, list(dict.fromkeys(run.wrong)), run.correlated)
 
 
@@ -147,11 +151,12 @@ class _Run:
             one, step = study.networks[name], _step(name, seed, "training")
             if not one.model or seed not in one.seeds or step in self.progress.diverged:
                 continue
-            began, there = time.monotonic(), one.file(self.out, seed).exists()
+            folder = run_folder(self.out, name, seed)
+            began, there = time.monotonic(), (folder / "final.pt").exists()
             try:
                 self.train(
                     one.model, study.data, dict(one.overrides), recipe=one.recipe, seed=seed, fraction=one.fraction,
-                    out=one.file(self.out, seed).parent, model_args=one.model_args, data_root=study.data_root,
+                    out=folder, model_args=one.model_args, data_root=study.data_root,
                     device=self.device, quiet=self.quiet,
                 )  # fmt: skip
             except Diverged as error:
@@ -176,7 +181,7 @@ class _Run:
             self._check_samples(step, str(found[name, key].attrs.get("data_sha256", "")))
             left = self._done(step, began, anew=step not in self.progress.seconds)
             took = format_duration(time.monotonic() - began)
-            say(f"{name}, seed {seed}: {key} in {took}{left}", quiet=self.quiet)
+            say(f"{name}{f', seed {seed}' if one.label is None else ''}: {key} in {took}{left}", quiet=self.quiet)
         return found
 
     def _result(self, name: str, seed: int, key: str) -> xr.Dataset:
@@ -186,11 +191,21 @@ class _Run:
                 name, one.full_batch, data=study.data, data_root=study.data_root, seed=seed, device=self.device,
                 out=self.results,
             )  # fmt: skip
-        how = {"data_root": study.data_root, "device": self.device, "out": self.results, **one.load}
+        how: dict[str, Any] = {"data_root": study.data_root, "device": self.device, "out": self.results}
         if one.files and study.data:
             how = {"data": study.data, **how}
-        snapshot = study.measurements[key].snapshot
-        return study.measurements[key].of(one.file(self.out, seed, snapshot), f"{name}-s{seed}", self.measure, **how)
+        how, measurement = how | merged(study.load, one.load), study.measurements[key]
+        label = f"{name}-s{seed}" if one.label is None else one.label
+        checkpoint = one.file(self.out, seed, measurement.snapshot)
+        try:
+            return measurement.of(checkpoint, label, self.measure, **how)
+        except NotApplicable:
+            if not measurement.otherwise:
+                raise
+            other = replace(measurement, options=merged(measurement.options, measurement.otherwise))
+            with contextlib.suppress(ValueError):
+                return other.of(checkpoint, label, self.measure, **how)
+            raise
 
     def _check_samples(self, step: str, samples: str) -> None:
         if samples and self.progress.samples.setdefault(step, samples) != samples:

@@ -1,6 +1,6 @@
-"""Plan, find and tabulate the studies of trained networks: smoothing blocks, dropout masks, one argument, objectives.
+"""Find and tabulate the studies of trained networks: smoothing blocks, dropout masks, one argument, objectives.
 
-Of each kind: the steps that a command measures, the studies that a results file holds, and the rows of the table.
+Of each kind: the studies that a results file holds, and the rows of the table. What is measured says its file.
 """
 
 from __future__ import annotations
@@ -9,53 +9,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from landscape.reporting.progress import say
 from landscape.results.protocols import stored as options_of
 from landscape.statistics.calibration import paired_difference, stored_scores
-from landscape.studies import Step
 from landscape.studies.study import Cell, Network, Row, Stored, Study, identity, in_words, members_of, smoothed
-
-if TYPE_CHECKING:
-    from landscape.subject.subject import Subject
 
 SCORES = {"nll": ("NLL", 1.0, 3), "accuracy": ("accuracy", 100.0, 1), "ece": ("ECE", 100.0, 1)}  # unit, and digits
 FEWEST = 3  # values that make a sweep
 REST = ("seed", "name")  # what may differ in a sweep too: the seed, and the name of the recipe
-
-
-def smoothing_steps(path: Path | None, loading: Row, members: Sequence[int], batches: int) -> Iterator[Step]:
-    """Calibration for every ensemble size, features of the largest and curvature of the smallest, of both networks."""
-    without = {key: value for key, value in loading.items() if key not in ("smooth_at", "smooth_block")}
-    networks = {"without smoothing": {**without, "smooth": False}, "with smoothing": loading}
-    probes: list[tuple[str, Row, int]] = [*(("calibration", {}, masks) for masks in members)]
-    probes += [("fourier", {"spectrum": "diagonal"}, members[-1]), ("uncertainty", {}, members[-1])]
-    for probe, parameters, masks in (*probes, ("hessian", {"batches": batches}, members[0])):
-        for name, how in networks.items():
-            drawn = f", {masks} dropout mask{'s' if masks > 1 else ''}" if masks else ""
-            words = f"{probe} {name}{drawn}"
-            yield Step(probe, parameters, {**how, "mc_dropout": masks}, [path], words)
-
-
-def ensemble_sizes(subject: Subject, counts: list[int], *, quiet: bool) -> list[int]:
-    """The ensemble sizes that the network allows, 0 for the network as it is where that is deterministic.
-
-    Raises:
-        ValueError: the network draws random numbers that no mask freezes.
-    """
-    from landscape.subject.loading.checks import refuse_stochastic, variation
-    from landscape.subject.mc_dropout import calls_of
-
-    stochastic = bool(variation(subject))
-    if not any(call.rate for call in calls_of(subject)):
-        refuse_stochastic(subject)
-        say("note: the network has no dropout, so that there is no ensemble of it", quiet=quiet)
-        return [0]
-    return counts if stochastic else [0, *counts]
 
 
 def smoothing(stored: Stored) -> list[Study]:
@@ -107,32 +72,6 @@ def _arrays(data: xr.Dataset) -> Mapping[str, Any]:
     return {str(name): values.values for name, values in data.data_vars.items()}
 
 
-def heads_steps(
-    subject: Subject, path: Path | None, loading: Row, masks: int, resolution: str, batches: int, *, quiet: bool
-) -> Iterator[Step]:
-    """Surface and hessian of a network without its dropout, and with frozen masks."""
-    from landscape import models
-    from landscape.subject.loading.checks import variation
-    from landscape.subject.mc_dropout import calls_of
-
-    stored, kinds = subject.checkpoint, dict[str, Row]()
-    if not variation(subject):
-        kinds["deterministic"] = {**loading, "mc_dropout": 0}
-    elif stored is not None and stored.native and "mc_dropout" in models.accepts(stored.model):  # dropout at test time
-        without = {**loading.get("model_arg", {}), "mc_dropout": 0}
-        kinds["deterministic"] = {**loading, "model_arg": without, "mc_dropout": 0}
-    else:
-        note = f"{subject.label} draws random numbers in evaluation, so that there is no deterministic one"
-        say(f"note: {note}", quiet=quiet)
-    if any(call.rate for call in calls_of(subject)):
-        kinds[f"{masks} dropout masks"] = {**loading, "mc_dropout": masks}
-    for kind, how in kinds.items():
-        for probe, parameters in (("surface", {"resolution": resolution}), ("hessian", {"batches": batches})):
-            yield Step(probe, parameters, how, [path], f"{probe} {subject.label}, {kind}")
-    if f"{masks} dropout masks" not in kinds:
-        say(f"note: {subject.label} has no dropout, so that there are no masks of it", quiet=quiet)
-
-
 def heads(stored: Stored) -> list[Study]:
     """One study of all networks with a surface and a spectrum, if there are two and one of them has dropout masks."""
 
@@ -148,13 +87,6 @@ def heads(stored: Stored) -> list[Study]:
     study.networks = {key: one for key, one in study.networks.items() if len({probe for probe, _ in one.results}) == 2}
     masked = any(masks for _, (_, masks) in study.cells)
     return [study] if len(study.networks) > 1 and masked else []
-
-
-def sweep_steps(paths: Sequence[Path], loading: Row, batches: int) -> Iterator[Step]:
-    """Calibration on both splits and a few mini-batches of hessian, of all networks."""
-    for split in ("test", "train"):
-        yield Step("calibration", {}, {**loading, "split": split}, paths, f"calibration on the {split} split")
-    yield Step("hessian", {"batches": batches}, loading, paths, "hessian")
 
 
 def sweep(stored: Stored) -> list[Study]:
@@ -217,6 +149,9 @@ def sweep_table(study: Study) -> list[Row]:
     ]
 
 
+KINDS = {"smoothing": (smoothing, smoothing_table), "heads": (heads, None), "sweep": (sweep, sweep_table)}
+
+
 def hybrid(stored: Stored) -> list[Study]:
     """One study of all imported tables and of all results of probe-linear, if a table was imported."""
     each = count()
@@ -256,6 +191,6 @@ def build_up_rows(checkpoints: Sequence[Path]) -> Iterator[Row]:
             )
         msa = stored.model_args.get("msa", models.MODELS[stored.model].keywords["msa"])
         yield {
-            "model": about[0], "data": about[1], "msa": sum(msa), "seed": stored.seed, "checkpoint": str(path),
-            **{name: float(stored.metrics[name]) for name in ("accuracy", "loss")},
+            "model": about[0], "data": about[1], "msa": sum(msa), "seed": stored.seed,
+            **{name: float(stored.metrics[name]) for name in ("accuracy", "loss")}, "checkpoint": str(path),
         }  # fmt: skip

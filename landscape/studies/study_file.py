@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from landscape.options import did_you_mean
 from landscape.results.declared_size import toml_of
 from landscape.statistics.rank_correlation import FEWEST
+from landscape.studies import merged
 from landscape.studies.claims import Claim, FullBatch, Measurement, Network
 from landscape.studies.edge_of_stability import SERIES
 from landscape.studies.expressions import Expression, Known
@@ -30,11 +32,11 @@ SPECIAL = {"metrics": (), "evaluate": ("passes",), "stream": ("moving",)}  # opt
 KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "the file": {
         "title": str, "about": str, "data": str, "data_root": str, "measure_all": bool, "train": dict, "networks": dict,
-        "measure": dict, "numbers": dict, "claims": list, "compare": list, "correlations": list,
+        "measure": dict, "numbers": dict, "claims": list, "compare": list, "correlations": list, "load": dict,
     },
     "network": {
         "model": str, "args": dict, "files": (str, list), "load": dict, "relative": dict, "full_batch": dict,
-        "group": str, "seeds": (int, list), "recipe": str, "epochs": int, "fraction": (int, float),
+        "group": str, "seeds": (int, list), "recipe": str, "epochs": int, "fraction": (int, float), "given": bool,
     },
     "relative": {"epochs": (int, float), "fraction": (int, float)},
     "claim": {
@@ -60,6 +62,7 @@ class StudyFile:
     compare: tuple[tuple[Sequence[str], Sequence[str]], ...] = field(default=())  # networks, and names of numbers
     correlations: tuple[tuple[tuple[str, str], Sequence[str]], ...] = ()  # two numbers, and networks
     measure_all: bool = True  # every measurement of every network; else what claims and numbers need
+    load: Table = field(default_factory=dict)  # options that all networks are loaded with
 
     @property
     def seeds(self) -> list[int]:
@@ -105,39 +108,34 @@ class _Scope(dict[str, Any]):
 
 
 def study_of(
-    source: Path | Table,
-    configure: Configure,
-    *,
-    data: str = "",
-    data_root: Path | None = None,
-    train: Table | None = None,
+    source: Path | Table, configure: Configure, *, changes: Table | None = None, given: Sequence[Path | None] = ()
 ) -> StudyFile:
-    """Read and check a study; data and defaults of the training that are given here count more than the file's.
+    """Read and check a study, with changes that count more than the file, and checkpoints for networks with `given`.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: naming what is wrong in it, and what is near.
     """
     if isinstance(source, Mapping):
-        return _study(dict(source), Path(), configure, data, data_root, train or {})
+        return _study(merged(source, changes or {}), Path(), configure, given)
     with _within(str(source)):
-        return _study(toml_of(source), source.parent, configure, data, data_root, train or {})
+        return _study(merged(toml_of(source), changes or {}), source.parent, configure, given)
 
 
-def _study(
-    table: Table, folder: Path, configure: Configure, data: str, data_root: Path | None, train: Table
-) -> StudyFile:
+def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Path | None]) -> StudyFile:
     checked = _checked(table, "the file")
-    defaults = {**checked.get("train", {}), **{key: value for key, value in train.items() if value is not None}}
+    defaults, data = checked.get("train", {}), checked.get("data", "")
     known: dict[str, Known] = {}
-    measurements = {name: _measurement(name, one, configure, known) for name, one in _tables(checked, "measure")}
-    data = data or checked.get("data", "")
-    networks = {name: _network(name, one, defaults, folder) for name, one in _tables(checked, "networks")}
+    every = [pair for of, one in _tables(checked, "measure") for pair in _over(of, one)]
+    measurements = {name: _measurement(name, one, configure, known) for name, one in every}
+    places = [name for name, one in _tables(checked, "networks") if one.get("given")]
+    _refuse(bool(given) and not places, f"it names its networks, got {len(given)} checkpoints; drop them")
+    networks = {name: _network(name, one, defaults, folder)
+                for name, one in _tables(checked, "networks") if name not in places}  # fmt: skip
+    networks |= _given(places, checked.get("networks", {}), given)
     _refuse(not networks, "it has no networks; write a table such as [networks.sgd]")
-    _refuse(
-        not data and any(one.model or one.full_batch for one in networks.values()),
-        "data is missing, such as data = 'digits'",
-    )
+    without = not data and any(one.model or one.full_batch for one in networks.values())
+    _refuse(without, "data is missing, such as data = 'digits'")
     for name, how in measurements.items():
         for network in how.networks:
             _known(network, networks, f"[measure.{name}] networks")
@@ -147,12 +145,12 @@ def _study(
             _refuse(name in measurements, "a measurement has this name too; give another one")
             numbers[name] = Expression(str(text), (*measurements, *numbers))
             _check_taken(numbers[name], known)
-    root = data_root or (Path(checked["data_root"]) if "data_root" in checked else None)
+    root = Path(checked["data_root"]) if checked.get("data_root") else None
     made = StudyFile(
         checked.get("title", "A study"), checked.get("about", ""), data, root, defaults, networks, measurements,
         numbers, (), tuple(_comparison(one, networks, numbers) for one in checked.get("compare", ())),
         tuple(pair for one in checked.get("correlations", ()) for pair in _correlations(one, networks, numbers)),
-        checked.get("measure_all", True),
+        checked.get("measure_all", True), _loading(checked),
     )  # fmt: skip
     claims = tuple(_claim(one, made, known) for one in checked.get("claims", ()))
     names = [one.name for one in claims]
@@ -161,6 +159,7 @@ def _study(
 
 
 def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
+    from landscape import models
     from landscape.data import recipes
 
     own = {one.name for one in fields(recipes.Recipe)} - {"name"}
@@ -172,7 +171,7 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
             found = sorted(Path(path) for one in ([files] if isinstance(files, str) else files)
                            for path in glob.glob(str(folder / str(one)), recursive=True))  # fmt: skip
             _refuse(not found, f"no file matches {files}; a pattern is relative to the study's file")
-            of_group = {"load": given.get("load", {}), "group": given.get("group", "")}
+            of_group = {"load": _loading(given), "group": given.get("group", "")}
             return Network(name, files=tuple(found), seeds=tuple(range(len(found))), **of_group)
         how = {**_checked(defaults, "network", also=own), **given}
         seeds = how.get("seeds", 3)
@@ -185,7 +184,9 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
             of_name: Any = {key: value for key, value in one.items() if key in names}
             return Network(name, seeds=seeds, full_batch=FullBatch(arguments=arguments, **of_name))
         _refuse("model" not in how, "it has neither a model to train nor files")
-        _check_model(how["model"], how.get("args", {}))
+        accepted = models.accepts(how["model"])
+        for key in how.get("args", {}):
+            _known(key, accepted, f"args of {how['model']}")
         relative = _checked(how.get("relative", {}), "relative")
         overrides = {key: how[key] for key in how if key in own and key != "epochs"}
         recipe = how.get("recipe", recipes.default_recipe(how["model"]))
@@ -200,12 +201,36 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
         )  # fmt: skip
 
 
-def _check_model(model: str, arguments: Table) -> None:
-    from landscape import models
+def _given(places: Sequence[str], table: Table, paths: Sequence[Path | None]) -> dict[str, Network]:
+    """A network per checkpoint that the command names and place of the file; None is the newest."""
+    from landscape.checkpoints.file_names import labels_of
 
-    known = models.accepts(model)
-    for name in arguments:
-        _known(name, known, f"args of {model}")
+    labels = labels_of([path for path in paths if path is not None]) if len(paths) > 1 else [""]
+    made = [
+        Network(f"{label} {place}".strip(), files=(path,), seeds=(0,), load=_loading(table[place]), label=label)
+        for path, label in zip(paths or [None], labels, strict=True) for place in places
+    ]  # fmt: skip
+    return {one.name: one for one in made}
+
+
+def _loading(table: Table) -> Table:
+    """The options that a table loads networks with."""
+    from landscape.subject.spec import Spec
+
+    for name in table.get("load", {}):
+        _known(name, [one.name for one in fields(Spec) if one.name != "checkpoint"], "load")
+    return dict(table.get("load", {}))
+
+
+def _over(name: str, table: Table) -> Iterator[tuple[str, Table]]:
+    """A measurement, or one per value of the options in `over`, each with the value in its name."""
+    with _within(f"[measure.{name}]"):
+        own = {key: value for key, value in table.items() if key != "over"}
+        over = table.get("over", {})
+        _refuse(not isinstance(over, Mapping) or not all(isinstance(of, list) and of for of in over.values()),
+                "over must name options with lists of values, such as over = { mc_dropout = [1, 5] }")  # fmt: skip
+        for values in product(*over.values()):
+            yield " ".join([name, *map(str, values)]), {"probe": name, **own, **dict(zip(over, values, strict=True))}
 
 
 def _measurement(name: str, table: Table, configure: Configure, known: dict[str, Known]) -> Measurement:
@@ -214,14 +239,17 @@ def _measurement(name: str, table: Table, configure: Configure, known: dict[str,
         options = dict(table)
         probe, snapshot = str(options.pop("probe", name)), str(options.pop("snapshot", SNAPSHOTS[0]))
         preset, networks = str(options.pop("preset", "")), options.pop("networks", ())
-        _refuse(isinstance(networks, str), "networks must be a list of names")
+        otherwise = options.pop("otherwise", {})
+        wrong = isinstance(networks, str) or not isinstance(otherwise, Mapping)
+        _refuse(wrong, "networks must be a list of names, and otherwise a table of options")
         _known(snapshot, SNAPSHOTS, "snapshot") if not snapshot.startswith("epoch_") else None
         special = SPECIAL.get(probe, ())
         if probe not in ("metrics", "evaluate"):
-            known[name] = configure(probe, preset, {key: value for key, value in options.items() if key not in special})
+            usual = {key: value for key, value in options.items() if key not in special}
+            known[name] = configure(probe, preset, merged(usual, otherwise))
         _refuse(probe == "evaluate" and "passes" not in options, "evaluate needs passes, such as passes = 1")
         options |= {"preset": preset} if preset else {}
-        return Measurement(probe, options, snapshot, tuple(networks))
+        return Measurement(probe, options, snapshot, tuple(networks), otherwise)
 
 
 def _check_taken(expression: Expression, known: Mapping[str, Known], networks: Table | None = None) -> None:
@@ -259,10 +287,8 @@ def _comparison(table: Table, networks: Table, numbers: Table) -> tuple[Sequence
     with _within("[[compare]]"):
         given = _checked(table, "comparison")
         names, of = given.get("networks", list(networks)), given.get("numbers", list(numbers))
-        _refuse(
-            len(set(names)) != 2,
-            f"networks must be two names, the second is subtracted; got {', '.join(map(str, names))}",
-        )
+        said = f"networks must be two names, the second is subtracted; got {', '.join(map(str, names))}"
+        _refuse(len(set(names)) != 2, said)
         for name in names:
             _known(name, networks, "networks")
             _refuse(len(networks[name].seeds) < 2, f"{name} is a group of one; a comparison needs two seeds or files")
@@ -306,10 +332,8 @@ def _checked(table: Any, what: str, also: set[str] = frozenset()) -> dict[str, A
 
 
 def _known(name: Any, known: Any, where: str) -> None:
-    _refuse(
-        name not in known,
-        f"{where}: there is no {name}; expected one of {', '.join(known)}{did_you_mean(str(name), known)}",
-    )
+    near = did_you_mean(str(name), known)
+    _refuse(name not in known, f"{where}: there is no {name}; expected one of {', '.join(known)}{near}")
 
 
 def _refuse(wrong: bool, text: str) -> None:

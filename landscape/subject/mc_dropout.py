@@ -11,6 +11,7 @@ from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.dataset import BatchList
 from landscape.data.structure import common_length, rows_of
 from landscape.models.dropout_masks import DropoutCall, dropout_calls
+from landscape.probe import NotApplicable
 from landscape.subject.members import AVERAGES, MemberForward, without_members
 from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
@@ -29,7 +30,8 @@ def with_members(subject: Subject, members: int) -> Subject:
     Probabilities are averaged, as log (1/N) sum_i p_i; of a regression, the outputs.
 
     Raises:
-        ValueError: the model has no dropout, or the loss takes no probabilities.
+        NotApplicable: the model has no dropout.
+        ValueError: the loss takes no probabilities.
     """
     subject = as_is(subject)
     if not members:
@@ -43,7 +45,7 @@ def with_members(subject: Subject, members: int) -> Subject:
     _refuse_unfrozen(subject.model)
     calls = calls_of(subject)
     if not any(call.rate for call in calls):
-        raise ValueError(
+        raise NotApplicable(
             f"the model ({type(subject.model).__name__}) has no dropout with a rate above 0, so that all {members} "
             "members would be equal; drop --mc-dropout, or switch dropout on (of our models: --model-arg "
             "mc_dropout=0.3, of timm's: --model-arg drop_rate=0.1)"

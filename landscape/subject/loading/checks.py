@@ -15,6 +15,7 @@ from landscape.checkpoints import user_code
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.dataset import BatchList, Images
 from landscape.data.structure import Forward, Nested, tensors_in
+from landscape.probe import NotApplicable
 from landscape.subject.loading.adaptation import misfit
 from landscape.subject.loading.next_tokens import of_tokens
 from landscape.subject.losses import MEANINGS, Losses, bce, cross_entropy
@@ -147,7 +148,7 @@ def refuse_stochastic(subject: Subject, otherwise: str = "") -> None:
     refuse_training(subject.model)
     if reason := variation(subject):
         or_loss = "" if subject.losses in MEANINGS else ", or its loss,"
-        raise ValueError(f"the model ({type(subject.model).__name__}){or_loss} {reason}{otherwise}")
+        raise NotApplicable(f"the model ({type(subject.model).__name__}){or_loss} {reason}{otherwise}")
 
 
 @once_per_weights
