@@ -1,5 +1,7 @@
 """The recorded graph of a forward pass."""
 
+from weakref import ref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,23 @@ def test_ancestors_are_all_values_that_a_value_depends_on(flow: Flow) -> None:
 
     assert past(dead) == {0, first, dead}
     assert past(logits) == {0, first, second, total, logits}
+
+
+def test_recording_keeps_no_tensor_that_the_network_has_dropped() -> None:
+    alive: list[int] = []
+
+    class Deep(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            made = []
+            for _ in range(20):
+                x = x.exp()
+                made.append(ref(x))
+                alive.append(sum(one() is not None for one in made))
+            return x
+
+    flow = record(Deep(), torch.randn(2, 4))
+    assert max(alive) <= 2
+    assert [operation.reads for operation in flow.operations] == [(node,) for node in range(20)]
 
 
 def test_between_gives_the_operations_on_the_paths_between_two_values(flow: Flow) -> None:

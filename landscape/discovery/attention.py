@@ -8,7 +8,7 @@ import torch
 
 from landscape.discovery.graph import ATTENTION, Flow, Operation
 from landscape.discovery.layer import NOWHERE, AttentionCall, Grid, HeadOutputs, Place, Windows
-from landscape.discovery.positions import FINEST, PRODUCTS, Positions, spelt
+from landscape.discovery.positions import PRODUCTS, Positions, rounded, spelt
 from landscape.discovery.token_grid import grid_of
 
 # What may stand between an explicit softmax and its product with the values without changing what a map is.
@@ -147,7 +147,7 @@ def windows_of(maps: Positions, images: int) -> tuple[Windows | None, str]:
     if count % images:
         return None, UNKNOWN
     both = torch.cat([rows.reshape(images, -1, queries, 2), columns.reshape(images, -1, keys, 2)], dim=2)
-    both = ((both * FINEST).round() / FINEST).nan_to_num(math.inf)
+    both = rounded(both).nan_to_num(math.inf)
     if not torch.equal(both, both[:1].expand_as(both)):
         return None, "the maps of an image do not lie together"
     windows: dict[bytes, list[int]] = {}  # numbers of the maps of an image, by their positions

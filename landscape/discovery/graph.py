@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import or_
 from typing import Any, Self
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -173,8 +174,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.flow = Flow()
-        self._nodes: dict[int, Node] = {}  # id of a tensor -> its current node
-        self._kept: list[Tensor] = []  # keeps every tensor alive, so that no id is used twice
+        self._nodes: dict[int, Node] = {}  # id of a tensor, as long as it lives -> its current node
         self._open: list[int] = [-1]  # calls not yet returned, innermost last
         # Operations and calls so far, and what a module is given or returns, before the user's own hooks on it run.
         self._before_hooks: list[tuple[int, int, tuple[Node, ...]]] = []
@@ -237,7 +237,7 @@ class _Recorder(TorchFunctionMode):
     def add(self, tensor: Tensor, *, ancestors: int, maker: int, positions: Positions | None) -> Node:
         node = len(self.flow.shapes)
         self._nodes[id(tensor)] = node
-        self._kept.append(tensor)
+        finalize(tensor, self._nodes.pop, id(tensor), None)
         self.flow.shapes.append(tuple(tensor.shape))
         self.flow.ancestors.append(ancestors | 1 << node)
         self.flow.maker.append(maker)

@@ -6,7 +6,7 @@ whatever the device of the pass. A product of queries and keys has four: those o
 After a sum of products over the positions themselves there are none, ().
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import nan
 from string import ascii_letters
@@ -143,10 +143,14 @@ def _moved(
             result = moved[0].reshape(*moved[1:])
         elif name in ("pad", "_pad"):
             sides = options.get("pad", moved[1] if len(moved) > 1 else None)
-            kept = moved[0].ndim - len(sides) // 2  # axes that are not padded; positions mostly are the same along them
-            thin = moved[0][tuple(slice(0, 1 if moved[0].stride(axis) == 0 else None) for axis in range(kept))]
-            result = F.pad(thin, sides, value=nan)
-            result = result.expand(*moved[0].shape[:kept], *result.shape[kept:])
+            kept = range(moved[0].ndim - len(sides) // 2)  # axes that are not padded
+            result = F.pad(_narrow(moved[0], kept), sides, value=nan)
+            result = result.expand(*moved[0].shape[: len(kept)], *result.shape[len(kept) :])
+        elif name in ("cat", "concat"):
+            parts, axis = moved[0], options.get("dim", moved[1] if len(moved) > 1 else 0) % moved[0][0].ndim
+            kept = [i for i in range(parts[0].ndim) if i != axis and all(p.stride(i) == 0 for p in parts)]
+            result = torch.cat([_narrow(p, kept) for p in parts], axis)
+            result = result.expand(*parts[0].shape[:axis], -1, *parts[0].shape[axis + 1 :])
         elif name == "fold" or (name == "unfold" and func is F.unfold):
             weight = func(torch.ones_like(moved[0]), *moved[1:], **options)  # 0 at padding, the number of summands
             result = func(moved[0].nan_to_num(), *moved[1:], **options) / weight
@@ -155,6 +159,18 @@ def _moved(
             result = func(*moved, **options)
         columns.append([_thin(one) for one in tensors_in(result)])
     return list(zip(*columns, strict=True))
+
+
+def rounded(positions: Tensor) -> Tensor:
+    """Positions without the last digits, which the order of a sum decides."""
+    return (positions * FINEST).round() / FINEST
+
+
+def _narrow(positions: Tensor, axes: Iterable[int] | None = None) -> Tensor:
+    """The first numbers along those of some axes, or of all, on which the positions have stride 0."""
+    axes = range(positions.ndim) if axes is None else axes
+    cut = {axis for axis in axes if positions.stride(axis) == 0}
+    return positions[tuple(slice(0, 1) if axis in cut else slice(None) for axis in range(positions.ndim))]
 
 
 def _thin(positions: Tensor) -> Tensor:
@@ -214,10 +230,12 @@ def _strided(
 
 
 def _mean(positions: Tensor, axis: int) -> Tensor:
-    """Means along an axis, which is kept, without the last digits that the order of the sum decides."""
+    """Means along an axis, which is kept."""
     if positions.stride(axis) == 0:
         return positions.narrow(axis, 0, 1)
-    return (positions.mean(axis, keepdim=True) * FINEST).round() / FINEST
+    result = rounded(_narrow(positions).mean(axis, keepdim=True))
+    axis %= positions.ndim
+    return result.expand(*positions.shape[:axis], 1, *positions.shape[axis + 1 :])
 
 
 def _sampled(positions: Tensor, axis: int, at: Tensor) -> Tensor:
@@ -225,13 +243,14 @@ def _sampled(positions: Tensor, axis: int, at: Tensor) -> Tensor:
     size = positions.shape[axis]
     if positions.stride(axis) == 0 or size == 1:
         return positions.narrow(axis, 0, 1)
+    positions = _narrow(positions)
     index, at = (
         values.to(positions).view(-1, *[1] * (positions.ndim - axis - 1)) for values in (torch.arange(size), at)
     )
     if positions.isnan().any():
         step = positions.diff(dim=axis).nanmean(axis, keepdim=True)
         start = (positions - step * index).nanmean(axis, keepdim=True)
-        positions = torch.where(positions.isnan(), start + step * index, positions)
+        positions = rounded(torch.where(positions.isnan(), start + step * index, positions))
     below = at.floor().clamp(0, size - 2)
     low, high = (positions.index_select(axis, (below + i).long().flatten()) for i in (0, 1))
     return low + (at - below) * (high - low)

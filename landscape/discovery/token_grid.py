@@ -13,7 +13,7 @@ import torch
 
 from landscape.discovery.graph import Flow, Node, Operation
 from landscape.discovery.layer import NOWHERE, Grid, Layout, Place
-from landscape.discovery.positions import FINEST
+from landscape.discovery.positions import rounded
 
 PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of a grid
 
@@ -53,7 +53,7 @@ def places_of(flow: Flow, node: Node) -> tuple[Place, ...]:
     if any(p.stride(-1) for p in found):
         return ()
     places = torch.stack([p[..., 0].reshape(images, -1) for p in found], dim=-1)
-    places = ((places * FINEST).round() / FINEST).nan_to_num(math.inf)
+    places = rounded(places).nan_to_num(math.inf)
     return tuple((row, column) for row, column in places[0].tolist()) if (places == places[:1]).all() else ()
 
 

@@ -171,13 +171,14 @@ def require_second_derivative(gradients: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def second_derivative_errors() -> Iterator[None]:
-    """Turn torch's error about a missing second derivative into a ValueError; those of a device pass unchanged."""
+    """Turn errors of torch, or of a backward pass that asserts, into a ValueError; those of a device pass unchanged."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         if out_of_memory(error) or str(error).startswith(OF_DEVICE):
             raise
-        raise ValueError(f"the model cannot be differentiated twice ({str(error).splitlines()[0]})") from error
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"the model cannot be differentiated twice ({said})") from error
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -261,6 +262,6 @@ def _twice_differentiable(module: nn.Module, given: tuple[Any, ...], options: di
             require_second_derivative(gradients)
             if gradients:
                 torch.autograd.grad([g.square().sum() for g in gradients], leaves, allow_unused=True)
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError, AssertionError):
             return False
     return True
