@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 from command_line import Command
 
-from landscape.exchange import hybrid_csv, importing
+from landscape.exchange import importing
 from landscape.plots import drawing
 from landscape.plots.figures import hybrid_study
 from landscape.results import reader
@@ -40,7 +40,7 @@ def probe_of(objective: str, label: str) -> tuple[str, xr.Dataset]:
 @pytest.mark.slow
 def test_a_table_is_read_in_the_order_of_its_weights_and_imported_once(tmp_path: Path, command: Command) -> None:
     path, out = published(tmp_path), tmp_path / "r.h5"
-    table = hybrid_csv.read(path)
+    table = importing.table_in(path)
     assert table.weights == (0, 0.2, 0.4, 0.6, 1)
     assert table.scores["linear_accuracy"].tolist() == [0.18, 0.615, 0.62, 0.62, 0.58]
     code, _, err = command("import", str(path), "--out", str(out))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from landscape.cli.main import exit_code
+from landscape.exchange.bit_tables import BitTable, bit_table
 from landscape.layers import partial_forward
 from landscape.layers.partial_forward import ResumePoint
 from landscape.options import OptionError
@@ -30,7 +31,6 @@ from landscape.probes import sensitivity
 from landscape.probes.sensitivity import Sensitivity
 from landscape.results import reader
 from landscape.running.run import run
-from landscape.statistics.bit_allocation import BitTable, bit_table
 from landscape.statistics.sensitivity import over_parts, rank_correlation
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject

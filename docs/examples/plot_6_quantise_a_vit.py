@@ -10,7 +10,7 @@ single increases.
 
 import landscape
 import landscape.plots
-from landscape.statistics.bit_allocation import bit_table
+from landscape.exchange.bit_tables import bit_table
 
 page = landscape.plots.sensitivity("results/quantised-vit.h5")
 

@@ -2,21 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from landscape.exchange import corruption_csv, hybrid_csv, park2022_csv, tomgoldstein
-from landscape.exchange.corruption_csv import CorruptionTable
+from landscape.exchange import park2022_csv, score_tables, tomgoldstein
 from landscape.exchange.grid import KNOWN, Grid
-from landscape.exchange.hybrid_csv import HybridTable
+from landscape.exchange.score_tables import CorruptionTable, HybridTable
 from landscape.headline import Headline, stored_headlines
 from landscape.options import at_least, naming
-from landscape.probe import Plan, Quantity, Values
+from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.results.declared_size import refuse_special
 from landscape.results.run_key import Outcome, ReduceOf, RunKey, readable_label, versions
 from landscape.results.writer import Writer
@@ -57,16 +58,35 @@ def import_file(
         FileNotFoundError, ValueError: there is no such file, or it holds no surface.
     """
     at_least("weight_decay", weight_decay, 0.0)
+    store = partial(_stored, path, out, reduce_of, relabel=bool(label))
+    name = label or path.stem
     if (table := table_in(path)) is not None:
-        given: Any = {"path": path, "out": out, "label": label or path.stem, "reduce_of": reduce_of}
-        if isinstance(table, HybridTable):
-            return [_stored_hybrid(table, **given, relabel=bool(label))]
-        return [_stored_table(table, **given, relabel=bool(label))]
+        stored: Callable[..., Outcome] = _stored_hybrid if isinstance(table, HybridTable) else _stored_table
+        return [stored(table, path, name, store)]
     grids = read(path, weight_decay=weight_decay, trajectory=trajectory)
-    named = [f"{label or path.stem}-{grid.name}" if grid.name else label or path.stem for grid in grids]
-    return [
-        _stored(grid, path, out, name, reduce_of, relabel=bool(label)) for grid, name in zip(grids, named, strict=True)
-    ]
+    return [_stored_grid(grid, f"{name}-{grid.name}" if grid.name else name, store) for grid in grids]
+
+
+def _stored(
+    path: Path, out: Path, reduce_of: ReduceOf, question: tuple[str, str, str], plan: Plan,
+    headlines: Sequence[Headline], values_of: Callable[[Unit], Values | None], *, relabel: bool,
+) -> Outcome:  # fmt: skip
+    """Store the units that have values; `question`: the probe, the label, the digest."""
+    probe, label, digest = question
+    attributes = {
+        "parameters": "{}", "versions": json.dumps(versions()), "source": path.name, "model": "", "data": "",
+        "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
+        **stored_headlines(headlines),
+    }  # fmt: skip
+    written = 0
+    key = RunKey(probe, readable_label(label), digest, plan, attributes, relabel)
+    with Writer(out, key, reduce_of=reduce_of) as writer:
+        for unit in writer.pending():
+            if (values := values_of(unit)) is not None:
+                writer.write(unit, {**dict.fromkeys(plan.quantities, np.nan), **values})
+                written += 1
+        group = writer.group
+    return Outcome(group, math.prod(plan.shape), written)
 
 
 @naming
@@ -97,9 +117,7 @@ def table_in(path: Path) -> CorruptionTable | HybridTable | None:
     """
     if not path.is_file() or h5py.is_hdf5(path):
         return None
-    if hybrid_csv.is_table(path):
-        return hybrid_csv.read(path)
-    return corruption_csv.read(path) if corruption_csv.is_table(path) else None
+    return score_tables.table_in(path)
 
 
 def _grids(path: Path, weight_decay: float) -> list[Grid]:
@@ -122,9 +140,7 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
     return tomgoldstein.read_surface(path)
 
 
-def _stored_table(
-    table: CorruptionTable, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool
-) -> Outcome:
+def _stored_table(table: CorruptionTable, path: Path, label: str, store: Callable[..., Outcome]) -> Outcome:
     names, severities = np.array(table.names), np.array(table.severities)
     plan = Plan(
         over={"corruption": np.arange(len(names)), "severity": severities},
@@ -133,68 +149,44 @@ def _stored_table(
         summaries=corruption_summary.summaries(baseline=False),
         facts={"source": f"imported from {path.name}"},
     )
-    content = json.dumps([table.names, table.severities, {name: v.tolist() for name, v in table.scores.items()}])
-    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
-    key = RunKey(
-        "corruption", readable_label(label), digest, plan, _attributes(path, corruption_summary.HEADLINES), relabel
-    )
-    unknown, written = dict.fromkeys(plan.quantities, np.nan), 0
-    with Writer(out, key, reduce_of=reduce_of) as writer:
-        for unit in writer.pending():
-            scores = {name: values[unit.index] for name, values in table.scores.items()}
-            if np.isfinite(list(scores.values())).any():
-                writer.write(unit, {**unknown, **scores})
-                written += 1
-        group = writer.group
-    return Outcome(group, len(names) * len(severities), written)
+    digest = _digest_of([table.names, table.severities], table.scores)
+
+    def scores(unit: Unit) -> Values | None:
+        found = {name: values[unit.index] for name, values in table.scores.items()}
+        return found if np.isfinite(list(found.values())).any() else None
+
+    return store(("corruption", label, digest), plan, corruption_summary.HEADLINES, scores)
 
 
-def _stored_hybrid(
-    table: HybridTable, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool
-) -> Outcome:
+def _stored_hybrid(table: HybridTable, path: Path, label: str, store: Callable[..., Outcome]) -> Outcome:
     plan = Plan(
         over={"weight": np.array(table.weights)},
         quantities={name: Quantity(name.replace("_", " ")) for name in table.scores},
         about={"weight": Quantity("weight of the contrastive objective, the rest is the masked-image one")},
         facts={"source": f"imported from {path.name}"},
     )
-    content = json.dumps([table.weights, {name: values.tolist() for name, values in table.scores.items()}])
-    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
-    key = RunKey("hybrid", readable_label(label), digest, plan, _attributes(path, ()), relabel)
-    written = 0
-    with Writer(out, key, reduce_of=reduce_of) as writer:
-        for unit in writer.pending():
-            writer.write(unit, {name: values[unit.index] for name, values in table.scores.items()})
-            written += 1
-        group = writer.group
-    return Outcome(group, len(table.weights), written)
+    digest = _digest_of([table.weights], table.scores)
+    return store(("hybrid", label, digest), plan, (), lambda unit: {k: v[unit.index] for k, v in table.scores.items()})
 
 
-def _attributes(path: Path, headlines: Sequence[Headline]) -> dict[str, Any]:
-    return {
-        "parameters": "{}", "versions": json.dumps(versions()), "source": path.name, "model": "", "data": "",
-        "checkpoint_sha256": "", "protocol": f"from {path.name}, protocol not said there",
-        **stored_headlines(headlines),
-    }  # fmt: skip
+def _digest_of(axes: list[Any], scores: Mapping[str, np.ndarray]) -> str:
+    content = json.dumps([*axes, {name: values.tolist() for name, values in scores.items()}])
+    return hashlib.sha256(content.encode()).hexdigest()[:10]
 
 
-def _stored(grid: Grid, path: Path, out: Path, label: str, reduce_of: ReduceOf, *, relabel: bool) -> Outcome:
+def _stored_grid(grid: Grid, label: str, store: Callable[..., Outcome]) -> Outcome:
     headlines: Sequence[Headline]
     if "y" in grid.axes:
         probe, plan, headlines = "surface", _plan_of_surface(grid), surface_summary.HEADLINES
     else:
         probe, plan, headlines = "line", _plan_of_line(grid, label), basins.LINE
-    key = RunKey(probe, readable_label(label), _digest(grid), plan, _attributes(path, headlines), relabel)
-    written = 0
-    with Writer(out, key, reduce_of=reduce_of) as writer:
-        for unit in writer.pending():
-            index = unit.index[-len(grid.axes) :]
-            if grid.done[index]:
-                known: Values = {name: grid.values[name][index] for name in plan.quantities if name in grid.values}
-                writer.write(unit, {**dict.fromkeys(plan.quantities, np.nan), **known})
-                written += 1
-        group = writer.group
-    return Outcome(group, int(grid.done.size), written)
+
+    def values(unit: Unit) -> Values | None:
+        index = unit.index[-len(grid.axes) :]
+        known = {name: grid.values[name][index] for name in plan.quantities if name in grid.values}
+        return known if grid.done[index] else None
+
+    return store((probe, label, _digest(grid)), plan, headlines, values)
 
 
 def _plan_of_surface(grid: Grid) -> Plan:

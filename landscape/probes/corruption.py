@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, cast
 import numpy as np
 
 from landscape.data import corruptions
-from landscape.exchange import corruption_baseline
+from landscape.exchange import score_tables
 from landscape.headline import Headline
 from landscape.options import require
 from landscape.predictions.running_sums import sizes_of
@@ -133,8 +133,8 @@ class Corruption(Probe):
     def _baseline(self) -> dict[str, np.ndarray]:
         if not self.baseline:
             return {}
-        table = corruption_baseline.read(self.baseline)
-        return corruption_baseline.selected(table, self._names, self._severities, self.baseline)
+        table = score_tables.baseline(self.baseline)
+        return score_tables.selected(table, self._names, self._severities, self.baseline)
 
 
 @once_per_weights
