@@ -2,6 +2,7 @@
 
 import json as encoding
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +13,9 @@ from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_
 from landscape.cli.damaged_files import check_not_damaged, in_child
 from landscape.cli.doctor import suggestion
 from landscape.cli.loading import load
-from landscape.cli.pending import follow as follow_file
-from landscape.cli.pending import show_pending
 from landscape.cli.text_table import text_table
-from landscape.options import OptionError, printable
+from landscape.options import OptionError, format_duration, printable
+from landscape.results.command_line import command_for
 
 HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest
 
@@ -113,9 +113,8 @@ def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
 
 def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:
     """A line for each result of which more is finished than the file holds, by a run that goes on or was killed."""
-    from landscape.results.remaining_units import standings
     from landscape.results.replacing import behind_link
-    from landscape.results.unmerged_journals import journals
+    from landscape.results.unmerged_journals import journals, standings
 
     held = {(row["probe"], row["digest"]): row["done"] if row["units"] else math.inf for row in rows}
     for result in standings(file) if journals(behind_link(file)) else ():
@@ -184,3 +183,54 @@ with_options(
         "debug": RUN["debug"],
     },
 )
+
+
+POLL_SECONDS = 2.0  # between two looks at a file that is followed
+
+
+def show_pending(file: Path, *, as_json: bool) -> None:
+    """Print every unfinished result: how many units it lacks, which ones, and the command that measures them."""
+    from landscape.results.unmerged_journals import standings
+
+    rows = []
+    found = standings(file)
+    for result in found:
+        if lacks := result.done.size - result.finished:
+            row = {"group": result.group, "units": result.done.size, "missing": lacks, "which": result.missing()}
+            rows.append({**row, "running": result.running, "command": command_for(result.attributes, file)})
+    if as_json:
+        typer.echo(encoding.dumps(rows))
+    elif not rows:
+        typer.echo(f"nothing is missing; finished results: {len(found)}")
+    for row in () if as_json else rows:
+        now = ", being measured now" if row["running"] else ""
+        units = f"{row['missing']:,} of {row['units']:,} units missing ({row['which']}){now}"
+        typer.echo(f"{printable(row['group'])}: {units}")
+        typer.echo(f"  {printable(row['command'] or 'no command measures it')}")
+
+
+def follow_file(file: Path, *, as_json: bool) -> None:
+    """Print the progress of every result when it changes, until all are finished."""
+    from landscape.results.unmerged_journals import standings
+
+    first: dict[str, tuple[float, int]] = {}
+    last: dict[str, int] = {}
+    while True:
+        found, now = standings(file), time.monotonic()
+        for result in found:
+            start, before = first.setdefault(result.group, (now, result.finished))
+            if last.get(result.group) == result.finished:
+                continue
+            last[result.group] = result.finished
+            rate = (result.finished - before) / max(now - start, 1e-9)
+            row = {"group": result.group, "finished": result.finished, "units": result.done.size, "rate": rate}
+            left = f", {rate:.3g}/s, about {_duration(result.done.size - result.finished, rate)} left"
+            text = f"{printable(result.group)} {result.finished:,}/{result.done.size:,}"
+            typer.echo(encoding.dumps(row) if as_json else text + (left if rate and not result.done.all() else ""))
+        if all(result.done.all() for result in found):
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _duration(units: int, rate: float) -> str:
+    return format_duration(units / rate) if rate else ""

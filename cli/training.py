@@ -1,7 +1,8 @@
 """The commands `train` and `models`."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +11,9 @@ from landscape.options import OptionError, parse_arguments
 from landscape.reporting.progress import is_main_process, say
 from landscape.subject.spec import BLOCK_HELP, smoothing_of
 from landscape.training.monitor_options import monitor_of
+
+if TYPE_CHECKING:
+    from landscape.training.train import EpochResult
 
 Option = typer.Option
 MEMORY_FORMATS = {True: "channels_last", False: "contiguous", None: None}
@@ -106,16 +110,14 @@ def run_training(
     tensorboard: bool = False, **options: Any,
 ) -> Path:  # fmt: skip
     """Train with a line per epoch and a figure at the end; return the path of `final.pt`."""
-    from landscape.cli.tensorboard import EventFiles
     from landscape.data import recipes
-    from landscape.training.train import EpochResult
     from landscape.training.train import train as train_model
 
     resolved = recipes.recipe(recipe or recipes.default_recipe(model), **overrides)
     what = "accuracy" if resolved.objective == "classification" else "neighbour accuracy"
     board = EventFiles(out) if tensorboard else None
 
-    def report(done: EpochResult) -> None:
+    def report(done: "EpochResult") -> None:
         if board is not None:
             board(done)
         numbers = f"train loss {done.train_loss:.4f} loss {done.loss:.4f} {what} {done.accuracy:.4f}"
@@ -157,3 +159,36 @@ def models(
     width = max(map(len, known.NAMES))
     for name in known.NAMES:
         typer.echo(f"{name:{width}}  {known.summary(name)}")
+
+
+FOLDER = "tensorboard"  # in the run folder
+
+
+class EventFiles:
+    """Event files in the run folder, created with the first epoch; called with every finished epoch.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+
+    def __init__(self, out: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError(
+                "--tensorboard needs a package: pip install 'landscape-probes[tensorboard]'; or leave the option out"
+            ) from None
+        self._make: Any = partial(SummaryWriter, str(out / FOLDER))
+        self._writer: Any = None
+
+    def __call__(self, done: "EpochResult") -> None:
+        """Write one epoch, and flush it to disk."""
+        if self._writer is None:
+            self._writer = self._make()
+        scalars = {
+            "loss/train": done.train_loss, "loss/test": done.loss, "accuracy/test": done.accuracy, "lr": done.lr,
+            "seconds": done.seconds,
+        }  # fmt: skip
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, done.epoch)
+        self._writer.flush()

@@ -13,7 +13,7 @@ from cifar_files import write_test_images
 from PIL import Image
 
 import landscape
-from landscape.data import corruption_cache, corruptions
+from landscape.data import corruptions
 from landscape.data.sampling import subset
 from landscape.exchange import importing, score_tables
 from landscape.options import OptionError
@@ -342,21 +342,21 @@ def test_kept_images_are_used_until_they_are_damaged(
 ) -> None:
     monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path))
     images = torch.from_numpy(CLEAN[:3]).permute(0, 3, 1, 2)
-    made = corruption_cache.images(images, "fog", 2, 0)
+    made = corruptions.kept(images, "fog", 2, 0)
     with monkeypatch.context() as patched:
         patched.setattr(corruptions, "corrupted", None)
-        assert torch.equal(corruption_cache.images(images, "fog", 2, 0), made)
+        assert torch.equal(corruptions.kept(images, "fog", 2, 0), made)
     (file,) = (tmp_path / "corruptions").glob("*.uint8")
     file.write_bytes(bytes(made.numel()))
-    assert torch.equal(corruption_cache.images(images, "fog", 2, 0), made)
+    assert torch.equal(corruptions.kept(images, "fog", 2, 0), made)
     assert "is damaged; these images are made again" in caplog.text
     assert file.read_bytes() == made.numpy().tobytes()
     file.unlink()
     os.mkfifo(file)  # which nobody writes to
-    assert torch.equal(corruption_cache.images(images, "fog", 2, 0), made)
+    assert torch.equal(corruptions.kept(images, "fog", 2, 0), made)
     assert file.is_file()
-    corruption_cache.images(images, "fog", 2, 1)
-    corruption_cache.images(images[:2], "fog", 2, 0)
+    corruptions.kept(images, "fog", 2, 1)
+    corruptions.kept(images[:2], "fog", 2, 0)
     assert len(list((tmp_path / "corruptions").glob("*.uint8"))) == 3
 
 

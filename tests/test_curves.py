@@ -91,7 +91,7 @@ def test_events_hold_every_epoch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from landscape.cli.tensorboard import EventFiles
+    from landscape.cli.training import EventFiles
     from landscape.training.train import EpochResult
 
     write = EventFiles(tmp_path)

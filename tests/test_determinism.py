@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from landscape.training.determinism import deterministic_algorithms
+from landscape.training.updates import deterministic_algorithms
 
 
 def test_an_operation_without_a_deterministic_algorithm_is_named_in_one_line() -> None:

@@ -16,7 +16,7 @@ import synthetic
 import xarray as xr
 from command_line import Command, one_line
 
-from landscape.doctor import accuracy, lines, panels, premises, protocols, rules, spectra, surfaces
+from landscape.doctor import accuracy, panels, premises, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 from landscape.probes import PROBES
@@ -145,15 +145,15 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "inexact pass": (
         surfaces.inexact_pass, surface(arrays={"deviation_95": 3.0}), surface(arrays={"deviation_95": 1.0}), "surface"),
     "frozen end": (
-        lines.frozen_ends, line(end_loss=0.2, end_excess=0.01), line(end_loss=0.2, end_excess=1e-6),
+        surfaces.frozen_ends, line(end_loss=0.2, end_excess=0.01), line(end_loss=0.2, end_excess=1e-6),
         "--bn recalibrate:8"),
-    "frozen corner": (lines.frozen_corners, corners(0.5), corners(1e-7), "landscape surface net.pt"),
-    "frozen path": (lines.frozen_path, path(9.0), path(2.5), "--bn recalibrate:8"),
+    "frozen corner": (surfaces.frozen_corners, corners(0.5), corners(1e-7), "landscape surface net.pt"),
+    "frozen path": (surfaces.frozen_path, path(9.0), path(2.5), "--bn recalibrate:8"),
     "barrier": (
-        lines.barrier_unknown, line(barrier=0.01, barrier_se=0.02), line(barrier=0.9, barrier_se=0.02), "samples"),
-    "barriers of pairs": (lines.barrier_unknown, pairs(0.9, 0.01, 0.8), pairs(0.9, 0.7, 0.8), "samples"),
-    "barrier of one pair": (lines.barrier_unknown, pairs(0.01), pairs(0.9), "samples"),
-    "short path": (lines.short_path, path(1.0, count=3), path(1.0), "--snapshots"),
+        surfaces.barrier_unknown, line(barrier=0.01, barrier_se=0.02), line(barrier=0.9, barrier_se=0.02), "samples"),
+    "barriers of pairs": (surfaces.barrier_unknown, pairs(0.9, 0.01, 0.8), pairs(0.9, 0.7, 0.8), "samples"),
+    "barrier of one pair": (surfaces.barrier_unknown, pairs(0.01), pairs(0.9), "samples"),
+    "short path": (surfaces.short_path, path(1.0, count=3), path(1.0), "--snapshots"),
     "unconverged": (spectra.unconverged, hessian(converged=0.0), hessian(), "--max-products 800"),
     "mini-batch without spectrum": (
         spectra.without_spectrum, hessian(values=np.array([[np.nan] * 2, [1.0, 2.0]]), batches=2), hessian(),

@@ -23,9 +23,8 @@ from landscape.plots import drawing, headlines
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
 from landscape.results.journal import MAGIC, Journal, Record
-from landscape.results.remaining_units import standings
 from landscape.results.run_key import RunKey
-from landscape.results.unmerged_journals import merge_orphans
+from landscape.results.unmerged_journals import merge_orphans, standings
 from landscape.results.writer import Writer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -19,8 +19,8 @@ from landscape.plots.report import report
 from landscape.results import reader
 from landscape.results.group import copy
 from landscape.results.merging import merge_files
-from landscape.results.remaining_units import standings
 from landscape.results.repair import repair
+from landscape.results.unmerged_journals import standings
 from landscape.running.run import reduce_of
 
 pytestmark = pytest.mark.slow

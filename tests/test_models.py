@@ -449,7 +449,7 @@ def test_networks_built_for_their_shapes_alone_or_recorded_do_not_import_the_com
     script = """
 import sys, torch
 from landscape import models
-from landscape.symmetry.recorder import UnitRecorder
+from landscape.symmetry.networks import UnitRecorder
 from landscape.weight_space.pass_recorder import PassRecorder
 print("torch._dynamo" in sys.modules)
 with torch.device("meta"):

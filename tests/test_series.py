@@ -9,7 +9,7 @@ import xarray as xr
 
 from landscape.probe import Plan, Quantity
 from landscape.results import reader
-from landscape.results import remaining_units as standings
+from landscape.results import unmerged_journals as standings
 from landscape.results.journal import Busy, Journal, Record
 from landscape.results.merging import merge_files
 from landscape.results.run_key import RunKey, to_header

@@ -27,7 +27,7 @@ from landscape.running.run import run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.subject.loading import load as loading
 from landscape.subject.loading.checks import refuse_stochastic
-from landscape.subject.loading.premises import mini_batch_effect
+from landscape.subject.loading.sanity_check import mini_batch_effect
 from landscape.subject.subject import Subject
 
 DIAGONAL = {"spectrum": "diagonal"}

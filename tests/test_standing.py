@@ -16,10 +16,10 @@ import pytest
 from command_line import Command
 
 from landscape import api
-from landscape.cli import pending
+from landscape.cli import show
 from landscape.probes import PROBES, probe_class
 from landscape.results.command_line import chosen
-from landscape.results.remaining_units import standings
+from landscape.results.unmerged_journals import standings
 from landscape.results.writer import Writer
 from landscape.subject.spec import Spec
 
@@ -108,7 +108,7 @@ def test_the_command_for_missing_units_finishes_them(command: Command, tmp_path:
 def test_a_followed_file_is_printed_until_it_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pending, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(show, "POLL_SECONDS", 0.01)
     path = tmp_path / "results.h5"
     with Writer(path, KEY, reduce_of=counting.reduce_of):
         pass
@@ -121,7 +121,7 @@ def test_a_followed_file_is_printed_until_it_is_finished(
 
     measuring = threading.Thread(target=measure)
     measuring.start()
-    pending.follow(path, as_json=True)
+    show.follow_file(path, as_json=True)
     measuring.join()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     finished = [row["finished"] for row in rows]

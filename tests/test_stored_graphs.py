@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -107,17 +106,17 @@ def test_entries_used_longest_ago_are_deleted(folder: Path, monkeypatch: pytest.
 def test_what_a_killed_process_left_behind_is_deleted_a_day_later(folder: Path) -> None:
     stored_hessian._write("key.json", {})
     for name, age in (("recent", 3600), ("old", 90_000)):
-        (folder / f"{stored_hessian.UNFINISHED}{name}").write_text("{")
+        (folder / f"{user_cache.UNFINISHED}{name}").write_text("{")
         then = time.time() - age
-        os.utime(folder / f"{stored_hessian.UNFINISHED}{name}", (then, then))
+        os.utime(folder / f"{user_cache.UNFINISHED}{name}", (then, then))
     stored_hessian._forget_oldest(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["key.json", f"{stored_hessian.UNFINISHED}recent"]
+    assert sorted(path.name for path in folder.iterdir()) == ["key.json", f"{user_cache.UNFINISHED}recent"]
 
 
 def test_notes_for_which_there_is_no_room_leave_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(json, "dump", full)
+    monkeypatch.setattr(os, "replace", full)
     stored_hessian._write("key.json", {})
     assert list(folder.iterdir()) == []

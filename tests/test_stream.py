@@ -16,12 +16,18 @@ from landscape.options import OptionError
 from landscape.plots.appearance import looks
 from landscape.plots.figures.stream import page
 from landscape.predictions import timing
-from landscape.predictions.frames import frame_scores, near_boundary
+from landscape.predictions.frames import (
+    RingBuffer,
+    frame_scores,
+    frame_weights,
+    near_boundary,
+    prediction_time,
+    smoothed,
+)
 from landscape.predictions.scores import sample_scores
-from landscape.predictions.temporal import RingBuffer, frame_weights, prediction_time, smoothed
 from landscape.statistics.calibration import bootstrap, summary
 from landscape.subject.loading.load import load
-from landscape.subject.loading.premises import mini_batch_effect
+from landscape.subject.loading.sanity_check import mini_batch_effect
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 

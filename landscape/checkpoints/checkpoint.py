@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from landscape.checkpoints import file_formats, raw_files
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
+from landscape.checkpoints.file_formats import Program
 from landscape.checkpoints.file_names import FINAL, FINAL_EMA, model_hint, place_of
 from landscape.checkpoints.key_matching import is_head
-from landscape.checkpoints.safe_load import Program
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 from landscape.results.replacing import replacing
 from landscape.results.run_key import versions

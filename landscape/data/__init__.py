@@ -18,7 +18,6 @@ from landscape.data import (
     mask_folder,
     numpy_files,
     parquet,
-    tokens,
     torch_dataset,
 )
 from landscape.data.augment import Augmentation
@@ -91,8 +90,8 @@ def load_batches(
     parse_count("samples", samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
     name = place_of("data", name)
-    if name.endswith(tokens.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
-        return tokens.load(name, samples=samples, block_size=block_size)
+    if name.endswith(numpy_files.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
+        return numpy_files.load_tokens(name, samples=samples, block_size=block_size)
     with reading(name, says=True):
         images = _load(Request(name, samples, image_size, resize, layout, batch_size, whole, ordered), root, split)
     if isinstance(images, BatchList):

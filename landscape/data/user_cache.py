@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
+UNFINISHED = "unfinished-"  # start of the names of files that are being written
 log = logging.getLogger(__name__)
 
 
@@ -58,3 +59,18 @@ def is_own(path: Path) -> bool:
     own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
     regular = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # on a pipe, reading waits for ever
     return own and regular and not found.st_mode & 0o022
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that the user alone can read, whole or not at all.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(unfinished, path)
+    finally:  # still there on a full disk
+        Path(unfinished).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, at_weights, found, measure_again
-from landscape.doctor.lines import ROUNDING
+from landscape.doctor.surfaces import ROUNDING
 from landscape.results.protocols import differing, of_several, option_of
 
 T = TypeVar("T", bound=Hashable)

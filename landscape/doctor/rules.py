@@ -11,13 +11,13 @@ import numpy as np
 import xarray as xr
 
 from landscape.checkpoints.raw_files import sha256_of
-from landscape.doctor import accuracy, lines, panels, premises, protocols, spectra, surfaces
+from landscape.doctor import accuracy, panels, premises, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
 from landscape.results.malformed import readable
 from landscape.results.reader import Stored
-from landscape.results.remaining_units import standings
 from landscape.results.run_key import ReduceOf
+from landscape.results.unmerged_journals import standings
 
 ROUNDING = 1e-6  # of the largest entry of a summary, which other versions of libraries sum in another order
 MOST = 2**28  # bytes of a result that are held to compute its summaries
@@ -104,7 +104,7 @@ OF_ONE: Sequence[Rule] = (
     premises.repeated_samples, premises.mini_batch, premises.contradicts_checkpoint, premises.overconfident,
     surfaces.minimum_at_the_edge, surfaces.minimum_elsewhere, surfaces.too_wide, surfaces.too_narrow, surfaces.no_rise,
     surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
-    lines.frozen_ends, lines.frozen_corners, lines.frozen_path, lines.barrier_unknown, lines.short_path,
+    surfaces.frozen_ends, surfaces.frozen_corners, surfaces.frozen_path, surfaces.barrier_unknown, surfaces.short_path,
     spectra.unconverged, spectra.without_spectrum, spectra.few_values,
     spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies, spectra.derivatives,
     panels.flat_panel, panels.zero_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,

@@ -4,20 +4,20 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
 
 from landscape.models import alternet
 from landscape.models.alternet import AlterNet
-from landscape.models.arguments import converted, whole_number
 from landscape.models.mixer import Mixer
 from landscape.models.pit import PiT
 from landscape.models.preresnet import PreResNet
 from landscape.models.resnet import SMALL, ResNet
 from landscape.models.swin import Swin
 from landscape.models.vit import LocalViT, ViT
+from landscape.options import BOOLEANS, OptionError, alternatives
 
 __all__ = ["NAMES", "accepts", "arguments_of", "build", "build_up", "summary"]
 
@@ -147,3 +147,74 @@ def _kinds(name: str) -> dict[str, Any]:
         raise ValueError(f"no model is named {name!r}; similar names: {', '.join(near)}; landscape models lists all")
     hints = get_type_hints(MODELS[name].func.__init__)
     return {argument: kind for argument, kind in hints.items() if argument != "return"}
+
+
+MOST_STAGES = 100
+MOST = dict.fromkeys(("depth", "depths", "blocks", "msa"), 1_000)  # layers: each takes a moment to make
+LEAST = {"msa": 0}  # every other whole number counts something a network cannot do without
+
+
+def converted(name: str, value: object, kind: Any) -> object:
+    """Convert a value, which may be text ("4", "0,1,1,2", "true", "none") or a list, to the type of its annotation.
+
+    The annotation is `int`, `float` (always a rate in [0, 1)), `bool`, `tuple[int, ...]`, a `Literal` of words, or one
+    of them `| None`.
+
+    Raises:
+        OptionError: it cannot be converted, or is out of range.
+    """
+    if type(None) in get_args(kind):
+        if value is None or str(value).lower() == "none":
+            return None
+        kind = next(member for member in get_args(kind) if member is not type(None))
+        try:
+            return converted(name, value, kind)
+        except OptionError as error:
+            raise OptionError(f"{error} (none is valid too)") from None
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise _invalid(name, value, alternatives(get_args(kind)))
+        return value
+    if get_origin(kind) is tuple:
+        words = value.strip("()[] ").rstrip(",").split(",") if isinstance(value, str) else value
+        entries = words if isinstance(words, list | tuple) else [words]
+        if not 0 < len(entries) <= MOST_STAGES:
+            raise _invalid(name, value, "one whole number per stage, such as 2,2,2,2")
+        return tuple(whole_number(name, entry) for entry in entries)
+    if kind is bool:
+        if str(value).lower() not in BOOLEANS:
+            raise _invalid(name, value, "true or false")
+        return BOOLEANS[str(value).lower()]
+    return _rate(name, value) if kind is float else whole_number(name, value)
+
+
+def whole_number(name: str, value: object) -> int:
+    """Convert a whole number of at least 1 (of at least 0 where `LEAST` says so).
+
+    Raises:
+        OptionError: it is none.
+    """
+    least = LEAST.get(name, 1)
+    try:
+        number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else least - 1
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise _invalid(name, value, f"a whole number of at least {least}")
+    if number > MOST.get(name, number):
+        raise _invalid(name, value, f"at most {MOST[name]:,}")
+    return number
+
+
+def _rate(name: str, value: object) -> float:
+    try:
+        rate = float(value) if isinstance(value, int | float | str) else float("nan")
+    except ValueError:
+        rate = float("nan")
+    if not 0.0 <= rate < 1.0:
+        raise _invalid(name, value, "a number of at least 0 and below 1")
+    return rate
+
+
+def _invalid(name: str, value: object, expected: str) -> OptionError:
+    return OptionError(f"{name} must be {expected}, got {value}")

@@ -12,7 +12,7 @@ from landscape.checkpoints.huggingface_cache import folder_of
 from landscape.checkpoints.raw_files import holds_model, json_of
 from landscape.checkpoints.user_code import guarded
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
-from landscape.models.described import refuse_larger
+from landscape.models.adapters import refuse_larger
 from landscape.models.libraries import library
 from landscape.options import reading
 

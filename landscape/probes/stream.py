@@ -16,7 +16,7 @@ from torch import Tensor
 from landscape.data.dataset import BatchList
 from landscape.headline import LOWER, Headline
 from landscape.options import OptionError, at_least, parse_numbers, require
-from landscape.predictions import temporal, timing
+from landscape.predictions import timing
 from landscape.predictions.frames import (
     DENSE,
     PER_FRAME,
@@ -24,8 +24,11 @@ from landscape.predictions.frames import (
     TERMS,
     FrameProbabilities,
     frame_scores,
+    frame_weights,
     near_boundary,
     networks_of,
+    prediction_time,
+    smoothed,
     suffixed,
     summaries,
 )
@@ -174,7 +177,7 @@ class Stream(Probe):
             logs.forget(before=own[0] - behind - 1)
             windows = torch.stack([window[i : i + len(own)] for i in range(behind + ahead + 1)])
             offsets = torch.arange(-behind, ahead + 1)
-            every = [temporal.smoothed(windows, temporal.frame_weights(offsets, tau)) for tau in self._taus]
+            every = [smoothed(windows, frame_weights(offsets, tau)) for tau in self._taus]
             found.append(torch.stack(every, dim=2))
         return torch.cat(found)
 
@@ -260,7 +263,7 @@ def predictions(subject: Subject) -> list[str]:
 
 @once_per_weights
 def _timed(subject: Subject, probe: Stream) -> dict[str, list[float]]:
-    return temporal.prediction_time(
+    return prediction_time(
         subject, tau=probe._taus[-1], past=probe.past, look_ahead=probe.look_ahead, frames=probe.timed
     )
 

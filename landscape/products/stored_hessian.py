@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -30,7 +29,7 @@ from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
 
 MOST_BYTES, MOST_FILES = 2 * 2**30, 200  # the files used last stay
-UNFINISHED, ABANDONED = "unfinished-", 86_400.0  # start of names; age in seconds at which nobody works on it any more
+ABANDONED = 86_400.0  # seconds after which nobody works on an unfinished file any more
 
 
 def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> str:
@@ -130,13 +129,7 @@ def _write(name: str, content: Mapping[str, Any]) -> None:
     if path is None:
         return
     with contextlib.suppress(OSError):
-        descriptor, unfinished = tempfile.mkstemp(dir=path, prefix=UNFINISHED)
-        try:
-            with os.fdopen(descriptor, "w") as stream:
-                json.dump(content, stream)
-            os.replace(unfinished, path / name)
-        finally:  # still there on a full disk
-            Path(unfinished).unlink(missing_ok=True)
+        user_cache.write(path / name, json.dumps(content).encode())
         _forget_oldest(path)
 
 
@@ -147,7 +140,7 @@ def _forget_oldest(path: Path) -> None:
         size = 0
         for number, (last, file) in enumerate(used):
             size += file.stat().st_size
-            abandoned = file.name.startswith(UNFINISHED) and time.time() - last > ABANDONED
+            abandoned = file.name.startswith(user_cache.UNFINISHED) and time.time() - last > ABANDONED
             if abandoned or number >= MOST_FILES or size > MOST_BYTES:
                 file.unlink()
 

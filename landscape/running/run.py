@@ -29,7 +29,7 @@ from landscape.subject.loading.checks import refuse_stochastic
 from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.loading.identity import digest as digest
 from landscape.subject.loading.identity import protocol, weights_sha256
-from landscape.subject.loading.premises import premises
+from landscape.subject.loading.sanity_check import premises
 from landscape.subject.other_samples import rebatched
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject

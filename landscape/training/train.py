@@ -30,14 +30,13 @@ from landscape.subject.process_group import ProcessGroup, device_of, process_gro
 from landscape.subject.spec import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
 from landscape.training import run_folder
-from landscape.training.determinism import deterministic_algorithms
 from landscape.training.monitor_options import MonitorOptions
 from landscape.training.monitored import monitored
 from landscape.training.objectives import MaskedImages, objective_of, refuse_images, refuse_model
 from landscape.training.optimizer import named_state
 from landscape.training.run_folder import INIT, WARMUP, RunIdentity
 from landscape.training.training_set import requested_size, splits
-from landscape.training.updates import Trainer, epoch_updates, with_memory_format
+from landscape.training.updates import Trainer, deterministic_algorithms, epoch_updates, with_memory_format
 
 SNAPSHOTS = 10  # `epoch_NNN.pt` in a run, where the spacing is not given
 

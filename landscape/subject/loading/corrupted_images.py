@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from landscape.data import cifar_c, corruption_cache, corruptions
+from landscape.data import cifar_c, corruptions
 from landscape.data.dataset import Batches, Images
 from landscape.data.file_contents import listing_sha256
 from landscape.options import OptionError, did_you_mean
@@ -51,7 +51,7 @@ class Source:
         """
         clean = images_of(subject)
         if self.folder is None:
-            made = corruption_cache.images(clean.inputs.cpu(), name, severity, seed)
+            made = corruptions.kept(clean.inputs.cpu(), name, severity, seed)
             return replace(clean, inputs=made).for_device(subject.device)
         spec = subject.spec or Spec()
         if _is_cifar(self.folder):

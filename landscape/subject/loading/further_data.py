@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from landscape import data as datasets
-from landscape.data import tokens
+from landscape.data import numpy_files
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.data.masks import with_unlabelled
 from landscape.data.structure import BatchLayout
@@ -24,7 +24,7 @@ from landscape.subject.weights_cache import once_per_weights
 
 FORM = "NAME=DATA[:SPLIT][@LOSS], each NAME once, such as code=code.npy:test or exact=@score.py:exact_match"
 SPLITS = get_args(Split)
-FILES = (tokens.SUFFIX, ".npz", ".parquet")  # suffixes of data, which no module has
+FILES = (numpy_files.SUFFIX, ".npz", ".parquet")  # suffixes of data, which no module has
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _on(subject: Subject, further: Further) -> Subject:
 
 def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, Images | BatchList]:
     """The data that a spec names, or the checkpoint, for a loss; and the spec with its preprocessing."""
-    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX) and subject.images is not None:
+    if spec.block_size is None and spec.data.endswith(numpy_files.SUFFIX) and subject.images is not None:
         spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
     layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
     given = DataObject(None, None, lambda: layout, loss.takes_batch, loss.function is cross_entropy)

@@ -16,8 +16,7 @@ from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
 from landscape.models import providers
-from landscape.models.adapters import with_adapter
-from landscape.models.described import refuse_larger
+from landscape.models.adapters import refuse_larger, with_adapter
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.subject.spec import Spec

@@ -12,7 +12,7 @@ import torch
 
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data import cifar_c, mask_folder, tokens, torch_dataset
+from landscape.data import cifar_c, mask_folder, numpy_files, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import BatchList, Images
 from landscape.data.masks import with_class_numbers, with_unlabelled
@@ -189,7 +189,7 @@ def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
 
     The crop is meant for photographs: the small images of a named data set are not cropped unless it is asked for.
     """
-    if spec.block_size is None and spec.data.endswith(tokens.SUFFIX):
+    if spec.block_size is None and spec.data.endswith(numpy_files.SUFFIX):
         length = providers.context(ModelRequest(spec.model, spec.model_arg))
         return replace(spec, block_size=min(length, LONGEST)) if length else spec
     own = of_provider(spec, stored)
