@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from landscape import models
 from landscape.discovery.discover import discover
+from landscape.discovery.layer import AttentionCall
 from landscape.layers import attention_statistics as metrics
 from landscape.layers.attention_maps import AttentionMaps, attention_hooks, maps_from_qk
 from landscape.layers.forward_hooks import run_with_hooks
@@ -26,6 +27,10 @@ CPU = torch.device("cpu")
 
 def _noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _call(name: str, number: int) -> AttentionCall:
+    return AttentionCall((name, number), 1, (0, 0), 0)
 
 
 def _subject(model: nn.Module, *shape: int, samples: int = 6) -> Subject:
@@ -159,7 +164,7 @@ def test_grouped_queries_share_their_keys() -> None:
 def test_maps_of_an_explicit_softmax_are_its_output(merged: bool) -> None:
     """Attention written out, on (batch, head, token, width) or on (batch * head, token, width)."""
     x, found = _noise(4, 3, 5, 2), []
-    with attention_hooks({("softmax", 0): [found.append]}, 4):
+    with attention_hooks([(_call("softmax", 0), found.append, None)], 4):
         tokens = x.flatten(0, 1) if merged else x
         torch.softmax(tokens @ tokens.transpose(-2, -1), dim=-1)
     np.testing.assert_allclose(_of(found[0]), torch.softmax(x @ x.transpose(-2, -1), dim=-1))
@@ -177,7 +182,7 @@ def test_maps_of_torchs_module_are_its_weights_some_images_at_a_time(mask: str) 
         "padding": {"key_padding_mask": torch.arange(5).expand(4, 5) > torch.arange(1, 5)[:, None]},
     }[mask]
     expected, weights = module(x, x, x, average_attn_weights=False, **options)
-    with torch.inference_mode(), attention_hooks({("multi_head_attention_forward", 0): [found.append]}, 4):
+    with torch.inference_mode(), attention_hooks([(_call("multi_head_attention_forward", 0), found.append, None)], 4):
         mixed, _ = module(x, x, x, need_weights=False, **options)
         np.testing.assert_allclose(_of(found[0]), weights.detach(), atol=1e-12)
     np.testing.assert_allclose(mixed, expected.detach(), atol=1e-12)
@@ -185,9 +190,9 @@ def test_maps_of_torchs_module_are_its_weights_some_images_at_a_time(mask: str) 
 
 def test_attention_hooks_act_in_this_thread_and_block_only() -> None:
     x, found = _noise(2, 3, 5, 2), []
-    with pytest.raises(ZeroDivisionError), attention_hooks({("softmax", 0): [lambda maps: 1 // 0]}, 2):  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError), attention_hooks([(_call("softmax", 0), lambda maps: 1 // 0, None)], 2):  # type: ignore[arg-type, return-value]
         torch.softmax(x, dim=-1)
-    with attention_hooks({("softmax", 1): [found.append]}, 2):
+    with attention_hooks([(_call("softmax", 1), found.append, None)], 2):
         torch.softmax(x, dim=-1)
     torch.softmax(x, dim=-1)
     assert found == []
@@ -272,10 +277,10 @@ def test_maps_of_windows_count_per_window_on_the_window_grid() -> None:
     received: list[AttentionMaps] = []
     assert layers[0].attention is not None
     images = torch.cat([images for images, _ in subject.batches])
-    with torch.no_grad(), attention_hooks({layers[0].attention.key: [received.append]}, 6):
+    with torch.no_grad(), attention_hooks([(layers[0].attention, received.append, None)], 6):
         model(images)
         assert received[0].rows == 6 * 4  # windows of 4 x 4 in a map of 8 x 8
-        maps = received[0].chunk(slice(None))
+        maps = received[0].chunk(slice(0, 24))
     expected = metrics.mean_distance(maps, metrics.distances((4, 4), (2.0, 2.0), CPU)).mean(dim=0)
     np.testing.assert_allclose(found["distance"][0, : len(expected)], expected, rtol=1e-9)
     assert np.isnan(found["distance"][0, len(expected) :]).all()  # fewer heads than in the last stage

@@ -37,11 +37,10 @@ def test_an_entry_is_parsed_and_printed(text: str, expected: Pattern) -> None:
 def test_a_file_expands_to_its_entries_in_order(tmp_path: Path) -> None:
     file = tmp_path / "layers.toml"
     file.write_text(
-        "[layers]\n'^maps$' = \"\"\n'pool(ed)?$' = \"subsample\"\n"
-        "'tokens' = { kind = \"msa\", grid = [4, 8], prefix = 3 }\n"
+        "[layers]\n'^maps$' = \"\"\n'pool(ed)?$' = \"subsample\"\n'tokens' = \"msa:4x8+3\"\n'rows' = \"2x4\"\n"
     )
     patterns = ("head", str(file))
-    assert expand(patterns) == ("head", "^maps$", "pool(ed)?$:subsample", "tokens:msa:4x8+3")
+    assert expand(patterns) == ("head", "^maps$", "pool(ed)?$:subsample", "tokens:msa:4x8+3", "rows:2x4")
     # the run key does not name the file
     for name in ("variance", "fourier", "attention", "similarity", "probe-linear"):
         kind = probe_class(name)
@@ -55,12 +54,12 @@ def test_a_file_expands_to_its_entries_in_order(tmp_path: Path) -> None:
         ("a" + ".a" * 100_000 + " = 1", "has 200,005 bytes, expected at most 65,536"),
         ("", r"has no table \[layers\]"),
         ("layers = 3", r"has no table \[layers\]"),
-        ("[layers]\na = 3", "expected a kind, or a table of grid, kind, prefix"),
-        ("[layers]\na = { sort = 'msa' }", "expected a kind, or a table of grid, kind, prefix"),
-        ("[layers]\na = 'attention'", "kind 'attention'; kinds are stem, conv"),
-        ("[layers]\na = { grid = [4] }", r"expected \[ROWS, COLUMNS\]"),
-        ("[layers]\na = { grid = [0, 4] }", r"expected \[ROWS, COLUMNS\]"),
-        ("[layers]\na = { grid = [4, 4], prefix = -1 }", r"expected \[ROWS, COLUMNS\]"),
+        ("[layers]\na = 3", "expected KIND"),
+        ("[layers]\na = { kind = 'msa' }", "expected KIND"),
+        ("[layers]\na = 'attention'", "'attention', expected KIND.*; kinds are stem, conv"),
+        ("[layers]\na = '4'", "expected KIND"),
+        ("[layers]\na = '0x4'", "grid without positions"),
+        ("[layers]\na = 'msa:4x4+-1'", "expected KIND"),
         ("[layers]\n'(' = 'msa'", "not a regular expression"),
     ],
 )

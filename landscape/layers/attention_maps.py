@@ -5,11 +5,10 @@ maps times the values, are what the model computes, before they are projected.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.discovery.graph import ATTENTION, CountedCalls, Key, Patches, Receiver
-from landscape.discovery.layer import HeadOutputs, Windows
+from landscape.discovery.layer import AttentionCall, Windows
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class AttentionMaps:
     chunk: Callable[[slice], Tensor]  # the maps of some rows, (row, head, query, key), adding up to one over the keys
 
 
-Receivers = Mapping[Key, Sequence[Callable[[AttentionMaps], None]]]
-OutputReceivers = Mapping[HeadOutputs, Sequence[Callable[[Tensor], None]]]  # take (row, head, query, channel)
+# An attention call, and what takes its maps, and the outputs of its heads (row, head, query, channel).
+Take = tuple[AttentionCall, Callable[[AttentionMaps], None] | None, Callable[[Tensor], None] | None]
 
 
 def over_the_grid(maps: AttentionMaps, patches: Patches) -> AttentionMaps:
@@ -74,32 +73,34 @@ def maps_in_windows(maps: AttentionMaps, windows: Windows, images: int) -> Atten
     return replace(maps, rows=images * after, row_size=maps.row_size * before // after, chunk=chunk)
 
 
-def attention_hooks(
-    receive: Receivers, images: int, receive_outputs: OutputReceivers = MappingProxyType({})
-) -> AbstractContextManager[Any]:
-    """Hand the maps of attention calls, and outputs of their heads, to receivers while a model runs in this thread.
+def attention_hooks(takes: Iterable[Take], images: int) -> AbstractContextManager[Any]:
+    """Hand the maps of attention calls, and the outputs of their heads, to functions while a model runs in this thread.
 
     Nothing is kept.
     """
     taken: dict[Key, list[Receiver]] = {}
-    for key, takes in receive.items():
-        taken.setdefault(key, []).append(partial(_give_maps, takes, key[0], images))
-    for outputs, gives in receive_outputs.items():
-        taken.setdefault(outputs.key, []).append(partial(_give_outputs, gives, outputs, images))
+    for attention, take_maps, take_outputs in takes:
+        if take_maps is not None and attention.heads:
+            taken.setdefault(attention.key, []).append(partial(_give_maps, take_maps, attention, images))
+        if take_outputs is not None and attention.outputs is not None:
+            taken.setdefault(attention.outputs.key, []).append(partial(_give_outputs, take_outputs, attention, images))
     return CountedCalls(taken) if taken else nullcontext()
 
 
-def _give_maps(takes: Sequence[Callable[[AttentionMaps], None]], name: str, images: int, *call: Any) -> None:
-    maps = _maps(name, images, *call)
-    for take in takes:
-        take(maps)
+def _give_maps(take: Callable[[AttentionMaps], None], attention: AttentionCall, images: int, *call: Any) -> None:
+    maps = _maps(attention.key[0], images, *call)
+    if attention.patches is not None:
+        maps = over_the_grid(maps, attention.patches)
+    take(maps if attention.windows is None else maps_in_windows(maps, attention.windows, images))
 
 
-def _give_outputs(takes: Sequence[Callable[[Tensor], None]], outputs: HeadOutputs, images: int, *call: Any) -> None:
+def _give_outputs(take: Callable[[Tensor], None], attention: AttentionCall, images: int, *call: Any) -> None:
     func, args, kwargs, result = call
-    found = _module_outputs(func, args, kwargs) if outputs.key[0] == "multi_head_attention_forward" else result
-    for take in takes:
-        take(_by_row(found.permute(outputs.order) if outputs.order else found, images))
+    assert attention.outputs is not None
+    key, order = attention.outputs.key, attention.outputs.order
+    found = _module_outputs(func, args, kwargs) if key[0] == "multi_head_attention_forward" else result
+    found = _by_row(found.permute(order) if order else found, images)
+    take(found if attention.windows is None else in_windows(found, attention.windows, images))
 
 
 def _maps(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from landscape.data.structure import Nested, tensors_in
 from landscape.discovery.graph import CountedCalls, Key, Receiver, uncounted
-from landscape.discovery.layer import AttentionCall, HeadOutputs, Layer, Side, Tap, chunks
-from landscape.layers.attention_maps import AttentionMaps, attention_hooks, in_windows, maps_in_windows, over_the_grid
+from landscape.discovery.layer import Layer, Side, Tap, chunks
+from landscape.layers.attention_maps import AttentionMaps, attention_hooks
 from landscape.probe import Values
 from landscape.subject.subject import Subject
 
@@ -105,20 +105,15 @@ def run_with_hooks(
             )
         _give_features(places[layers[at].tap], tensor.detach())
 
-    receive_maps: dict[Key, list[Callable[[AttentionMaps], None]]] = {}
-    receive_outputs: dict[HeadOutputs, list[Callable[[Tensor], None]]] = {}
-    for hook, position in hooked:
-        attention = hook.layers[position].attention
-        if hook.on_attention is not None and attention is not None and attention.heads:
-            give = partial(_give_maps, partial(hook.on_attention, position), attention, subject.samples(i))
-            receive_maps.setdefault(attention.key, []).append(give)
-        if hook.on_heads is not None and attention is not None and attention.outputs is not None:
-            give = partial(_give_outputs, partial(hook.on_heads, position), attention, subject.samples(i))
-            receive_outputs.setdefault(attention.outputs, []).append(give)
+    takes = [
+        (attention, hook.on_attention and partial(hook.on_attention, at), hook.on_heads and partial(hook.on_heads, at))
+        for hook, at in hooked
+        if (attention := hook.layers[at].attention) is not None
+    ]
     with (
         subject.member(*member) if member else nullcontext(),
         subject.evaluating(),
-        attention_hooks(receive_maps, subject.samples(i), receive_outputs),
+        attention_hooks(takes, subject.samples(i)),
         feature_hooks(subject.model, layers, receive),
     ):
         subject.outputs(inputs)
@@ -147,18 +142,6 @@ def map_parts(maps: Tensor) -> Iterator[MapPart]:
     memory = torch.empty(0, dtype=dtype, device=maps.device)
     for part in chunks(maps, PART):
         yield MapPart(part.to(dtype), memory)
-
-
-def _give_maps(
-    receive: Callable[[AttentionMaps], None], attention: AttentionCall, images: int, maps: AttentionMaps
-) -> None:
-    if attention.patches is not None:
-        maps = over_the_grid(maps, attention.patches)
-    receive(maps if attention.windows is None else maps_in_windows(maps, attention.windows, images))
-
-
-def _give_outputs(receive: Callable[[Tensor], None], attention: AttentionCall, images: int, outputs: Tensor) -> None:
-    receive(outputs if attention.windows is None else in_windows(outputs, attention.windows, images))
 
 
 def transferred(sums: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from landscape.discovery.layer import Layer
-from landscape.layers.attention_maps import attention_hooks, in_windows
+from landscape.layers.attention_maps import attention_hooks
 from landscape.subject.subject import Subject
 
 Rows = tuple[range, ...]
@@ -62,12 +62,9 @@ def _only(
 def _head_outputs(subject: Subject, layer: Layer) -> Tensor:
     """What the heads of a layer read from the values, for a few samples, (row, head, query, channel)."""
     assert layer.attention is not None
-    assert layer.attention.outputs is not None
     kept: list[Tensor] = []
     inputs, targets = subject.example()
     images = len(targets) if isinstance(targets, Tensor) else 1
-    receive = {layer.attention.outputs: [lambda tensor: kept.append(tensor.clone())]}
-    with torch.no_grad(), attention_hooks({}, images, receive):
+    with torch.no_grad(), attention_hooks([(layer.attention, None, lambda one: kept.append(one.clone()))], images):
         subject.outputs(inputs)
-    windows = layer.attention.windows
-    return kept[0] if windows is None else in_windows(kept[0], windows, images)
+    return kept[0]

@@ -4,16 +4,16 @@ A layer is the output of the module. With the kind `stream` it is the discovered
 residual stream after the module, where the module is a branch.
 
 [layers]
-'^stem$' = ""                                             # keep the kind that discovery finds
+'^stem$' = ""              # keep the kind that discovery finds
 'blocks\.\d+$' = "mlp"
-'encoder$' = { kind = "msa", grid = [14, 14], prefix = 1 }  # for tokens whose grid discovery cannot find
+'encoder$' = "msa:14x14+1"  # for tokens whose grid discovery cannot find
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from landscape.discovery.layer import KINDS, Grid
 from landscape.options import OptionError
@@ -25,7 +25,6 @@ LayerPatterns = Annotated[
 ]
 _GRID = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 STREAM = "stream"  # in place of a kind: the discovered layer of that name
-_KEYS = {"kind", "grid", "prefix"}
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,13 @@ def expand(patterns: Iterable[str]) -> tuple[str, ...]:
     """
     expanded: list[str] = []
     for text in patterns:
-        expanded += [str(pattern) for pattern in _entries(Path(text))] if text.endswith(".toml") else [text]
+        expanded += _entries(Path(text)) if text.endswith(".toml") else [text]
     for text in expanded:
         parse(text)
     return tuple(expanded)
 
 
-def _entries(path: Path) -> Iterator[Pattern]:
+def _entries(path: Path) -> Iterator[str]:
     if not path.is_file():
         raise FileNotFoundError(f"--layers {path} does not exist; give a TOML file with a table [layers]")
     try:
@@ -89,24 +88,10 @@ def _entries(path: Path) -> Iterator[Pattern]:
     if not isinstance(table, dict) or not table:
         raise ValueError(f"--layers {path} has no table [layers]; expected lines such as 'blocks' = \"mlp\" in it")
     for expression, value in table.items():
-        yield _entry(path, expression, value)
-
-
-def _entry(path: Path, expression: str, value: Any) -> Pattern:
-    values = {"kind": value} if isinstance(value, str) else value
-    if not isinstance(values, dict) or not set(values) <= _KEYS:
-        raise ValueError(
-            f"--layers {path}: {expression!r} = {value!r}; expected a kind, or a table of {', '.join(sorted(_KEYS))}"
-        )
-    kind, grid, prefix = values.get("kind", ""), values.get("grid", (0, 0)), values.get("prefix", 0)
-    if kind not in (*KINDS, STREAM, ""):
-        raise ValueError(
-            f"--layers {path}: {expression!r} has the kind {kind!r}; kinds are {', '.join((*KINDS, STREAM))}"
-        )
-    is_pair = isinstance(grid, list | tuple) and len(grid) == 2 and all(isinstance(side, int) for side in grid)
-    if not is_pair or ("grid" in values and min(grid) < 1) or not isinstance(prefix, int) or prefix < 0:
-        raise ValueError(
-            f"--layers {path}: {expression!r} has grid {grid!r} and prefix {prefix!r}; "
-            "expected [ROWS, COLUMNS] and a number of tokens"
-        )
-    return Pattern(expression, kind, (grid[0], grid[1]), prefix)
+        text = f"{expression}:{value}" if value else expression
+        if not isinstance(value, str) or parse(text).expression != expression:
+            raise ValueError(
+                f"--layers {path}: {expression!r} = {value!r}, expected KIND[:ROWSxCOLUMNS[+PREFIX]]; kinds are "
+                f"{', '.join((*KINDS, STREAM))}"
+            )
+        yield text
