@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from measured_runs import KEPT, attending, loaded, small
 
-from landscape.layers.neural_collapse import Labels, collapse
 from landscape.probe import Plan, Quantity
 from landscape.results import counts
 from landscape.results import group as groups
@@ -20,6 +19,7 @@ from landscape.results.run_key import RunKey, from_header, to_header
 from landscape.results.series import SeriesWriter
 from landscape.results.writer import Writer
 from landscape.running.run import reduce_of, run
+from landscape.statistics.neural_collapse import Labels, collapse
 
 pytestmark = pytest.mark.slow
 

@@ -14,14 +14,21 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.layers.feature_dimension import CENSORED, Estimate, effective_rank, nearest, participation_ratio, two_nn
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.neural_collapse import Labels, collapse
 from landscape.layers.selection import layers_of
 from landscape.plots.headlines import with_intervals
 from landscape.probes.geometry import DIMENSIONS, OF_CLASSES, Geometry
 from landscape.results.headline_numbers import measured
+from landscape.statistics.feature_dimension import (
+    CENSORED,
+    Estimate,
+    effective_rank,
+    nearest,
+    participation_ratio,
+    two_nn,
+)
 from landscape.statistics.intervals import quantile
+from landscape.statistics.neural_collapse import Labels, collapse
 from landscape.subject.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")

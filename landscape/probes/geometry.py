@@ -10,14 +10,14 @@ from torch import Tensor
 
 from landscape.headline import Headline
 from landscape.layers.classifier_input import Places, places_of
-from landscape.layers.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.neural_collapse import GROUPS, Labels, collapse
 from landscape.layers.padding import Counted
 from landscape.layers.selection import layer_labels, require_class_token
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.statistics.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
+from landscape.statistics.neural_collapse import GROUPS, Labels, collapse
 from landscape.statistics.undefined import ALIKE, NOT_FINITE, unmeasured
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject

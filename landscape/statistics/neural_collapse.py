@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from landscape.layers.feature_dimension import UNKNOWN, Estimate
+from landscape.statistics.feature_dimension import UNKNOWN, Estimate
 
 GROUPS = 20
 DRAWS = 40  # resamples of the class means behind the error of NC4
