@@ -105,6 +105,12 @@ def test_a_smaller_map_is_named_by_what_makes_it_smaller_and_not_by_a_gate_befor
     assert [(layer.name, layer.kind, layer.grid) for layer in found] == [
         ("0", "stem", (8, 8)), ("1.conv", "conv", (8, 8)), ("4", "subsample", (4, 4)), ("5.conv", "conv", (4, 4)),
     ]  # fmt: skip
+    two = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))  # without a skip
+    stages = (Skip(4), nn.Conv2d(4, 8, 3, stride=2, padding=1), two, Skip(8))
+    found = discover(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *stages, *head).eval(), _images(8, 8))
+    assert _rows(found)[1:] == [
+        ("1.conv", "conv", 1, False, (8, 8)), ("3", "conv", 2, True, (4, 4)), ("4.conv", "conv", 2, False, (4, 4)),
+    ]  # fmt: skip
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Gate(4), nn.Conv2d(4, 4, 8), nn.Conv2d(4, 4, 1), nn.Flatten())
     found = discover(plain.append(nn.Linear(4, 3)).eval(), _images(8, 8))  # without skips, maps of one position at last
     assert [layer.name for layer in found] == ["0", "2", "3"]

@@ -87,7 +87,7 @@ def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> li
         sums[residual.sum] = follow(sums[position], [*between, _residual_layer(flow, residual)])
     last = blocks[-1].sum
     output = next(iter(network.writes), len(flow.shapes) - 1)
-    behind = [_block_without_skip(flow, flow.calls[block]) for block in blocks_behind(flow, last, output)]
+    behind = _blocks_without_skip(flow, last, blocks_behind(flow, last, output))
     follow(sums[last], [*behind, *_blurs(flow, network, last, output)])
     return staged(layers, before)
 
@@ -155,7 +155,7 @@ def _layers_between(
     """Layers before a residual block: the stem before the first, pooling, patch merging, blocks without skip."""
     inside = [flow.operations[i] for i in flow.between(start, end)]
     linear = starts_linear([flow.operations[i] for i in following.inside], flow.shapes[following.fork])
-    blocks = blocks_without_skip(flow, start, end)
+    blocks, before = blocks_without_skip(flow, start, end), start
     layers = []
     if first:
         pool = next((o for o in inside if o.name in POOLING and _shrinks(flow, o.reads[0], o.writes[0], linear)), None)
@@ -164,6 +164,7 @@ def _layers_between(
         blocks = [block for block in blocks if heavy and flow.calls[block].start > inside.index(heavy)]
         if blocks and pool is None:
             point = flow.calls[blocks[0]].reads[0]
+        before = pool.writes[0] if pool else point
         if not flow.indices >> point & 1:
             layers.append(_branchless(flow, point, "stem", linear, flow.calls[heavy.call].module if heavy else ""))
         if pool is not None:
@@ -175,7 +176,7 @@ def _layers_between(
         layers.append(_branchless(flow, end, "subsample", linear, name))
     if not first:
         layers = [*_blurs(flow, network, start, end), *layers]
-    return [*layers, *(_block_without_skip(flow, flow.calls[block]) for block in blocks)]
+    return [*layers, *_blocks_without_skip(flow, before, blocks)]
 
 
 def _resizing(flow: Flow, inside: list[Operation], end: Node, linear: bool) -> Operation:
@@ -189,12 +190,17 @@ def _resizing(flow: Flow, inside: list[Operation], end: Node, linear: bool) -> O
     return next(sized, several[0] if several else inside[-1])
 
 
-def _block_without_skip(flow: Flow, call: Call) -> Layer:
-    operations = flow.operations[call.start : call.stop]
-    last = [operation for operation in operations if operation.weight][-1].name == "linear"
-    layer = _branchless(flow, call.writes[0], kind_of(flow, range(call.start, call.stop)), last, call.module)
-    attention = attention_of(flow, range(call.start, call.stop), layer.grid, layer.prefix)
-    return replace(layer, reduces=_shrinks(flow, call.reads[0], call.writes[0], last), attention=attention)
+def _blocks_without_skip(flow: Flow, before: Node, blocks: Sequence[int]) -> list[Layer]:
+    """The layers of calls behind a node; one that follows another may get its smaller map from what lies between."""
+    layers = []
+    for call in (flow.calls[block] for block in blocks):
+        start = before if flow.ancestors[call.reads[0]] >> before & 1 else call.reads[0]
+        inside, before = range(call.start, call.stop), call.writes[0]
+        last = [flow.operations[i] for i in inside if flow.operations[i].weight][-1].name == "linear"
+        layer = _branchless(flow, before, kind_of(flow, inside), last, call.module)
+        attention = attention_of(flow, inside, layer.grid, layer.prefix)
+        layers.append(replace(layer, reduces=_shrinks(flow, start, before, last), attention=attention))
+    return layers
 
 
 def _blurs(flow: Flow, network: Call, start: Node, end: Node) -> list[Layer]:
