@@ -30,6 +30,7 @@ class Headline:
     where: str = ""  # the place in words, likewise: `at {name}`
     by: str = ""  # a quantity or fact that it is divided by, at the same place
     unless: str = ""  # a quantity or fact, with whose finite values the result lacks the number
+    like: str = ""  # the number of one network that it is of several together, in one table with theirs
     unlike: str = ""  # a quantity, with whose same value at the same place the result lacks it
     samples: bool = False  # whether it is the share of samples that are right, whose number gives its error
     silent: bool = False  # in tables and comparisons alone, not in one line of text

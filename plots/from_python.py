@@ -1,9 +1,7 @@
 """Draw any figure from Python: `landscape.plots.NAME(data, ax=None)`, a page of its own or the user's axes."""
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import xarray as xr
@@ -11,11 +9,8 @@ import xarray as xr
 from landscape.options import one_of
 from landscape.plots import FIGURES
 from landscape.plots.figure import FigureEntry
-from landscape.plots.selection import Selection
+from landscape.plots.selection import Data, Selection, results_of
 from landscape.plots.theme import STYLES, Theme, applied
-from landscape.results import reader
-
-Data = Path | str | xr.Dataset | xr.DataTree | Sequence[xr.Dataset]
 
 
 def figure(
@@ -48,7 +43,7 @@ def figure(
     one_of("columns", str(columns), ("0", "1", "2"))
     theme = Theme(style, columns, title)
     selection = Selection(tuple([only] if isinstance(only, str) else only))
-    with _named(data) as stored:
+    with results_of(data) as stored:
         everything = [result for _, result in selection.of(stored)]
         own = [result for result in everything if result.attrs.get("probe", entry.probe) == entry.probe]
         results = entry.selected(own)
@@ -61,19 +56,6 @@ def figure(
             with applied(theme):
                 return entry.module.page(results, selection.looks(results, everything))
         return _into(entry, results, selection, everything, _axes(entry, ax))
-
-
-@contextmanager
-def _named(data: Data) -> Iterator[list[tuple[str, xr.Dataset]]]:
-    """Results of any form of data, by group; checkpoints in the order of every figure. A file is streamed."""
-    if isinstance(data, Path | str):
-        with reader.streaming(data) as stored:
-            yield reader.by_checkpoint(stored)
-    elif isinstance(data, xr.DataTree):
-        found = [(node.path, node.to_dataset()) for node in data.leaves]
-        yield reader.by_checkpoint([item for item in found if item[1].data_vars])
-    else:
-        yield [("", result) for result in ([data] if isinstance(data, xr.Dataset) else data)]
 
 
 def _axes(entry: FigureEntry, ax: Any) -> Any:

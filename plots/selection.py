@@ -1,17 +1,21 @@
 """Choose which results are drawn: checkpoints by label and in an order, under other names and in other colours."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import xarray as xr
 
 from landscape.options import invalid, require
 from landscape.plots.appearance import label_of, looks
 from landscape.plots.figure import Look
+from landscape.results import reader
 
 Stored = Sequence[tuple[str, xr.Dataset]]
+Data = Path | str | xr.Dataset | xr.DataTree | Sequence[xr.Dataset]
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,24 @@ class Selection:
         renamed = data.assign_attrs(label=self.labels[label])
         renamed.encoding = data.encoding
         return renamed
+
+
+@contextmanager
+def results_of(data: Data) -> Iterator[list[tuple[str, xr.Dataset]]]:
+    """Results of any form of data, by probe and label; checkpoints in the order of every figure. A file is streamed."""
+    if isinstance(data, Path | str):
+        with reader.streaming(data) as stored:
+            yield reader.by_checkpoint(stored)
+        return
+    tree = isinstance(data, xr.DataTree)
+    found = [node.to_dataset() for node in data.leaves] if isinstance(data, xr.DataTree) else data
+    wrong = next((one for one in ([found] if not isinstance(found, Sequence) else found)
+                  if not isinstance(one, xr.Dataset)), None)  # fmt: skip
+    if wrong is not None:
+        raise TypeError(f"expected results files, or results of landscape.measure, got a {type(wrong).__name__}")
+    every = [found] if isinstance(found, xr.Dataset) else [one for one in found if not tree or one.data_vars]
+    named = [(f"{one.attrs.get('probe', '')}/{label_of(one)}", one) for one in every]
+    yield reader.by_checkpoint(named) if tree else named
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:

@@ -9,9 +9,11 @@ import h5py
 import numpy as np
 import pytest
 import synthetic
+import torch
 import xarray as xr
 from comparing import result, seeds, trace
 from scipy import stats
+from torch import nn
 
 import landscape
 from landscape.cli.main import exit_code
@@ -517,3 +519,29 @@ def test_the_figure_shows_flatness_first_and_numbers_that_two_have() -> None:
     assert study.panels[0] == ("trace", "a", "trace")
     assert len(study.panels) == 7
     assert not any(probe == "density" for probe, *_ in study.panels)
+
+
+@pytest.mark.slow
+def test_results_in_memory_are_compared_an_ensemble_in_one_table_with_its_members(tmp_path: Path) -> None:
+    data, nets = (torch.randn(96, 6, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3), []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        nets.append(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).eval())
+    how: Any = {"data": data, "out": None, "quiet": True, "batch_size": 64}
+    single = [landscape.measure("calibration", net, label=f"net{i}", draws=50, **how) for i, net in enumerate(nets)]
+    masks = landscape.measure("calibration", nets[0], label="net0", mc_dropout=4, draws=50, **how)
+    together = landscape.measure("ensemble", nets[0], label="all", members=nets[1:], **how)
+    found = landscape.compare([*single, masks], together, rows="calibration/nll")
+    own_names = [re.sub(r"[0-9a-f]{6}(, )?", "", entry.network) for entry in found.entries]
+    assert own_names == ["net0 ()", "net0 (4 dropout masks)", "net1", "net2", "all (mean of 3)"]
+    scores = torch.stack([net(data[0]).softmax(1) for net in nets]).mean(0)
+    nll = -scores[torch.arange(96), data[1]].log().detach().double().numpy()
+    assert found.entries[4].numbers["nll"].value == pytest.approx(nll.mean(), rel=1e-5)
+    against = next(c for c in found.contrasts if c.first == "all (mean of 3)")  # minus the first network
+    own = single[0]["sample_nll"].values.ravel()
+    expected = stats.ttest_rel(nll, own[np.isfinite(own)])
+    assert against.difference is not None
+    assert against.difference.p == pytest.approx(expected.pvalue, rel=1e-3)
+    for data_ in (3, [3], data[0]):
+        with pytest.raises(TypeError, match=r"expected results files, or results of landscape.measure, got a"):
+            landscape.compare(data_)

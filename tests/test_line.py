@@ -23,11 +23,13 @@ from analytic import (
 )
 from torch import Tensor
 
+import landscape
 from landscape import models
 from landscape.data.dataset import Images
 from landscape.options import OptionError
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
+from landscape.results.headline_numbers import measured
 from landscape.subject import batchnorm
 from landscape.subject.loading.identity import asked
 from landscape.subject.sample_statistics import per_sample
@@ -160,6 +162,24 @@ def test_the_barrier_of_a_concave_loss_has_its_closed_form_and_its_paired_error(
     assert (found["barrier"][0], found["barrier_se"][0]) == (found["excess"][0, top], found["excess_se"][0, top])
     assert found["barrier_at"][0] == t[top]
     assert found["barrier"][0] == pytest.approx(scale.mean() * 4 * 2 / 9, rel=1e-12)
+
+
+def test_the_line_between_networks_says_the_losses_of_both_ends_the_middle_and_the_best_point() -> None:
+    torch.manual_seed(0)
+    data, nets = (torch.randn(32, 5), torch.arange(32) % 3), [torch.nn.Linear(5, 3).double() for _ in range(2)]
+    found = landscape.measure("line", nets[0], along=nets[1], data=data, resolution=7, out=None, quiet=True)
+    said = {one.name: one for one in measured(found)}
+    w, b = (torch.stack([getattr(net, name).detach() for net in nets]) for name in ("weight", "bias"))
+    for t in (0.0, 0.5, 1.0):
+        logits = data[0].double() @ ((1 - t) * w[0] + t * w[1]).T + (1 - t) * b[0] + t * b[1]
+        loss = torch.nn.functional.cross_entropy(logits, data[1]).item()
+        assert said[f"loss at {t:g}"].value == pytest.approx(loss, rel=1e-6)
+    best = int(found["loss"].values.argmin())
+    assert (said["lowest loss"].value, said["lowest loss"].at) == (
+        float(found["loss"].min()), f"at {float(found['t'][best]):.4g}",
+    )  # fmt: skip
+    alone = landscape.measure("line", nets[0], data=data, resolution=3, out=None, quiet=True)
+    assert not [one.name for one in measured(alone) if one.name.startswith(("loss at", "lowest"))]
 
 
 def test_a_convex_loss_has_no_barrier(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class Line(Probe):
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("barrier", "barrier", {"direction": "largest"}, where="at {barrier_at:.4g}"),
         Headline("accuracy barrier", "accuracy_barrier", {"direction": "largest barrier"}),
+        *(Headline(f"loss at {t:g}", "loss", {"direction": "largest barrier", "t": t}) for t in (0.0, 0.5, 1.0)),
+        Headline("lowest loss", "loss", {"direction": "largest barrier", "t": "smallest"}, where="at {t:.4g}"),
         *basins.LINE,
         *basins.HEADLINES,
     )

@@ -194,6 +194,8 @@ def _positions(data: xr.Dataset, place: Place, value: _Part, axes: Sequence[str]
         return [[word % size]] if -size <= word < size else []
     way, _, of = word.partition(" ")
     if way in ("largest", "smallest"):
+        if of and of not in data.variables:
+            return []
         ranked = _Part(tuple(map(str, data.variables[of].dims)), _values(data, of)).at(place) if of else value
         by = ranked.variable.transpose(*axes).values
         by = np.where(np.isfinite(by), by if way == "largest" else -by, -np.inf)

@@ -10,7 +10,7 @@ from landscape.statistics.means import mean_and_standard_error
 
 HEADLINES = (
     *(
-        Headline(f"{name} of {words}", name, {"size": size}, reading, silent=True)
+        Headline(f"{name} of {words}", name, {"size": size}, reading, silent=True, like=name if size else "")
         for name, reading in (("nll", LOWER), ("accuracy", HIGHER), ("ece", LOWER), ("temperature", ""))
         for words, size in (("one member", 0), ("all members", -1))
     ),

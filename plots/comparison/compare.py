@@ -7,8 +7,7 @@ from pathlib import Path
 
 from landscape.plots.comparison.comparison import Comparison, chosen, compare_results
 from landscape.plots.comparison.text import as_html
-from landscape.plots.selection import Selection
-from landscape.results import reader
+from landscape.plots.selection import Data, Selection, results_of
 
 
 @dataclass(frozen=True)
@@ -20,14 +19,15 @@ class ComparisonTable(Comparison):
 
 
 def compare(
-    *files: Path | str,
+    *results: Data,
     group: str | Sequence[str] = (),
     against: str = "",
-    only: Sequence[str] = (),
-    rows: Sequence[str] = (),
+    only: str | Sequence[str] = (),
+    rows: str | Sequence[str] = (),
 ) -> ComparisonTable:
     r"""Compare the networks of results files, or groups of them over seeds; a table in a notebook.
 
+    `results` are results files, results of `landscape.measure` (one, or a list), or what `landscape.open` returns.
     `group` is a regular expression whose match is the part of a label that tells seeds apart (`-s\d+$`) or whose
     capture group names the group, or patterns such as `sgd=sgd-*,adam=adam-*`. `against` is the network or group that
     all others are compared with; without it up to four are compared pair by pair, more with the first. `only` are the
@@ -36,11 +36,13 @@ def compare(
 
     Raises:
         FileNotFoundError, ValueError: there is no such file, or nothing finished in it.
+        TypeError: something else than results is given.
         OptionError: a group, a number or a label is unknown.
     """
-    rules = (group,) if isinstance(group, str) and group else tuple(group)
+    rules, labels, shown = ((text,) if isinstance(text, str) and text else tuple(text) for text in (group, only, rows))
     with ExitStack() as opened:
-        stored = [found for path in files for found in opened.enter_context(reader.streaming(path))]
-        stored = Selection(tuple(only)).of(stored)
-        found = compare_results(stored, group=rules, against=against, source=", ".join(map(str, files)))
-    return ComparisonTable(**vars(chosen(found, rows) if rows else found))
+        stored = [found for data in results for found in opened.enter_context(results_of(data))]
+        stored = Selection(labels).of(stored)
+        source = ", ".join(str(data) for data in results if isinstance(data, Path | str)) or "what is given"
+        found = compare_results(stored, group=rules, against=against, source=source)
+    return ComparisonTable(**vars(chosen(found, shown) if shown else found))

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots.comparison.grouping import Groups, groups_of
 from landscape.results import reader
-from landscape.results.headline_numbers import Measured, measured
+from landscape.results.headline_numbers import Measured, measured, numbers
 from landscape.results.protocols import Protocol, optimizer_of, protocol_of, variant_of
 from landscape.results.reader import parameters_of
 from landscape.statistics.seed_groups import mean_interval
@@ -78,6 +79,7 @@ def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], sou
             at = position(protocols.setdefault(probe, []), protocol_of(data, changed=same))
             sets.setdefault((network, side, at), []).append(data)
         entries += [_entry(probe, *key, alike, notes) for key, alike in sets.items()]
+    entries += [row for e in entries for row in _beside_one(e, entries, protocols)]
     notes += _twins(known)
     entries.sort(key=lambda one: (list(probes).index(one.probe), one.protocol))
     return Compared(tuple(entries), protocols, groups, tuple(dict.fromkeys(notes)))
@@ -160,6 +162,28 @@ def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[x
             error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
             numbers[name] = replace(one, value=mean, error=error, low=low, high=high, n=len(values))
     return Entry(probe, network, side, position, numbers, last, reader.unfinished(last), planes)
+
+
+def _beside_one(entry: Entry, entries: Sequence[Entry], known: Mapping[str, Sequence[Protocol]]) -> Iterator[Entry]:
+    """Several networks together, as a row among the results of one network with those numbers, on the same samples."""
+    found = [(headline, one) for headline, one in numbers(entry.data) if headline.like]
+    protocol = protocol_of(entry.data)
+    for other in {(e.probe, e.protocol): e for e in entries if found}.values():
+        theirs = known[other.probe][other.protocol]
+        common = {name for name in theirs.facts.keys() & protocol.facts.keys() if name != "seed"}
+        if (
+            {headline.like for headline, _ in found} <= other.numbers.keys()
+            and protocol.samples_sha256 and protocol.samples_sha256 == theirs.samples_sha256
+            and all(theirs.facts[name] == protocol.facts[name] for name in common)
+        ):  # fmt: skip
+            place: Any = found[0][0].at
+            data = entry.data.isel(place).assign_attrs(probe=other.probe)
+            many = f"mean of {' and '.join(f'{int(data[axis])}' for axis in place)}"
+            network, side = _with(entry.network, many), entry.side and _with(entry.side, many)
+            own = {headline.like: replace(one, name=headline.like) for headline, one in found}
+            yield replace(
+                entry, probe=other.probe, network=network, side=side, protocol=other.protocol, numbers=own, data=data
+            )
 
 
 def position(known: list[Protocol], protocol: Protocol) -> int:
