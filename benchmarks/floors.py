@@ -42,7 +42,7 @@ from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}}
-BESIDE = {"pair": "against", "ends": "along", "members": "members", "run": "run"}  # options that take other networks
+BESIDE = {"pair": "against", "ends": "along", "members": "members"}  # options that take other networks
 GPT2 = {"vocab_size": 8000, "n_positions": 32, "n_embd": 320, "n_layer": 6, "n_head": 5}  # 9.97 M parameters
 NETWORKS = ("resnet_demo", "vit_demo", "gpt2")
 LEAST = 0.2  # seconds of bare repetitions
@@ -142,18 +142,21 @@ def load(network: str, probe: str, samples: int, folder: Path) -> Subject:
     return landscape.load(None, model=f"hf:{folder}", data=str(tokens), **options)
 
 
-def options_of(probe: str, subject: Subject) -> dict[str, Any]:
-    """Its defaults, with networks beside the subject where some are needed."""
+def options_of(probe: str, subject: Subject, folder: Path) -> dict[str, Any]:
+    """Its defaults, with networks beside the subject where some are needed; those of a run are files in the folder."""
     several = probe_class(probe).several
     others = [neighbour(subject.model, seed) for seed in range(1, 4 if several == "run" else 2)]
-    others = [subject.model, *others] if several == "run" else others
-    beside = {BESIDE[several]: others if several in ("members", "run") else others[0]} if several in BESIDE else {}
+    beside = {BESIDE[several]: others if several == "members" else others[0]} if several in BESIDE else {}
+    if several == "run":
+        for i, network in enumerate((*others, subject.model)):
+            torch.save(network.state_dict(), folder / f"epoch_{i:03d}.pt")
+        beside = {"run": str(folder)}
     return {**OPTIONS.get(probe, {}), **beside}
 
 
-def measured(probe: str, subject: Subject, most: float) -> tuple[float, Needs]:
+def measured(probe: str, subject: Subject, most: float, folder: Path) -> tuple[float, Needs]:
     """CPU seconds of a probe, at most about so many, and what it made in them."""
-    needs, options = Needs(), options_of(probe, subject)
+    needs, options = Needs(), options_of(probe, subject, folder)
     end = time.process_time() + most
 
     def report(finished: int, total: int) -> None:
@@ -204,7 +207,7 @@ def row_of(network: str, probe: str, given: Any, folder: Path) -> str:
     """The row of the median round: ratio, seconds, and passes over all samples by kind."""
     rounds = []
     for _ in range(given.rounds):
-        took, needs = measured(probe, load(network, probe, given.samples, folder), given.seconds)
+        took, needs = measured(probe, load(network, probe, given.samples, folder), given.seconds, folder)
         subject = load(network, probe, given.samples, folder)
         floor = sum(n / size * bare(subject, kind, size) for (kind, size), n in needs.samples.items() if n)
         made = (sum(n for (k, _), n in needs.samples.items() if k == kind) / len(subject) for kind in KINDS)

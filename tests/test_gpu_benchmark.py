@@ -21,8 +21,11 @@ from analytic import tanh_net
 from recording import Recorder
 
 import landscape
+from landscape.products import hvp_backends
 from landscape.products.hvp_backends import curvature
+from landscape.subject import graph_replay
 from landscape.subject.graph_replay import GraphReplay
+from landscape.weight_space import cost_model
 
 pytestmark = pytest.mark.slow
 
@@ -152,11 +155,12 @@ def test_floors_count_the_passes_and_products_of_a_probe(benchmarks: None, tmp_p
     import floors
 
     made = {}
-    for probe, samples in (("variance", 9), ("trace", 3)):
-        _, needs = floors.measured(probe, floors.load("vit_demo", probe, samples, tmp_path), 60.0)
+    for probe, samples in (("variance", 9), ("trace", 3), ("trajectory", 3)):
+        _, needs = floors.measured(probe, floors.load("vit_demo", probe, samples, tmp_path), 60.0, tmp_path)
         made[probe] = needs.samples
     assert made["variance"]["forward", 9] == 9
     assert not any(made["variance"][kind, 9] for kind in ("backward", "product"))
+    assert made["trajectory"]["forward", 3] >= 4 * 3
     assert made["trace"]["product", 3] >= 32 * 3, "xtrace's products, and those by which the backend is chosen"
 
 
@@ -164,12 +168,14 @@ def test_a_row_keeps_what_the_package_said(benchmarks: None) -> None:
     from gpu_stages.steps import Step, measured, messages
 
     def say() -> dict[str, Any]:
-        logging.getLogger("landscape.subject.graph_replay").debug("no CUDA graph of the %s", "forward pass")
+        for log in (graph_replay._log, hvp_backends.log, cost_model._log):
+            log.debug("no CUDA graph of the %s", log.name.rpartition(".")[2])
         return {"seconds": 1.0}
 
     row = measured(Step(("a", 1), say), torch.device("cpu"))
-    assert row == {"seconds": 1.0, "messages": ["no CUDA graph of the forward pass"]}
-    assert messages({("a", 1): row, ("b", 1): row}) == ["- no CUDA graph of the forward pass (a 1; 2 in all)"]
+    said = [f"no CUDA graph of the {part}" for part in ("graph_replay", "hvp_backends", "cost_model")]
+    assert row == {"seconds": 1.0, "messages": said}
+    assert messages({("a", 1): row, ("b", 1): row}) == [f"- {text} (a 1; 2 in all)" for text in said]
     assert not logging.getLogger("landscape.subject").handlers
 
 

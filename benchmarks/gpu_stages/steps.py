@@ -219,7 +219,7 @@ class _Messages(logging.Handler):
 @contextmanager
 def _listening() -> Iterator[_Messages]:
     handler = _Messages()
-    logs = [logging.getLogger(f"landscape.{part}") for part in ("curvature", "subject", "weight_space")]
+    logs = [logging.getLogger(f"landscape.{part}") for part in ("products", "subject", "weight_space")]
     levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.DEBUG)
