@@ -449,6 +449,8 @@ def test_networks_built_for_their_shapes_alone_or_recorded_do_not_import_the_com
     script = """
 import sys, torch
 from landscape import models
+from landscape.subject.graph_replay import recordable
+from landscape.subject.losses import _Pairs
 from landscape.symmetry.networks import UnitRecorder
 from landscape.weight_space.pass_recorder import PassRecorder
 print("torch._dynamo" in sys.modules)
@@ -458,6 +460,9 @@ with torch.device("meta"):
 layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
 for recorder in (PassRecorder, UnitRecorder):
     with torch.no_grad(), recorder(dict(layer.named_parameters()), x):
+        layer(x)
+for watched in (recordable(), _Pairs(None)):
+    with watched:
         layer(x)
 print("torch._dynamo" in sys.modules)
 """

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from landscape.data.memory import available_on
+from landscape.discovery.operation_mode import OperationMode
 
 Function = Callable[..., Sequence[Tensor]]
 Work = Callable[[], Sequence[Tensor]]
@@ -263,7 +263,7 @@ class _Made(TorchFunctionMode):
         return made
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Operations(OperationMode):
     """Refuses operations that wait, and copies between host and device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

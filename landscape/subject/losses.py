@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.checkpoints.user_code import import_callable, refuse_file_alone
 from landscape.data.masks import are_masks
 from landscape.data.structure import Nested, tensors_in
+from landscape.discovery.operation_mode import OperationMode
 from landscape.options import invalid
 from landscape.probe import Quantity
 
@@ -57,7 +57,7 @@ def reduction(function: Callable[[Any, Any], Any], first: Any, second: Nested, *
     return next((how for value, how in calls.returned if value is found), "")
 
 
-class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Pairs(OperationMode):
     """Notices an elementwise operation of tensors (N, 1) and (N,)."""
 
     def __init__(self, watched: set[int] | None) -> None:

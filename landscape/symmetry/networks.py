@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.structure import tensors_in
+from landscape.discovery.operation_mode import OperationMode
 from landscape.symmetry.labels import Calculus, Labels, labels_of_constant
 from landscape.symmetry.operations import labels_of_result
 from landscape.symmetry.permutations import Permutations, permutations_of
@@ -24,7 +24,7 @@ from landscape.symmetry.units import Units
 _log = logging.getLogger(__name__)
 
 
-class UnitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class UnitRecorder(OperationMode):
     """Gives every position along every axis of the given tensors a unit, and follows these through a forward pass.
 
     Args:
@@ -32,8 +32,6 @@ class UnitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs: of the pass, whose elements have an order of their own.
         kernels: names of the weights of convolutions, whose axes from the third on are positions.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, tensors: Mapping[str, Tensor], inputs: Any, kernels: Collection[str] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,11 +51,6 @@ class UnitRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape = tensor.shape[:2] if name in kernels else tensor.shape
             self.axes[name] = {axis: self.units.fresh(n) for axis, n in enumerate(shape) if n > 1}
             self._note(tensor, self._own(tensor))
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Say no, else torch imports its compiler, which takes seconds, to keep it from what is never compiled."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from landscape.data.structure import tensors_in
+from landscape.discovery.operation_mode import OperationMode
 from landscape.weight_space.directions import Filters
 
 # Matrix products: positions of the operands, and from its end the dimension that each sums over.
@@ -31,7 +31,7 @@ Dims: TypeAlias = tuple[tuple[Factor, ...], ...]  # of every dimension of a tens
 Parts: TypeAlias = Mapping[str, Dims | None]
 
 
-class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PassRecorder(OperationMode):
     """Records how a forward pass without gradients uses parameters; a context manager.
 
     Tensors are followed by storage, offset and strides through views, copies and elementwise functions.
@@ -40,8 +40,6 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parameters: by name.
         inputs: of the pass, a tensor or tensors in any structure.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], inputs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,11 +64,6 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.added -= {*self._summed, *self._chosen, *self._constant}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Say no, else torch imports its compiler, which takes seconds, to keep it from what is never compiled."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
