@@ -5,7 +5,8 @@ results of its operations are registered too, and an operation that mixes it wit
 GPU. Whatever would make a host wait for a GPU is counted by the line of `landscape` that asked for it. The kernels are
 those of the CPU, so that the numbers have to be equal bit for bit; but products are rounded as TF32 wherever the
 settings allow it, and recurrent layers have the derivatives that cuDNN has. Copies to the host that do not wait hold
-NaN until something waits. With the kind "mps" there is no double precision.
+NaN until something waits, and page-locked memory must not change while the device reads it. With the kind "mps" there
+is no double precision.
 
 It does not see: other kernels that only a GPU has and their rounding, asynchronous errors, worker threads, compiled
 code, and devices that C++ code reads (TorchScript).
@@ -94,6 +95,8 @@ class Simulation:
         self.aside = False  # a side stream has run, and nothing waits for it yet
         self.captures_fail = self.allocator_is_stuck = False  # the second follows from a capture that failed
         self._pending: list[tuple[Tensor, Tensor]] = []  # copies to the host under way, with what they will hold
+        self._read: list[tuple[Tensor, Tensor]] = []  # page-locked tensors that are being copied, with what they held
+        self._locked: dict[int, StorageWeakRef] = {}  # page-locked storages
         self._stored: dict[int, tuple[StorageWeakRef, torch.device, int]] = {}
         self._prune_at, self._bytes, self.peak = 10_000, 0, 0
         self._generators: dict[int, tuple[torch.device, torch._C.Generator]] = {}  # kept, so that no address is reused
@@ -168,6 +171,22 @@ class Simulation:
             for copy, value in self._pending:
                 copy.copy_(value)
         self._pending.clear()
+        self.finish_reading()
+
+    def finish_reading(self) -> None:
+        """Copies from page-locked memory are over: what they read has to be what it was when they were begun."""
+        read, self._read = self._read, []
+        with _disable_current_modes():
+            assert all(map(torch.equal, *zip(*read, strict=True))) if read else True, (
+                "a page-locked tensor was written to while the device read it"
+            )
+
+    def page_locked(self, tensor: Tensor) -> Tensor:
+        """A copy in memory that the device reads while the host goes on."""
+        copy = self.unwatched(Tensor.clone, (tensor,), {})
+        storage = storage_of(copy)
+        self._locked[storage._cdata] = StorageWeakRef(storage)
+        return copy
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         special = _SPECIAL.get(func)
@@ -260,6 +279,10 @@ class Simulation:
             self.wait("to the host")
         if source is None and target is not None:
             self.uploads.append((_line(), tensor.nbytes))
+            locked = self._locked.get(storage_of(tensor)._cdata)
+            if not waits and locked is not None and not locked.expired():
+                with _disable_current_modes():
+                    self._read.append((tensor.detach(), tensor.detach().clone()))
 
     def recurrent(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Recurrent layers: those of cuDNN have no second derivative, and in evaluation mode no first."""
@@ -438,7 +461,7 @@ _SPECIAL: dict[Any, Callable[[Simulation, Any, tuple[Any, ...], dict[str, Any]],
     **dict.fromkeys(
         map(torch._C._VariableFunctions.__getattribute__, ("lstm", "gru", "rnn_tanh", "rnn_relu")), Simulation.recurrent
     ),
-    Tensor.pin_memory: lambda s, f, a, k: a[0],
+    Tensor.pin_memory: lambda s, f, a, k: s.page_locked(a[0]),
     Tensor.tolist: Simulation.read,
     Tensor.numpy: Simulation.refuse,
     Tensor.__array__: Simulation.refuse,

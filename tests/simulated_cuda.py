@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ def simulated_cuda(count: int = 2, kind: str = "cuda") -> Iterator[Simulation]:
     simulation = Simulation(kind, count)
     with pytest.MonkeyPatch.context() as patch:
         for name, function in {**_devices(simulation), **_memory(simulation), **_graphs(simulation)}.items():
-            patch.setattr(torch.cuda, name, function)
+            patch.setattr(torch.cuda, name, _called_as(getattr(torch.cuda, name), function))
         patch.setattr(torch, "Generator", type("Generator", (torch._C.Generator,), {"__new__": simulation.generator}))
         patch.setattr(torch, "autocast", _Autocast)
         patch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # to lay out weights for
@@ -37,6 +39,21 @@ def simulated_cuda(count: int = 2, kind: str = "cuda") -> Iterator[Simulation]:
         patch.setattr(torch.autograd, "_engine_run_backward", _backward(simulation))
         with Functions(simulation), Operations(simulation):
             yield simulation
+            simulation.finish_reading()
+
+
+def _called_as(real: Any, simulated: Any) -> Any:
+    """What is simulated, after the arguments have proven to be those of torch's own function, of this version."""
+    if not inspect.isfunction(simulated) or real in (torch.cuda.Event, torch.cuda.Stream):  # which C++ code makes
+        return simulated
+    signature = inspect.signature(real)
+
+    @wraps(simulated)
+    def called(*arguments: Any, **options: Any) -> Any:
+        signature.bind(*arguments, **options)
+        return simulated(*arguments, **options)
+
+    return called
 
 
 def _devices(simulation: Simulation) -> dict[str, Any]:

@@ -14,10 +14,13 @@ from torch import nn
 from landscape.curvature.lanczos import batched_lanczos
 from landscape.data.memory import limited_to
 from landscape.products import hvp_backends, hvp_reference, memory_forecast
+from landscape.products.hvp_backends import Hvp, curvature
 from landscape.products.hvp_reference import Costs, PlannedProducts, Reference, learn, predicted
 from landscape.products.memory_forecast import MemoryForecast, planned_micro_batches
 from landscape.products.operator import Curvature
+from landscape.products.vectors import random_unit
 from landscape.running.memory_limit import _halved
+from landscape.subject.loading.load import measuring
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import cache_of
 
@@ -132,3 +135,25 @@ def test_a_search_on_a_device_waits_for_its_tests_of_convergence_alone(searches:
         few, many = counts(16), counts(32)
     assert (many[0] - few[0]) / 16 <= 45  # operations a step, with two blocks of basis vectors
     assert (many[1] - few[1]) / 16 <= 0.5  # waits a step
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # imported while a graph is traced
+@pytest.mark.parametrize(("hvp", "passes", "own"), [("double-backward", 5, 0), ("traced", 0, 2)])
+def test_a_product_on_a_device_is_its_passes_and_asks_the_host_for_nothing(hvp: Hvp, passes: int, own: int) -> None:
+    """At most so many operations as that many gradients, or the copy and the sum around a recorded product."""
+    with simulated_cuda() as simulation:
+        subject = subject_on("cuda", "resnet_demo")
+        with measuring(subject):
+            product = curvature(subject, subject.parameters, hvp).product(0)
+            vector = random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
+            for _ in range(3):  # recorded, and compared
+                product(vector)
+            simulation.operations = 0
+            torch.autograd.grad(subject.loss(0), list(subject.parameters.values()))
+            gradient, simulation.operations = simulation.operations, 0
+            for counted in (simulation.waits, simulation.doubles, simulation.uploads, simulation.host_draws):
+                counted.clear()
+            product(vector)
+            assert simulation.operations <= passes * gradient + own
+            assert not [*simulation.waits, *simulation.doubles, *simulation.uploads, *simulation.host_draws]

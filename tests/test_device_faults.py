@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from simulated_cuda import simulated_cuda
 from torch import Tensor, nn
 
 import landscape
+from landscape import models
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.data.dataset import Batches, Images
@@ -25,6 +27,7 @@ from landscape.products.hessian_product import (
     second_derivative_errors,
 )
 from landscape.products.micro_batches import free_memory
+from landscape.subject import graph_replay
 from landscape.subject.device import converted
 from landscape.subject.graph_replay import GraphReplay
 from landscape.subject.precision import exact_arithmetic
@@ -88,6 +91,15 @@ def test_a_function_that_waits_is_not_recorded_and_others_may_be() -> None:
         other = GraphReplay(lambda v: [v * v.sum()], "test")
         assert torch.equal(other.at([])(x)[0], 3 * x)
         assert other.holds(other.at([])(x)[0])
+
+
+def test_other_threads_may_read_numbers_of_a_device_while_a_function_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_replay, "_on_host", lambda tensor: False)  # all threads are on a device
+    x = torch.ones(1)
+    with ThreadPoolExecutor(1) as other, graph_replay.recordable():
+        assert other.submit(x.item).result() == 1
+        with pytest.raises(RuntimeError, match="waits for the device"):
+            x.item()
 
 
 def test_an_apple_gpu_is_refused_where_it_is_loaded() -> None:
@@ -176,19 +188,38 @@ def test_an_exported_program_makes_its_tensors_where_it_is_measured() -> None:
         assert moved(torch.ones(2, 3, device="cuda")).device.type == "cuda"
 
 
-def test_a_network_that_adds_in_any_order_on_a_device_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("operation", "function"),
+    [("UpsampleBilinear2D", lambda w: nn.functional.interpolate(w, scale_factor=2, mode="bilinear")),
+     ("Gather", lambda w: w.gather(3, torch.zeros_like(w, dtype=torch.long))),
+     ("IndexAdd", lambda w: w.index_add(3, torch.zeros(4, dtype=torch.long, device=w.device), w))],
+)  # fmt: skip
+def test_a_network_that_adds_in_any_order_on_a_device_is_named_once(
+    operation: str, function: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
     def product(device: str) -> None:
         weight = torch.randn(1, 1, 4, 4).to(device).requires_grad_()
-        grown = nn.functional.interpolate(weight.square(), scale_factor=2, mode="bilinear")
-        hessian_product(lambda: grown.square().sum(), [weight])
+        hessian_product(lambda: function(weight.square()).square().sum(), [weight])
 
     _note_rounding.cache_clear()
     with simulated_cuda(), caplog.at_level(logging.INFO, logger="landscape"):
         product("cpu")
         assert not caplog.messages
         product("cuda"), product("cuda")
-    (said,) = caplog.messages
-    assert "UpsampleBilinear2D adds in any order on a GPU" in said
+    assert sum(f"{operation} adds in any order on a GPU" in said for said in caplog.messages) == 1
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "name", ["alternet_demo", "localvit_ti", "swin_ti", "pit_ti", "mixer_ti", "resnet18", "resnext50"]
+)
+def test_bundled_networks_add_in_one_order(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    _note_rounding.cache_clear()
+    with simulated_cuda(), caplog.at_level(logging.INFO, logger="landscape"):
+        model = models.build(name, classes=3, image_size=32).to("cuda").eval()
+        x, y = torch.randn(2, 3, 32, 32).to("cuda"), torch.tensor([0, 1]).to("cuda")
+        hessian_product(lambda: nn.functional.cross_entropy(model(x), y), list(model.parameters()))
+    assert not caplog.messages
 
 
 def test_masks_are_scored_without_a_wait_for_every_image() -> None:

@@ -94,3 +94,24 @@ def test_a_graph_runs_at_its_first_replay_and_must_not_wait() -> None:
         assert torch.equal(y, torch.full((3,), 1.0, device="cuda").exp())
         with pytest.raises(RuntimeError, match="synchronizing"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             x.sum().item()
+
+
+def test_page_locked_memory_must_not_change_while_the_device_reads_it() -> None:
+    def written_to(*, after_waiting: bool) -> None:
+        with simulated_cuda():
+            here = torch.zeros(3).pin_memory()
+            there = here.to("cuda", non_blocking=True)
+            assert not after_waiting or there.sum().item() == 0
+            here += 1
+
+    written_to(after_waiting=True)
+    with pytest.raises(AssertionError, match="page-locked"):
+        written_to(after_waiting=False)
+
+
+def test_calls_that_this_version_of_torch_does_not_have_are_refused() -> None:
+    with simulated_cuda():
+        with pytest.raises(TypeError, match="memory_pool"):
+            torch.cuda.graph(torch.cuda.CUDAGraph(), memory_pool=torch.cuda.graph_pool_handle())  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="argument"):
+            torch.cuda.empty_cache("cuda:0")  # type: ignore[call-arg]

@@ -39,7 +39,7 @@ IN_ANY_ORDER = {f"{name}Backward0" for name in (
     "GridSampler2D", "GridSampler3D", "AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AvgPool3D",
     "MaxPool3DWithIndices", "FractionalMaxPool2D", "FractionalMaxPool3D", "ReflectionPad1D", "ReflectionPad2D",
     "ReflectionPad3D", "ReplicationPad1D", "ReplicationPad2D", "ReplicationPad3D", "IndexSelect",
-    "ScatterAdd", "ScatterReduce", "Cumsum", "NllLoss2D", "MaxUnpool2D",
+    "Gather", "IndexAdd", "Put", "ScatterAdd", "ScatterReduce", "Cumsum", "NllLoss2D", "MaxUnpool2D",
 )}  # fmt: skip
 _log = logging.getLogger(__name__)
 _attention_switches = threading.RLock()
