@@ -1,7 +1,7 @@
-"""Measure on a GPU, without a network: probes against the CPU, Hessians, surfaces, shared pass, training, large models.
+"""Measure on a GPU, without a network: probes, Hessians, products, surfaces, shared pass, training, large models.
 
-    python benchmarks/gpu.py [--stage probes hessian surface features training language | all] [--minutes 7]
-        [--only resnet50-224 ...] [--engines PyHessian traced ...] [--device cuda] [--out DIR]
+    python benchmarks/gpu.py [--stage probes hessian products surface features training language | all]
+        [--minutes 7] [--only resnet50-224 ...] [--engines PyHessian traced ...] [--device cuda] [--out DIR]
     python benchmarks/gpu.py --small --device cpu        every stage in tiny sizes, on any machine
 
 Rows are appended to DIR/gpu.jsonl one by one, and DIR/GPU.md is written anew from them every minute and after every
@@ -29,8 +29,12 @@ import torch  # noqa: E402
 from gpu_stages import machine  # noqa: E402
 from gpu_stages.steps import RowsFile, Settings, Stage, run  # noqa: E402
 
-STAGES = ("probes", "hessian", "surface", "features", "training", "language")
-MODULES = dict(zip(STAGES, ("probes", "eigenvalues", "surfaces", "shared_pass", "training", "language"), strict=True))
+# The module of every stage, in the order of a run.
+MODULES = {
+    "probes": "probes", "hessian": "eigenvalues", "products": "products", "surface": "surfaces",
+    "features": "shared_pass", "training": "training", "language": "language",
+}  # fmt: skip
+STAGES = tuple(MODULES)
 
 
 def stages() -> dict[str, Stage]:

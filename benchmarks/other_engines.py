@@ -16,6 +16,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from landscape.products.hessian_product import differentiable_attention
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import once_per_weights
 
 TOP = 5
 
@@ -50,20 +51,30 @@ def pyhessian(subject: Subject, i: int, *, tol: float = 1e-3, iterations: int = 
     return np.array(values), counted.calls
 
 
-def curvlinops(subject: Subject, i: int) -> tuple[np.ndarray, int]:
-    from curvlinops import HessianLinearOperator
-
-    loss = torch.nn.CrossEntropyLoss()
-    parameters = list(subject.parameters.values())
+def curvlinops(subject: Subject, i: int, *, compiled: bool = False) -> tuple[np.ndarray, int]:
+    """By products of its operator, or by those of `torch.compile`, made in the first call for all mini-batches."""
     with differentiable_attention(), contextlib.redirect_stdout(io.StringIO()):
-        operator = HessianLinearOperator(
-            subject.model, loss, parameters, [subject.batch(i)], progressbar=False, check_deterministic=False
-        )
+        operator = _operator(subject, i)
+        if compiled:
+            operator._mp = _compiled(subject)
         n, counted = subject.size, Counted(operator.to_scipy().__matmul__)
         matrix = LinearOperator((n, n), matvec=counted, dtype=np.float32)
         start = np.random.default_rng(i).standard_normal(n).astype(np.float32)
         values = eigsh(matrix, TOP, which="LM", tol=1e-3, v0=start, return_eigenvectors=False)
     return values[np.argsort(-np.abs(values))], counted.calls
+
+
+def _operator(subject: Subject, i: int) -> Any:
+    from curvlinops import HessianLinearOperator
+
+    loss, parameters, data = torch.nn.CrossEntropyLoss(), list(subject.parameters.values()), [subject.batch(i)]
+    return HessianLinearOperator(subject.model, loss, parameters, data, progressbar=False, check_deterministic=False)
+
+
+@once_per_weights
+def _compiled(subject: Subject) -> Callable[..., Any]:
+    """The products of a mini-batch and vectors, which are arguments."""
+    return torch.compile(_operator(subject, 0)._mp)
 
 
 def errors(values: np.ndarray, truth: np.ndarray) -> tuple[float, float, int]:

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from analytic import tanh_net
 from recording import Recorder
+from simulated_cuda import simulated_cuda
 
 import landscape
 from landscape.products import hvp_backends
@@ -30,7 +32,7 @@ from landscape.weight_space import cost_model
 pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-STAGES = ("probes", "hessian", "surface", "features", "training", "language")
+STAGES = ("probes", "hessian", "products", "surface", "features", "training", "language")
 # What a machine with PyTorch alone lacks, and the script says it does without; an import of one fails.
 BARE = """
 import runpy, sys
@@ -102,6 +104,7 @@ def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> Non
     ways = {row[columns.index("way")]: row[columns.index("deviation, SE")] for row in surface}
     assert float(ways["exact fp32"]) == 0 < float(ways["bf16"])
     assert all(float(row[columns.index("s / point")]) > 0 for row in surface)
+    assert all(int(row[3]) > 0 for row in table(text, "products")[1:])
     assert {row[1] for row in table(text, "features")[1:]} == {"bare forward", "the three", "with attention"}
     assert {row[2] for row in table(text, "training")[1:]} == {"fp32", "bf16"}
     assert table(text, "language")[1][0] == "tiny"
@@ -351,6 +354,41 @@ def test_weights_whose_writing_was_interrupted_are_made_again(
             make()
     first, second = ([p.tolist() for p in make().model.parameters()] for _ in range(2))
     assert first == second
+
+
+def test_probes_are_timed_by_one_clock(benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_stages import probes
+    from gpu_stages.steps import Settings
+
+    clocks: list[str] = []
+    monkeypatch.setattr(probes, "seconds", lambda work, device: clocks.append(device.type) or work() or 1.0)
+    monkeypatch.setattr(probes, "_network", lambda *_: torch.nn.Linear(1, 1))
+    monkeypatch.setattr(landscape, "measure", lambda *_, **options: xr.Dataset())
+    with simulated_cuda():
+        probes.compared("alternet_demo", "line", Settings(torch.device("cuda"), True, tmp_path))
+    assert clocks == ["cuda", "cuda"]
+
+
+def test_products_of_a_data_set_are_counted(benchmarks: None, tmp_path: Path) -> None:
+    from gpu_stages import products
+    from gpu_stages.steps import Settings
+
+    row = products._measured("vit_demo", 16, "top 5 of all samples", Settings(torch.device("cpu"), True, tmp_path))
+    assert row["products"] >= 2 * 3
+    assert row["seconds"] > 0
+    assert "| vit_demo | 16 | top 5 of all samples |" in products.tables(
+        {("vit_demo", 16, "top 5 of all samples"): row}
+    )
+
+
+@pytest.mark.campaign
+def test_compiled_products_of_curvlinops_are_the_eager_ones(benchmarks: None) -> None:
+    pytest.importorskip("curvlinops")
+    from other_engines import curvlinops
+
+    subject = tanh_net()
+    compiled, eager = (curvlinops(subject, 0, compiled=flag)[0] for flag in (True, False))
+    np.testing.assert_allclose(compiled, eager, rtol=1e-3)
 
 
 def test_differences_are_relative_to_the_greatest_value(benchmarks: None) -> None:

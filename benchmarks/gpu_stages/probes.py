@@ -25,9 +25,9 @@ ABOUT = """\
 The same weights, digits and seeds on both. A difference is the greatest one of a stored array, over the greatest
 magnitude on the CPU; `inf` where one is NaN and the other not. A quantity without a tolerance says how a search went
 or is converged roughly by design, so that rounding may change it; it is shown and not judged. Seconds are those of
-the second of two calls of `landscape.measure`, loading included, without a file. On a machine without a GPU the
-network in double precision stands in for it, and quantities that depend on the precision of random draws are not
-judged."""
+the second of two calls of `landscape.measure`, loading included, without a file: wall time of both sides. On a
+machine without a GPU the network in double precision stands in for it, and quantities that depend on the precision of
+random draws are not judged."""
 NETWORKS = ("resnet_demo", "vit_demo", "alternet_demo")
 SMALL_NETWORKS = ("alternet_demo",)  # it has convolutions and attention
 WITHOUT = {  # probes that a network has nothing for
@@ -97,7 +97,7 @@ def compared(network: str, probe: str, settings: Settings) -> Row:
     for model in (cpu, other):
         if not settings.small:
             measure(model)
-        took.append(seconds(partial(measure, model), next(model.parameters()).device))
+        took.append(seconds(partial(measure, model), settings.device))
     reference, there = found[0], found[-1]
     return {
         "seconds": took,
