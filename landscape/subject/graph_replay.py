@@ -263,7 +263,7 @@ class _Made(TorchFunctionMode):
         return made
 
 
-class _Operations(OperationMode):
+class _Operations(OperationMode):  # type: ignore[no-untyped-call]
     """Refuses operations that wait, and copies between host and device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
