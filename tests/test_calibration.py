@@ -14,6 +14,7 @@ from analytic import rebatched, run_probe
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.optimize import minimize_scalar
+from simulated_cuda import simulated_cuda
 from torch import Tensor, nn
 
 from landscape.options import OptionError
@@ -22,6 +23,7 @@ from landscape.plots.appearance import Look
 from landscape.plots.comparison import comparison
 from landscape.plots.figures import calibration as figure
 from landscape.plots.figures import calibration_test, calibration_train
+from landscape.predictions import temperature
 from landscape.predictions.scores import sample_scores
 from landscape.predictions.temperature import HIGHEST, LOWEST, TemperatureFit
 from landscape.probes import calibration
@@ -105,6 +107,21 @@ def test_the_error_of_the_temperature_is_its_spread_over_samples() -> None:
     spread = np.std([fit.value for fit in drawn], ddof=1)
     assert np.mean([fit.error for fit in drawn]) == pytest.approx(spread, rel=0.25)
     assert np.mean([fit.value for fit in drawn]) == pytest.approx(2.0, abs=4 * spread / 40**0.5)
+
+
+def test_temperatures_are_tried_together_on_a_device_with_the_bits_of_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits = TemperatureFit(), TemperatureFit()
+    logits, targets = logits_and_classes(200)
+    with simulated_cuda() as simulation:
+        on_device = logits.to("cuda"), targets.to("cuda")
+        simulation.operations = 0
+        fits[0].add(*on_device)
+        assert simulation.operations <= 40
+    monkeypatch.setattr(temperature, "AT_ONCE", 1)
+    fits[1].add(logits, targets)
+    np.testing.assert_array_equal(fits[0].sums, fits[1].sums)
 
 
 @pytest.mark.parametrize(("sign", "end"), [(1.0, LOWEST), (-1.0, HIGHEST)])

@@ -20,6 +20,7 @@ from landscape.subject.subject import Subject
 
 LOWEST, HIGHEST, STEPS = 0.05, 20.0, 65  # temperatures; a step of 10 %, between which a cubic is exact to 1e-6
 MOMENTS = 4
+AT_ONCE = 1 << 17  # numbers per operation, of several temperatures
 ROWS = 4096  # labels or pixels of a sample that a temperature is fitted on
 INVERSE = np.geomspace(1 / HIGHEST, 1 / LOWEST, STEPS)
 LEAST = -1e6  # of a logit below the largest: -inf, the log of 0, would give 0 * inf
@@ -61,17 +62,20 @@ class TemperatureFit:
         own = finite.gather(1, targets[:, None])[:, 0] if shares is None else (shares * finite).sum(dim=1)
         weight = 1.0 if shares is None else shares.sum(dim=1)
         sums = []
-        for inverse in INVERSE.tolist():
-            logarithms = (inverse * finite).log_softmax(dim=1)
+        several = max(1, AT_ONCE // finite.numel())
+        for inverse in torch.as_tensor(INVERSE).to(finite.device, non_blocking=True).split(several):
+            scaled = inverse[:, None, None] * finite  # (temperature, row, class)
+            logarithms = scaled.log_softmax(dim=2)
             p = logarithms.exp()
-            mean = (p * finite).sum(dim=1)
+            mean = (p * finite).sum(dim=2)
             slope = weight * mean - own
-            curvature = weight * (p * (finite - mean[:, None]).square()).sum(dim=1)
-            normaliser = (inverse * finite[:, 0] - logarithms[:, 0]) * weight
-            nll = normaliser - inverse * own
-            nll, slope, curvature = ((share * part).view(samples, -1).sum(dim=1) for part in (nll, slope, curvature))
-            sums.append(torch.stack([nll.sum(), slope.sum(), slope.square().sum(), curvature.sum()]))
-        self.sums = self.sums + torch.stack(sums, dim=1).cpu().numpy()
+            curvature = weight * (p * (finite - mean[:, :, None]).square()).sum(dim=2)
+            nll = (scaled[:, :, 0] - logarithms[:, :, 0]) * weight - inverse[:, None] * own
+            nll, slope, curvature = (
+                (share * part).view(len(inverse), samples, -1).sum(dim=2) for part in (nll, slope, curvature)
+            )
+            sums.append(torch.stack([part.sum(dim=1) for part in (nll, slope, slope.square(), curvature)]))
+        self.sums = self.sums + torch.cat(sums, dim=1).cpu().numpy()
 
     def fitted(self, *, quiet: bool = False) -> Temperature:
         """The temperature of the lowest negative log likelihood; its error is of the sandwich form.
