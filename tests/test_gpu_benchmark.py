@@ -61,16 +61,6 @@ def dry_run(folder: Path, *stages: str, device: str = "cpu") -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=folder).stdout
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The page of a dry run of all stages, and its folder."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    folder = tmp_path_factory.mktemp("gpu")
-    dry_run(folder, device=request.param)
-    return (folder / "GPU.md").read_text(), folder
-
-
 def table(page: str, stage: str) -> list[list[str]]:
     """The rows of a stage's first table, its header first."""
     section = page.partition(f"\n## `{stage}`: ")[2].partition("\n## ")[0]
@@ -79,8 +69,18 @@ def table(page: str, stage: str) -> list[list[str]]:
 
 
 @pytest.mark.campaign
-def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> None:
-    text, folder = page
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_dry_run_fills_the_table_of_every_stage_and_continues_where_it_was_killed(
+    device: str, tmp_path: Path
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    dry_run(tmp_path, device=device)
+    _fills_every_table((tmp_path / "GPU.md").read_text(), tmp_path)
+    _continues(tmp_path, tmp_path / "killed", device)
+
+
+def _fills_every_table(text: str, folder: Path) -> None:
     rows = [json.loads(line)["row"] for line in (folder / "gpu.jsonl").read_text().splitlines()[1:]]
     assert {stage for stage, _, _ in rows} == set(STAGES)
     assert [row for _, _, row in rows if "error" in row] == []
@@ -110,19 +110,17 @@ def test_a_dry_run_fills_the_table_of_every_stage(page: tuple[str, Path]) -> Non
     assert table(text, "language")[1][0] == "tiny"
 
 
-@pytest.mark.campaign
-def test_a_killed_run_continues_where_it_stopped(page: tuple[str, Path], tmp_path: Path) -> None:
+def _continues(folder: Path, killed: Path, device: str) -> None:
     """Only the rows that are missing are measured again, and a half-written line counts as missing."""
-    _, folder = page
+    killed.mkdir()
     lines = (folder / "gpu.jsonl").read_text().splitlines()
     training = [line for line in lines[1:] if json.loads(line)["row"][0] == "training"]
     kept = [line for line in lines if line not in training]
-    (tmp_path / "gpu.jsonl").write_text("\n".join([*kept, training[0], training[1][:40]]))
-    device = "cpu" if "a CPU" in lines[0] else "cuda"
+    (killed / "gpu.jsonl").write_text("\n".join([*kept, training[0], training[1][:40]]))
 
-    said = dry_run(tmp_path, "training", device=device)
+    said = dry_run(killed, "training", device=device)
 
-    now = (tmp_path / "gpu.jsonl").read_text().splitlines()
+    now = (killed / "gpu.jsonl").read_text().splitlines()
     assert now[: len(kept) + 1] == [*kept, training[0]]
     assert [json.loads(line)["row"][:2] for line in now[len(kept) + 1 :]] == [json.loads(training[1])["row"][:2]]
     assert said.count("training: ") == 2, "one row and the end"
