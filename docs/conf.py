@@ -37,6 +37,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "mathml",
+    "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "probe_reference",
 ]

@@ -36,8 +36,8 @@ def files(page: Path) -> dict[str, str]:
 
 def shown(page: Path) -> list[str]:
     """The command lines of a page, without comments."""
-    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
-    return [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines if line.startswith("$ landscape ")]
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line.partition(" #")[0].strip() for line in lines if line.startswith("landscape ")]
 
 
 @pytest.mark.campaign
@@ -60,8 +60,8 @@ def test_the_python_examples_run_one_after_the_other(
 def test_the_commands_of_the_readme_work_in_an_empty_folder_in_their_order(tmp_path: Path) -> None:
     for name, text in files(README).items():
         (tmp_path / name).write_text(text)
-    lines = [line for block in blocks(README, "console") for line in block.splitlines()]
-    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines if not line.startswith("#")]
     words = [one for one in words if one[0] in ("landscape", "python3") and "venv" not in one]
     assert len(words) >= 9
     less = {
@@ -187,3 +187,11 @@ def test_the_chooser_names_every_core_probe_by_its_page() -> None:
     named = set(re.findall(r"probes/([a-z-]+)\.md", (ROOT / "docs" / "choose.md").read_text()))
     assert named <= {*PROBES}
     assert len(named) > 12
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_block_of_code_can_be_pasted_and_fits_a_screen(page: Path) -> None:
+    lines = [
+        line for block in re.findall(r"```\w*\n(.*?)```", page.read_text(), re.DOTALL) for line in block.splitlines()
+    ]
+    assert [line for line in lines if line.startswith(("$ ", ">>> ")) or len(line) > 115] == []

@@ -4,15 +4,15 @@ SGD against SAM: which is flatter?
 
 Five seeds each of ``resnet_demo`` on a third of digits, trained by SGD and by SGD with sharpness-aware minimisation:
 
-.. code-block:: console
+.. code-block:: sh
 
-    $ for s in 0 1 2 3 4; do
-    >   R="--data digits --fraction 0.3 --epochs 8 --set optimizer=sgd --set weight_decay=5e-4 --lr 0.1 --seed $s"
-    >   landscape train resnet_demo $R --name sgd-s$s
-    >   landscape train resnet_demo $R --name sam-s$s --sam 0.1
-    > done
-    $ landscape flatness checkpoints/resnet_demo-digits-s[ga][dm]-s? --samples 256 --steps 10 --rho worst-l2=0.1 \
-    >   --measures sam,worst-l2,adaptive-worst-l2,relative-flatness,fisher-rao --out sgd-sam.h5
+    for s in 0 1 2 3 4; do
+      R="--data digits --fraction 0.3 --epochs 8 --set optimizer=sgd --set weight_decay=5e-4 --lr 0.1 --seed $s"
+      landscape train resnet_demo $R --name sgd-s$s
+      landscape train resnet_demo $R --name sam-s$s --sam 0.1
+    done
+    landscape flatness checkpoints/resnet_demo-digits-s[ga][dm]-s? --samples 256 --steps 10 --rho worst-l2=0.1 \
+      --measures sam,worst-l2,adaptive-worst-l2,relative-flatness,fisher-rao --out sgd-sam.h5
 
 The first seed of each alone suggests an answer: by the worst cases SAM is flatter by a factor of two.
 """

@@ -5,17 +5,17 @@ Two ResNets aligned
 Are the minima of two seeds far apart, or do the networks only name their units differently? Four ResNets on digits
 with 64 channels in the first stage, four with 16:
 
-.. code-block:: console
+.. code-block:: sh
 
-    $ for s in 0 1 2 3; do
-    >   landscape train resnet_demo --data digits --epochs 12 --seed $s --model-arg width=64 --name s$s
-    >   landscape train resnet_demo --data digits --epochs 12 --seed $s --name narrow-s$s
-    > done
-    $ R=checkpoints/resnet_demo-digits O="--split test --samples all --out two-resnets.h5"
-    $ landscape align $R-s0 $R-s1 $O
-    $ landscape line $R-s0 $R-s1 --connect bezier --connect-epochs 5 --resolution 11 $O
-    $ landscape barriers $R-s? --align --resolution 7 --label wide $O
-    $ landscape barriers $R-narrow-s? --align --resolution 7 --label narrow $O
+    for s in 0 1 2 3; do
+      landscape train resnet_demo --data digits --epochs 12 --seed $s --model-arg width=64 --name s$s
+      landscape train resnet_demo --data digits --epochs 12 --seed $s --name narrow-s$s
+    done
+    R=checkpoints/resnet_demo-digits O="--split test --samples all --out two-resnets.h5"
+    landscape align $R-s0 $R-s1 $O
+    landscape line $R-s0 $R-s1 --connect bezier --connect-epochs 5 --resolution 11 $O
+    landscape barriers $R-s? --align --resolution 7 --label wide $O
+    landscape barriers $R-narrow-s? --align --resolution 7 --label narrow $O
 """
 
 import itertools
