@@ -12,6 +12,8 @@ from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground
 from landscape.statistics.stored import error_of, half_width
 
+STRIP = 0.045  # share of the height of axes of the strip of one of several networks
+STRIPS = "Strips above: attention filled, reductions hollow."
 ERRORS = "Error bars: 95 % intervals over samples."
 NOTE = f"Bands: self-attention (grey), blocks that reduce the map (blue), smoothing (green, hollow). {ERRORS}"
 
@@ -49,14 +51,17 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, *, note: str = NOTE) -> Figure:
-    """One panel per network on common axes; for several networks, one more with all of them, without bands."""
+    """One panel per network on common axes; for several networks, one more with all of them, their bands as strips."""
     several = len(results) > 1
     also, legend = (["all networks"], looks) if several else ([], [])
+    note += f" {STRIPS}" * several
     figure, axes = style.panels(results, looks, aspect=0.85, note=note, also=also, legend=legend)
     for data, ax, look in zip(results, axes, looks, strict=False):
         draw(data, ax, look=look)
         if several:
             draw(data, axes[-1], look=look, shade=False)
+    if several:
+        strips(results, looks, axes[-1])
     style.label_outer(axes)
     return figure
 
@@ -81,6 +86,21 @@ def bands(data: xr.Dataset, ax: Axes) -> Axes:
         if data["kind"].values[i] == "smoothing":
             ax.axvspan(depth[i - 1], depth[i], color="tab:green", alpha=0.15, linewidth=0)
     return ax
+
+
+def strips(results: Sequence[xr.Dataset], looks: Sequence[Look], ax: Axes) -> None:
+    """Show the bands of several networks in their colours, a strip each below the upper edge of the axes."""
+    kinds = [(data, look) for data, look in zip(results, looks, strict=True) if "kind" in data]
+    style.add_headroom(ax, STRIP * (len(kinds) + 1))
+    for row, (data, look) in enumerate(kinds, start=1):
+        depth, top = data["depth"].values, 1.0 - STRIP * (row - 1)
+        for i in range(1, len(depth)):
+            attends = data["kind"].values[i] == "msa"
+            if attends or data["kind"].values[i] == "subsample" or data["reduces"].values[i]:
+                ax.axvspan(
+                    depth[i - 1], depth[i], top - 0.8 * STRIP, top, edgecolor=look.color, linewidth=0.5,
+                    facecolor=look.color if attends else "none",
+                )  # fmt: skip
 
 
 def color(depth: float) -> tuple[float, float, float, float]:

@@ -1,5 +1,6 @@
 """Draw what the surface figures share: cells of the grid, axis labels, marked checkpoints, pages of panels."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from landscape.plots.figure import Axes, Figure, Look, Normalize
 from landscape.plots.theme import missing, muted
 
 COLORS = "viridis"
+VISIBLE, ABOVE = 2.0, 10.0  # of a vertical axis: times the rise of the flattest surface, and times the highest minimum
 NBSP = "\u00a0"  # keeps units on one line where labels are broken
 
 
@@ -111,3 +113,20 @@ def vertical_range(results: Sequence[xr.Dataset], share: float) -> tuple[float, 
     low = min(float(v.min()) for v in values)
     high = max(float(np.quantile(v, share)) for v in values)
     return low, high if high > low else low + 1.0
+
+
+def bowl_range(results: Sequence[xr.Dataset], share: float) -> tuple[float, float]:
+    """The common range, capped so that the bowl of every surface is visible.
+
+    It ends at `VISIBLE` times the rise of the flattest surface or, if that is higher, `ABOVE` times the highest of
+    their minima: without the cap, one network whose losses overflow would make flat sheets of all others. Rises are
+    those of the logarithm where all losses are positive.
+    """
+    low, high = vertical_range(results, share)
+    ends = [vertical_range([data], share) for data in results]
+    if low <= 0:
+        rise = min(top - bottom for bottom, top in ends)
+        return low, min(high, max(low + VISIBLE * rise, max(bottom for bottom, _ in ends) + rise))
+    rise = min(math.log(top / bottom) for bottom, top in ends)
+    cap = max(math.log(low) + VISIBLE * rise, math.log(ABOVE * max(bottom for bottom, _ in ends)))
+    return low, high if cap >= math.log(high) else math.exp(cap)

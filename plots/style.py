@@ -185,6 +185,14 @@ def asinh(ax: Axes, side: str, width: float) -> None:
     axis.set_major_formatter(lambda value, _: "0" if value == 0 else power(value) if abs(value) > 1.5 * width else "")
 
 
+def plain(axis: Any) -> None:
+    """Label a logarithmic axis with numbers as they are spoken, 20 and 200, where powers of ten would have factors."""
+    low, high = sorted(axis.get_view_interval())
+    if 1e-3 < low < high < min(100 * low, 1e5):
+        for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+            set_formatter("{x:g}")
+
+
 def whole_numbers(ax: Axes) -> None:
     """Label the x axis at whole numbers only, as one of steps, epochs or frames, also where few of them are shown."""
     from matplotlib.ticker import MaxNLocator
@@ -202,6 +210,12 @@ def is_wide(values: np.ndarray) -> bool:
     """Whether values are positive and span more than a factor of 30, for which an axis is logarithmic."""
     known = values[np.isfinite(values)]
     return bool(known.size and known.min() > 0 and known.max() > 30 * known.min())
+
+
+def add_headroom(ax: Axes, share: float) -> None:
+    """Lengthen the vertical axis at its upper end by a share of its height, on any scale."""
+    ends = ax.transAxes.transform([(0.0, 0.0), (0.0, 1.0 + share)])
+    ax.set_ylim(*ax.transData.inverted().transform(ends)[:, 1])
 
 
 def write_centred(ax: Axes, text: str, **look: Any) -> None:

@@ -5,24 +5,22 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy.interpolate import RectBivariateSpline, RegularGridInterpolator
+from scipy.interpolate import RegularGridInterpolator
 
-from landscape.plots import style
-from landscape.plots.appearance import loss_label
+from landscape.plots import plane, style
 from landscape.plots.figure import Look
 from landscape.plots.figures import surface_relief
 from landscape.plots.theme import ink, page_width
 
 MOST = 6  # surfaces side by side
 FRAMES = 36  # of one turn
-FINE = 72  # cells per axis that a relief is drawn with
 LIFT = 0.02  # of the vertical axis, by which the path lies above the relief
 
 
 def frames(results: Sequence[xr.Dataset], looks: Sequence[Look], dpi: int) -> Iterator[np.ndarray]:
     """The pictures of one turn, (height, width, 3) of bytes."""
-    span = surface_relief.span_of(results)
-    note = f"Upwards: {loss_label(results)}, one scale, cut at {span[1]:.3g}. Smooth between the measured points."
+    span = plane.bowl_range(results, surface_relief.SHARE)
+    note = surface_relief.scale(results, span)
     note += " Black: the path of training." * any(map(_has_path, results))
     columns = min(len(results), 3)
     rows, side = -(-len(results) // columns), page_width() / columns
@@ -30,7 +28,7 @@ def frames(results: Sequence[xr.Dataset], looks: Sequence[Look], dpi: int) -> It
     figure.set_dpi(dpi)
     axes = [figure.add_subplot(rows, columns, i + 1, projection="3d") for i in range(len(results))]
     for ax, data, look in zip(axes, results, looks, strict=True):
-        surface_relief.draw(smooth(data, span), ax, span=span)
+        surface_relief.draw(data, ax, span=span)
         _path(data, ax, span)
         size = style.title_size(columns)
         ax.set_title(style.fitted(look.label, side, size), fontsize=size)
@@ -44,24 +42,6 @@ def frames(results: Sequence[xr.Dataset], looks: Sequence[Look], dpi: int) -> It
         yield np.asarray(pixels.buffer_rgba())[..., :3].copy()
 
 
-def smooth(data: xr.Dataset, span: tuple[float, float]) -> xr.Dataset:
-    """A surface on a finer grid, cut at the upper end of the span; as it is where points are missing or few.
-
-    A cubic spline of log losses (of losses, where the span reaches zero) through the measured points.
-    """
-    x, y = data["x"].values, data["y"].values
-    loss = np.where(np.isnan(loss := data["loss"].transpose("x", "y").values), np.nan, np.minimum(loss, span[1]))
-    least = 4  # points of a cubic spline
-    if np.isnan(loss).any() or min(len(x), len(y)) < least:
-        return data
-    heights = np.log(np.maximum(loss, span[0])) if span[0] > 0 else loss
-    fine = [np.linspace(axis[0], axis[-1], max(FINE + 1, len(axis))) for axis in (x, y)]
-    found = RectBivariateSpline(x, y, heights)(*fine)
-    found = np.clip(found, heights.min(), heights.max())
-    found = np.exp(found) if span[0] > 0 else found
-    return xr.Dataset({"loss": (("x", "y"), np.minimum(found, span[1]))}, coords=dict(zip("xy", fine, strict=True)))
-
-
 def _has_path(data: xr.Dataset) -> bool:
     return {"path_x", "path_y"} <= set(data) and data.attrs.get("plane") != "checkpoints"
 
@@ -70,7 +50,7 @@ def _path(data: xr.Dataset, ax: Any, span: tuple[float, float]) -> None:
     """The path of training on the relief, where the plane holds one and as far as it lies inside."""
     if not _has_path(data):
         return
-    made = smooth(data, span)
+    made = surface_relief.smooth(data, span)
     height = RegularGridInterpolator(
         (made["x"].values, made["y"].values), made["loss"].transpose("x", "y").values, bounds_error=False
     )

@@ -12,7 +12,7 @@ import xarray as xr
 from PIL import Image
 
 from landscape.options import OptionError
-from landscape.plots import animation, style, theme, turntable
+from landscape.plots import animation, plane, style, theme, turntable
 from landscape.plots.figures import surface_relief
 from landscape.plots.selection import Selection
 from landscape.results import reader
@@ -73,13 +73,19 @@ def test_a_turntable_shows_every_network_from_all_sides_with_a_visible_bowl(
         assert (first[:, half] != second[:, half]).mean() > 0.05
 
 
-def test_a_steep_surface_leaves_a_third_of_the_scale_to_a_flat_one() -> None:
+def test_a_steep_surface_leaves_half_of_the_scale_to_a_flat_one() -> None:
     x = np.linspace(-1, 1, 21)
     bowl = x[:, None] ** 2 + x**2
     flat, steep = (xr.Dataset({"loss": (("x", "y"), 0.1 * np.exp(k * bowl))}, {"x": x, "y": x}) for k in (1, 12))
-    low, high = surface_relief.span_of([flat, steep])
-    assert np.log(float(flat["loss"].quantile(0.98)) / low) == pytest.approx(np.log(high / low) / 3)
-    made = turntable.smooth(flat, (low, high))
+    low, high = plane.bowl_range([flat, steep], surface_relief.SHARE)
+    assert np.log(float(flat["loss"].quantile(0.98)) / low) == pytest.approx(np.log(high / low) / 2)
+    high_up = flat * 5  # its minimum lies higher, and its losses overflow at the edge
+    high_up["loss"][0, 0] = np.inf
+    low, high = plane.bowl_range([high_up, steep], surface_relief.SHARE)
+    assert np.log(float(high_up["loss"].quantile(0.98)) / 0.5) > 0.25 * np.log(high / low)
+    made = surface_relief.smooth(high_up, (low, high))
+    assert float(made["loss"].interp(x=0.3, y=-0.47)) == pytest.approx(0.5 * np.exp(0.3**2 + 0.47**2), rel=1e-2)
+    made = surface_relief.smooth(flat, (low, high))
     assert float(made["loss"].interp(x=0.3, y=-0.47)) == pytest.approx(0.1 * np.exp(0.3**2 + 0.47**2), rel=1e-3)
 
 

@@ -43,13 +43,11 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     style.log_if_wide(axes[0], data["loss"].values[data["done"].values == 1])
     if known:
         columns = 1 if narrow() else 2
-        low, high = (
-            axes[0].transData.inverted().transform(axes[0].transAxes.transform([(0, 0), (0, 1 + 0.9 / columns)]))[:, 1]
-        )
-        axes[0].set_ylim(low, high)
+        style.add_headroom(axes[0], 1.5 if narrow() else 0.6)
         axes[0].legend(
-            handles=known, fontsize=style.SMALL, ncols=columns, loc="upper left", frameon=False, handlelength=2.4
-        )
+            handles=known, fontsize=style.SMALL, ncols=columns, loc="upper left", frameon=False, handlelength=2.4,
+            title=f"barrier ({data['barrier'].attrs.get('units', '1')})", title_fontsize=style.SMALL, alignment="left",
+        )  # fmt: skip
     return axes
 
 
@@ -75,4 +73,5 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def _barrier(data: xr.Dataset, k: int) -> str:
     """The barrier of a curve with its 95 % interval; "" where it is not known."""
     height, half = data["barrier"].values[k], half_width(data, "barrier")[k]
-    return plus_minus(height, half) if np.isfinite(height) else ""
+    known = plus_minus(height, half) if np.isfinite(half) else f"{height:.3g}"
+    return known if np.isfinite(height) else ""

@@ -9,7 +9,7 @@ from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.differences import shortened
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import narrow
+from landscape.plots.theme import narrow, page_width
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
@@ -18,7 +18,7 @@ MEANING = (
     "means one basin, and blocks mean several. The straight line is one path: where it has a barrier a curved one may "
     "have none, and a matrix of pairs does not see regions between three checkpoints."
 )
-NOTED = 8  # checkpoints up to which the values are written; in one column of a paper 3
+NOTED = 8  # checkpoints up to which the values are written; in one column of a paper 4
 
 
 def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | None = None) -> Axes:
@@ -29,12 +29,13 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
     finite_values = shown[np.isfinite(shown)]
     top = top if top is not None else max(float(finite_values.max(initial=0.0)), 1e-12)
     ax.imshow(np.where(np.isfinite(shown), shown, np.nan), cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
-    names = [escaped(shortened(str(name))) for name in data["checkpoint_name"].values]
+    names = [escaped(name) for name in told_apart([str(name) for name in data["checkpoint_name"].values])]
     places = range(len(names))
     ax.set_xticks(places, [str(i + 1) for i in places], fontsize=style.SMALL)
     ax.set_yticks(places, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=style.SMALL)
-    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= (NOTED // 2 - 1 if narrow() else NOTED) else ():
-        text = plus_minus(values[i, j], halves[i, j]).replace(" ± ", "\n±")
+    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED // (1 + narrow()) else ():
+        known = np.isfinite(halves[i, j])
+        text = plus_minus(values[i, j], halves[i, j]).replace(" ± ", "\n±") if known else _digits(values[i, j])
         dark = shown[i, j] < 0.6 * top
         ax.text(j, i, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
     ax.tick_params(length=0)
@@ -50,7 +51,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     columns = min(count, 2)
     rows = -(-count // columns)  # per set
     note = "Numbers of checkpoints on both axes; in the cells the barrier. Below it: its 95 % interval over samples."
-    height = (2.6 if columns == 1 else 2.3) * (0.7 if narrow() else 1.0)
+    height = (page_width() - 1.0) / columns + 0.45 if narrow() else 2.6 if columns == 1 else 2.3
     figure = style.page(results, looks, height=height * rows * len(results), note=note)
     grid = figure.subplots(rows * len(results), columns, squeeze=False).reshape(len(results), -1)
     values = np.concatenate([data["barrier_matrix"].values.ravel() for data in results])
@@ -61,7 +62,10 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 ax.remove()
                 continue
             draw(data, ax, curve=k, top=top)
-            ax.set_title(style.fitted(escaped(str(data["name"].values[k])), 2.5, style.SMALL), fontsize=style.SMALL)
+            ax.set_title(
+                style.fitted(escaped(str(data["name"].values[k])), (page_width() - 1.0) / columns, style.SMALL),
+                fontsize=style.SMALL,
+            )
             if k % columns:
                 ax.set_yticklabels([str(i + 1) for i in range(data.sizes["checkpoint"])])
         if len(results) > 1:
@@ -69,3 +73,17 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=figure.axes, aspect=20 * len(results))
     bar.set_label(f"barrier ({results[0]['barrier'].attrs.get('units', '1')})")
     return figure
+
+
+def _digits(value: float) -> str:
+    """A barrier without a known error, short enough for its cell."""
+    return f"{value:.{3 - narrow() - (narrow() and value < 0.1)}g}"
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    """Names without the words that all of them begin with."""
+    if len(names) < 2:
+        return [shortened(name) for name in names]
+    same = next((i for i, letters in enumerate(zip(*names)) if len(set(letters)) > 1), 0)  # noqa: B905
+    start = max(names[0].rfind(mark, 0, same) for mark in "-_/ ") + 1
+    return [shortened(name[start:] or name) for name in names]

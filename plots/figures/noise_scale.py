@@ -18,8 +18,11 @@ MEANING = (
 )
 NOTE = (
     "Filled: simple, tr(S) / |G|^2; open: weighted by the curvature, tr(H S) / (G' H G); bars: 95 % intervals "
-    "(Fieller). Right: steps (falling) and samples (rising) to the same loss, over the fewest possible; bands: the "
-    "interval of the simple noise scale. Both are 2 at the critical batch size."
+    "(Fieller); an arrow: a lower bound."
+)
+TRADE_OFF = (
+    "Right: steps (falling) and samples (rising) to the same loss, over the fewest possible; bands: the interval of "
+    "the simple noise scale. Both are 2 at the critical batch size."
 )
 KINDS = {"simple": (0.0, True), "curvature": (0.22, False)}  # distance below the row, and whether the marker is filled
 MOST = 30.0  # of the axis of steps and samples
@@ -44,21 +47,25 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per checkpoint beside the trade-off of all of them."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = style.page(results, looks, height=max(2.0, 0.6 + 0.3 * len(results)), legend=looks, note=NOTE)
-    left, right = figure.subplots(1, 2)
-    right.axhline(2.0, color=muted(), linewidth=0.6, linestyle=":")
+    resolved = any(float(data["simple"]) > 0 for data in results)
+    note = f"{NOTE} {TRADE_OFF}" if resolved else f"{NOTE} No simple noise scale is resolved."
+    height = max(2.0, 0.6 + 0.3 * len(results)) if resolved else 0.6 + 0.3 * max(len(results), 2)
+    figure = style.page(results, looks, height=height, legend=looks, note=note)
+    axes = tuple(figure.subplots(1, 1 + resolved, squeeze=False)[0])
+    left = axes[0]
+    for right in axes[1:]:
+        right.axhline(2.0, color=muted(), linewidth=0.6, linestyle=":")
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):
-        draw(data, (left, right), look=look, row=float(i))
+        draw(data, axes, look=look, row=float(i))
     left.set(yticks=[], ylim=(len(results) - 0.5 + KINDS["curvature"][0], -0.5))
     low, high = _range(results)
     left.set_xlim(low / 1.5, high * 1.5)
-    for ax in (left, right):
+    for ax in axes:
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
         ax.xaxis.set_major_formatter("{x:,g}")
         ax.xaxis.set_minor_formatter(NullFormatter())
-    right.set_xlim(low / 5, high * 5)
-    if not right.lines[1:]:
-        style.write_centred(right, "no simple noise scale is resolved", va="center", fontsize=7)
+    for right in axes[1:]:
+        right.set_xlim(low / 5, high * 5)
     return figure
 
 

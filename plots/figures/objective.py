@@ -26,7 +26,7 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One mesh per result on a common vertical scale."""
-    span = plane.vertical_range([_rise(data) for data in results], surface_3d.SHARE)
+    span = plane.bowl_range([_rise(data) for data in results], surface_3d.SHARE)
     decays = sorted({f"{_decay(data):g}" for data in results})
     least = ", ".join(f"{float(data['objective'].min()):.5g}" for data in results)
     note = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import FIGURES, plane, style
+from landscape.plots import FIGURES, depth, plane, style
 from landscape.plots.appearance import escaped
 from landscape.plots.figure import Figure, Look
 from landscape.plots.figures import fourier_depth, hessian, lesion, surface_3d, trajectory, variance
@@ -34,7 +34,7 @@ def surfaces(figure: Any, results: Results) -> None:
     """A mesh per network on one vertical scale."""
     columns = math.ceil(math.sqrt(len(results)))
     rows = math.ceil(len(results) / columns)
-    span = plane.vertical_range([data for data, _ in results], surface_3d.SHARE)
+    span = plane.bowl_range([data for data, _ in results], surface_3d.SHARE)
     for i, (data, look) in enumerate(results):
         ax = figure.add_subplot(rows, columns, i + 1, projection="3d")
         surface_3d.draw(data, ax, span=span)
@@ -61,12 +61,14 @@ def spectra(figure: Any, results: Results) -> None:
 
 
 def over_depth(draw: Callable[..., Any]) -> Callable[[Any, Results], None]:
-    """All networks over depth, on one pair of axes."""
+    """All networks over depth, on one pair of axes, the bands of several as strips."""
 
     def drawn(figure: Any, results: Results) -> None:
         ax = figure.subplots()
         for data, look in results:
             draw(data, ax, look=look, shade=len(results) == 1)
+        if len(results) > 1:
+            depth.strips(*zip(*results, strict=True), ax)
 
     return drawn
 
@@ -89,7 +91,12 @@ PAGES: Mapping[str, Sequence[Part]] = {
         Part("Hessian spectrum", "hessian", spectra, 1.2),
     ),
     "park2022_features": (
-        Part("Fourier analysis", "fourier_depth", over_depth(fourier_depth.draw), note="Error bars: 95 % intervals."),
+        Part(
+            "Fourier analysis",
+            "fourier_depth",
+            over_depth(fourier_depth.draw),
+            note=f"Error bars: 95 % intervals. {depth.STRIPS}",
+        ),
         Part("variance of feature maps", "variance", over_depth(variance.draw)),
         Part("lesion study", "lesion", lesions, note="Removed: attention (hatched), MLPs (dotted), others."),
     ),

@@ -44,7 +44,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     )
     figure = style.page(results, looks, height=0.95 * side * rows, note=note)
     axes = style.grid(figure, len(results), columns)
-    for i, (ax, data, look) in enumerate(zip(axes, results, looks, strict=True)):
+    for ax, data, look in zip(axes, results, looks, strict=True):
         draw(data, ax, look=look)
         names = [f"{prefix}{name}" for prefix in ("", "other_") for name in ("predicted_change", "actual_change")]
         found = np.concatenate([data[name].where(data["done"] == 1).values for name in names])
@@ -61,6 +61,5 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             line(0.0, color=muted(), linewidth=0.4, zorder=0)
         size = style.title_size(columns)
         ax.set_title(style.fitted(look.label, side, size), fontsize=size)
-        if i % columns:
-            ax.set_ylabel("")
+    style.label_outer(axes)
     return figure

@@ -53,7 +53,7 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One mesh per result on a common vertical scale."""
-    span = plane.vertical_range(results, SHARE)
+    span = plane.bowl_range(results, SHARE)
     scale = f"{loss_label(results)} from {span[0]:.3g} to {span[1]:.3g}"
     kind = ", logarithmic" if is_logarithmic(span) else ""
     note = f"Vertical axis and colour: {scale}{kind}; cells above are left out."

@@ -1,4 +1,4 @@
-"""Draw the loss surface in three dimensions with labelled axes: logarithmic heights, contours on the floor."""
+"""Draw the loss surface in three dimensions, smooth, with labelled axes and contours on the floor."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.colors import Normalize
+from scipy.interpolate import RectBivariateSpline
 
 from landscape.plots import plane
 from landscape.plots.appearance import loss_label
@@ -22,13 +23,14 @@ MEANING = (
 COLORS = matplotlib.colormaps[plane.COLORS]
 APART = 0.14  # share of the vertical axis between two labels at least
 SHARE = 0.98  # of the cells that are below the upper end of the vertical axis
-VISIBLE = 3.0  # times the height of the flattest surface, which the vertical axis is at most
+FINE = 60  # cells per axis that a relief is drawn with
 
 
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw log10 of the loss over the plane, from floor to ceiling, as a shaded relief with a labelled box."""
     low, high = span or plane.vertical_range([data], SHARE)
     logarithmic = low > 0
+    data = smooth(data, (low, high))
     loss = data["loss"].transpose("y", "x").values
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.where(np.isfinite(loss), np.log10(loss) if logarithmic else loss, np.nan)
@@ -39,7 +41,16 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     x, y = np.meshgrid(data["x"].values, data["y"].values)
     colors = COLORS(norm(np.nan_to_num(z, nan=top)))
     ax.plot_surface(
-        x, y, z, rcount=80, ccount=80, facecolors=colors, linewidth=0, antialiased=False, shade=True, rasterized=True
+        x,
+        y,
+        z,
+        rcount=FINE,
+        ccount=FINE,
+        facecolors=colors,
+        linewidth=0,
+        antialiased=False,
+        shade=True,
+        rasterized=True,
     )
     if plane.complete_cells(z).any():
         steps = np.linspace(bottom, top, 13)
@@ -61,16 +72,31 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     return ax
 
 
-def span_of(results: Sequence[xr.Dataset]) -> tuple[float, float]:
-    """The ends of a common vertical axis, capped so that the flattest surface takes a third of it.
+def smooth(data: xr.Dataset, span: tuple[float, float]) -> xr.Dataset:
+    """A surface on a finer grid; as it is where points are missing or few.
 
-    Without the cap, one network whose losses overflow would make flat sheets of all others.
+    A cubic spline of log losses (of losses, where the span reaches zero) through the measured points. Losses far above
+    the span count as a little above it, so that an overflow does not bend the surface below.
     """
-    low, high = plane.vertical_range(results, SHARE)
-    tops = [plane.vertical_range([data], SHARE)[1] for data in results]
-    if low > 0:
-        return low, min(high, low * (min(tops) / low) ** VISIBLE) if min(tops) > low else high
-    return low, min(high, low + VISIBLE * (min(tops) - low)) if min(tops) > low else high
+    x, y = data["x"].values, data["y"].values
+    low, high = span
+    loss = data["loss"].transpose("x", "y").values
+    least = 4  # points of a cubic spline
+    if np.isnan(loss).any() or min(len(x), len(y)) < least:
+        return data
+    most = high * high / low if low > 0 else 2 * high - low
+    heights = np.clip(loss, low, most)
+    heights = np.log(heights) if low > 0 else heights
+    fine = [np.linspace(axis[0], axis[-1], max(FINE + 1, len(axis))) for axis in (x, y)]
+    found = np.clip(RectBivariateSpline(x, y, heights)(*fine), heights.min(), heights.max())
+    found = np.exp(found) if low > 0 else found
+    return xr.Dataset({"loss": (("x", "y"), found)}, coords=dict(zip("xy", fine, strict=True)))
+
+
+def scale(results: Sequence[xr.Dataset], span: tuple[float, float]) -> str:
+    """What the vertical axis is, for the caption."""
+    kind = ", logarithmic" if span[0] > 0 else ""
+    return f"Upwards: {loss_label(results)}{kind}, cut at {span[1]:.3g}; smooth between the measured points."
 
 
 def apart(ticks: np.ndarray, span: float) -> np.ndarray:
@@ -84,7 +110,7 @@ def apart(ticks: np.ndarray, span: float) -> np.ndarray:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One relief per result on a common vertical scale."""
-    span = span_of(results)
+    span = plane.bowl_range(results, SHARE)
     axes = "; ".join(dict.fromkeys(f"x: {plane.axis_label(d, 'x')}, y: {plane.axis_label(d, 'y')}" for d in results))
-    note = f"Upwards: {loss_label(results)}, up to {span[1]:.3g}; {axes}."
+    note = f"{scale(results, span)} {axes}."
     return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.9, note=note)
