@@ -1,10 +1,15 @@
-"""Write the page of all figures, `all-figures.md`, from the table of figures: `python docs/wall.py`."""
+"""Draw the gallery from the shipped results and write the page of all figures: `python docs/wall.py`."""
 
 from pathlib import Path
 
-from landscape.plots import FIGURES, IMPORTED
+from landscape.plots import FIGURES, IMPORTED, drawing
+from landscape.plots.selection import Selection
 
 DOCS = Path(__file__).parent
+GALLERY = DOCS.parent / "gallery"
+RESULTS = {  # of `examples/results`, with the checkpoints to draw; of several that hold a figure the last one is shown
+    "two-resnets": (), "sgd-sam": ("*-s0",), "edge-of-stability": (), "basins": (), "quantised-vit": (), "demo": (),
+}  # fmt: skip
 HEAD = """# All figures
 
 Every figure that `landscape plot` draws, with the question of its probe and the commands that measure and draw it
@@ -29,11 +34,19 @@ def wall() -> str:
             parts.append(f"```\n{measure}\n```\n")
         for figure in (figure for figure in FIGURES.values() if figure.probe == probe):
             first = figure.module.MEANING.partition(". ")[0].rstrip(".")
-            if (DOCS.parent / "gallery" / f"{figure.name}.png").exists():
+            if (GALLERY / f"{figure.name}.png").exists():
                 parts.append(f"![{figure.name.replace('_', ' ')}: {first}](../gallery/{figure.name}.png)\n")
             parts.append(f"`{figure.name}`: {first}.\n\n```\nlandscape plot --figure {figure.name}\n```\n")
     return "\n".join(parts)
 
 
+def draw(folder: Path) -> list[Path]:
+    """Draw every figure of the shipped results into a folder; the others of the gallery are of larger measurements."""
+    files = {name: DOCS / "examples" / "results" / f"{name}.h5" for name in RESULTS}
+    each = [drawing.draw(file, folder, selection=Selection(RESULTS[name])) for name, file in files.items()]
+    return sorted({path for drawn in each for path in drawn})
+
+
 if __name__ == "__main__":
+    draw(GALLERY)
     (DOCS / "all-figures.md").write_text(wall())

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.main import get_command
 
+import landscape
 from landscape.cli.main import app, exit_code
 from landscape.plots import FIGURES
 from landscape.probes import GROUPS, OWN, PROBES
@@ -36,7 +39,7 @@ def files(page: Path) -> dict[str, str]:
 
 def shown(page: Path) -> list[str]:
     """The command lines of a page, without comments."""
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", "").splitlines()]
     return [line.partition(" #")[0].strip() for line in lines if line.startswith("landscape ")]
 
 
@@ -183,6 +186,17 @@ def test_the_page_of_all_figures_is_current_and_every_picture_has_words() -> Non
     assert not [(page, to) for page, alt, to in pictures if len(alt) < 10]
 
 
+@pytest.mark.campaign
+def test_the_gallery_shows_what_is_drawn_of_the_shipped_results_now(tmp_path: Path) -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "wall.py"))["draw"](tmp_path)
+    assert len(drawn) > 20
+    for path in drawn:
+        with Image.open(path) as made, Image.open(ROOT / "gallery" / path.name) as shown:
+            assert made.size == shown.size, path.name
+            one, other = (np.asarray(picture.convert("L"), dtype=float) for picture in (made, shown))
+        assert (np.abs(one - other) > 32).mean() < 0.002, path.name
+
+
 def test_the_chooser_names_every_core_probe_by_its_page() -> None:
     named = set(re.findall(r"probes/([a-z-]+)\.md", (ROOT / "docs" / "choose.md").read_text()))
     assert named <= {*PROBES}
@@ -194,4 +208,19 @@ def test_a_block_of_code_can_be_pasted_and_fits_a_screen(page: Path) -> None:
     lines = [
         line for block in re.findall(r"```\w*\n(.*?)```", page.read_text(), re.DOTALL) for line in block.splitlines()
     ]
-    assert [line for line in lines if line.startswith(("$ ", ">>> ")) or len(line) > 115] == []
+    assert [line for line in lines if line.startswith(("$ ", ">>> ")) or len(line) > 120] == []
+
+
+@pytest.mark.slow
+def test_the_story_shows_the_comparison_as_it_is_computed() -> None:
+    made = landscape.compare(ROOT / "docs" / "examples" / "results" / "sgd-sam.h5", group=r"-s\d+$")
+    (table,) = blocks(ROOT / "docs" / "sam.md", "text")
+    rows = [re.split(r"  +", line) for line in table.replace("−", "-").splitlines()[1:]]
+    assert [row[1] for row in rows] == [contrast.number for contrast in made.contrasts]
+    for row, contrast in zip(rows, made.contrasts, strict=True):
+        assert contrast.difference is not None
+        value, low, high = map(float, re.findall(r"[-+][\d.]+", row[2]))
+        found = contrast.difference.value, contrast.difference.low, contrast.difference.high
+        assert (value, low, high) == pytest.approx(found, abs=0.06 if abs(value) > 2 or abs(low) > 2 else 0.006)
+        assert float(row[4]) == pytest.approx(contrast.adjusted, abs=0.01)
+        assert contrast.verdict in row[5]

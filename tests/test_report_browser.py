@@ -3,6 +3,9 @@
 import base64
 import csv
 import json
+import shutil
+import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -462,3 +465,33 @@ def test_the_surface_zooms_by_wheel_and_by_buttons(opened: Browser) -> None:
     opened.until(f"{zoom} > {before} + 0.1")
     opened.run("document.querySelector('[aria-label=Farther]').click()")
     assert opened.run(zoom) < before * 1.65 - 0.1
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, from npm's registry."""
+    folder = tmp_path_factory.mktemp("axe")
+    if shutil.which("npm") is None:
+        pytest.skip("axe-core comes from npm, which is not installed")
+    packed = subprocess.run(["npm", "pack", "--silent", "axe-core@4"], cwd=folder, capture_output=True, check=False)
+    if packed.returncode:
+        pytest.skip("npm has no axe-core here")
+    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+        script = archive.extractfile("package/axe.min.js")
+        assert script is not None
+        return script.read().decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_nothing_that_shuts_anyone_out(opened: Browser, axe: str, width: int, scheme: str) -> None:
+    opened.tool("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    opened.tool("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    settled(opened)
+    opened.run(f"{axe}; window.axe = axe; for (const node of document.querySelectorAll('details')) node.open = true")
+    passed, found = opened.run(
+        "return axe.run().then((r) => [r.passes.length, r.violations.map((v) => "
+        "`${v.id}: ${v.nodes.length} x ${v.nodes[0].html}`)])"
+    )
+    assert passed > 20
+    assert found == []
