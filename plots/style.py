@@ -215,7 +215,8 @@ def is_wide(values: np.ndarray) -> bool:
 def add_headroom(ax: Axes, share: float) -> None:
     """Lengthen the vertical axis at its upper end by a share of its height, on any scale."""
     ends = ax.transAxes.transform([(0.0, 0.0), (0.0, 1.0 + share)])
-    ax.set_ylim(*ax.transData.inverted().transform(ends)[:, 1])
+    low, high = ax.transData.inverted().transform(ends)[:, 1]
+    ax.set_ylim(low, high)
 
 
 def write_centred(ax: Axes, text: str, **look: Any) -> None:

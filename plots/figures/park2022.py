@@ -68,7 +68,7 @@ def over_depth(draw: Callable[..., Any]) -> Callable[[Any, Results], None]:
         for data, look in results:
             draw(data, ax, look=look, shade=len(results) == 1)
         if len(results) > 1:
-            depth.strips(*zip(*results, strict=True), ax)
+            depth.strips([data for data, _ in results], [look for _, look in results], ax)
 
     return drawn
 
