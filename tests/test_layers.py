@@ -314,6 +314,31 @@ def test_a_softmax_that_chooses_experts_is_no_attention() -> None:
     assert [(layer.name, layer.kind) for layer in layers[1:]] == [("experts", "mlp")]
 
 
+def test_heads_that_are_computed_one_after_the_other_are_noted() -> None:
+    class Heads(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.heads, self.out = nn.ModuleList(nn.Linear(8, 24) for _ in range(count)), nn.Linear(8 * count, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = (head(x).chunk(3, dim=-1) for head in self.heads)
+            mixed = [(q @ k.transpose(-2, -1)).softmax(dim=-1) @ v for q, k, v in parts]
+            return self.out(torch.cat(mixed, dim=-1))  # type: ignore[no-any-return]
+
+    class Network(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.patches, self.attention, self.head = nn.Conv2d(3, 8, 4, 4), Heads(count), nn.Linear(8, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            x = self.patches(images).flatten(2).transpose(1, 2)
+            return self.head((x + self.attention(x)).mean(dim=1))  # type: ignore[no-any-return]
+
+    notes = [remarks(discover(Network(count).eval(), _images())) for count in (1, 2)]
+    assert notes[0] == []
+    assert "attention calls attention 2 times (1 layers)" in notes[1][0]
+
+
 def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known() -> None:
     model, images = _demo("alternet_demo"), _images()
     found = select_layers(model, images, [r"^layer3\.1\.attention$", r"^layer2\.1$:msa", r"^layer1\.0$", "^conv1$"])

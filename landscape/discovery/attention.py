@@ -73,7 +73,8 @@ def attention_of(
     for i in several:
         operation, at = flow.operations[i], _cut(flow, i)
         outputs, read = _outputs(flow, at), flow.operations[at]
-        called, (queries, keys) = partial(AttentionCall, (read.name, read.number)), _sides(flow, read)
+        called = partial(AttentionCall, (read.name, read.number), others=len(several) - 1)
+        queries, keys = _sides(flow, read)
         if around is not None and (queries, keys) == (math.prod(grid), math.prod(around.kernel)):
             return called(operation.heads, grid, 0, around, outputs)
         if (maps := _pairs(flow, operation, read, outputs)) and followed:

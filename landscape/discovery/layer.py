@@ -72,6 +72,7 @@ class AttentionCall:
     outputs: HeadOutputs | None = None  # None where no call returns them, as where the maps of several heads are mixed
     windows: Windows | None = None  # None where positions are unknown, or those of `grid` and `prefix`
     reason: str = ""  # why they are unknown
+    others: int = 0  # later calls in the branch, as of heads that are computed one after the other
 
     def covers(self, grid: Grid) -> bool:
         """Whether each position of a grid attends to all of them."""
