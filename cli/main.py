@@ -18,11 +18,9 @@ from landscape.cli import (
     compare,
     demo,
     doctor,
-    evaluate,
     figures,
-    import_export,
-    layers,
-    merging,
+    networks,
+    results_files,
     show,
     studies,
     study,
@@ -102,14 +100,14 @@ for _command in (training.train, training.models, demo.demo, study.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (
     figures.plot, animate.animate, figures.report,
-    compare.compare, doctor.doctor, show.show, layers.layers, evaluate.evaluate,
+    compare.compare, doctor.doctor, show.show, networks.layers, networks.evaluate,
 ):  # fmt: skip
     app.command(rich_help_panel=INSPECT)(_command)
-for _command in (merging.merge, merging.repair):
+for _command in (results_files.merge, results_files.repair):
     app.command(rich_help_panel=INSPECT)(_command)
-app.command("import", rich_help_panel=INSPECT)(import_export.import_)
-app.command("export", rich_help_panel=INSPECT)(import_export.export)
-app.command(rich_help_panel=INSPECT)(import_export.cite)
+app.command("import", rich_help_panel=INSPECT)(results_files.import_)
+app.command("export", rich_help_panel=INSPECT)(results_files.export)
+app.command(rich_help_panel=INSPECT)(results_files.cite)
 
 
 def _version(wanted: bool) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from landscape.cli.chosen_checkpoints import chosen_checkpoints, expected
 from landscape.cli.command_options import (
     CONTEXT,
     HELP_ALL,
@@ -26,7 +25,7 @@ from landscape.cli.command_options import (
     typed_options,
     with_options,
 )
-from landscape.cli.loading import load, several_checkpoints
+from landscape.cli.loading import chosen_checkpoints, expected, load, several_checkpoints
 from landscape.cli.process_setup import (
     end_if_received,
     executor_of,

@@ -15,7 +15,7 @@ from landscape.cli.doctor import suggestion
 from landscape.cli.loading import load
 from landscape.cli.text_table import text_table
 from landscape.options import OptionError, format_duration, printable
-from landscape.results.command_line import command_for
+from landscape.results.run_key import command_for
 
 HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest
 

@@ -20,8 +20,7 @@ from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.reporting.progress import Advice, Progress, in_notebook
 from landscape.results import reader
-from landscape.results.command_line import SAMPLES
-from landscape.results.run_key import Outcome
+from landscape.results.run_key import SAMPLES, Outcome
 from landscape.running.executor import IN_PROCESS, Executor
 from landscape.running.run import Report, run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass

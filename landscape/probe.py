@@ -8,7 +8,6 @@ import contextlib
 import difflib
 import hashlib
 import inspect
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -96,16 +95,11 @@ class Shard:
 
     def part(self, plan: Plan, units: Sequence[Unit]) -> list[Unit]:
         """The units that belong to this shard, in order; neighbours, which often cost alike, are in different ones."""
-        positions = [sum(i * n for i, n in zip(unit.index, strides(plan.shape), strict=True)) for unit in units]
+        positions = [int(np.ravel_multi_index(unit.index, plan.shape)) for unit in units]
         return [unit for unit, at in zip(units, positions, strict=True) if at % self.of == self.number - 1]
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
-
-
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How far apart neighbours along each axis are in C order."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 WHOLE = Shard()

@@ -15,7 +15,7 @@ from foreign import torchvision_models
 from safetensors.torch import load_file, save_file
 
 import landscape
-from landscape.cli.chosen_checkpoints import _line_between
+from landscape.cli.loading import _line_between
 from landscape.options import OptionError
 from landscape.probes.trace import Trace
 from landscape.subject.loading.identity import digest

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 from torch import Generator, Tensor
 
-from landscape.data import randaugment as ra
+from landscape.data import augment as ra
 from landscape.data.augment import Augmentation, beta, cropped, flipped, smoothed
 from landscape.options import OptionError
 

@@ -15,7 +15,7 @@ from PIL import Image
 import landscape
 from landscape.data import corruptions
 from landscape.data.sampling import subset
-from landscape.exchange import importing, score_tables
+from landscape.exchange import csv_files, importing
 from landscape.options import OptionError
 from landscape.plots import appearance
 from landscape.plots.figures import corruption as figure
@@ -214,7 +214,7 @@ def test_a_published_table_of_corruptions_is_read_and_imported(tmp_path: Path, l
     path, out = tmp_path / "cifar100_alexnet_dnn_corrupted.csv", tmp_path / "r.h5"
     line = PUBLISHED.replace("\n", f"{last}\n")
     path.write_text("".join(line.format(s, name) for s in (1, 2) for name in ("zoom_blur", "fog")))
-    table = score_tables.corruption_table(path)
+    table = csv_files.corruption_table(path)
     assert (table.names, table.severities) == (("zoom_blur", "fog"), (1, 2))
     assert {name: float(values[1, 0]) for name, values in table.scores.items()} == {
         "accuracy": 0.4952, "nll": 2.67, "ece": 0.24,
@@ -243,7 +243,7 @@ def test_a_table_that_cannot_be_a_baseline_is_refused(tmp_path: Path, text: str,
     path = tmp_path / "b.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
-        score_tables.corruption_table(path)
+        csv_files.corruption_table(path)
 
 
 @pytest.mark.parametrize(

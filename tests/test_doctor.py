@@ -16,7 +16,7 @@ import synthetic
 import xarray as xr
 from command_line import Command, one_line
 
-from landscape.doctor import accuracy, panels, premises, protocols, rules, spectra, surfaces
+from landscape.doctor import panels, premises, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 from landscape.probes import PROBES
@@ -159,25 +159,25 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         spectra.without_spectrum, hessian(values=np.array([[np.nan] * 2, [1.0, 2.0]]), batches=2), hessian(),
         "evaluate"),
     "loss not finite": (
-        accuracy.loss_not_finite,
+        premises.loss_not_finite,
         made("step", {"loss": ("batch", [np.nan, 1.0]), "done": ("batch", [1, 1])}),
         made("step", {"loss": ("batch", [np.nan, 1.0]), "done": ("batch", [0, 1])}),
         "evaluate net.pt",
     ),
     "loss of an end not finite": (
-        accuracy.loss_not_finite,
+        premises.loss_not_finite,
         made("barriers", {"loss": (("pair", "t"), [[0.1, 0.2, np.inf]]), "done": (("pair", "t"), np.ones((1, 3)))}),
         made("barriers", {"loss": (("pair", "t"), [[0.1, np.inf, 0.2]]), "done": (("pair", "t"), np.ones((1, 3)))}),
         "evaluate net.pt",
     ),
     "loss of an interrupted run not finite": (
-        accuracy.loss_not_finite,
+        premises.loss_not_finite,
         made("attack", {"loss": ("method", [np.inf, np.nan]), "done": (("batch", "method"), [[1, 0]])}),
         made("attack", {"loss": ("method", [0.1, np.nan]), "done": (("batch", "method"), [[1, 0]])}),
         "evaluate net.pt",
     ),
     "no finite number": (
-        accuracy.loss_not_finite,
+        premises.loss_not_finite,
         made("flatness", {"value": ("measure", [np.nan, np.nan])}),
         made("flatness", {"value": ("measure", [np.nan, 1.0])}),
         "evaluate net.pt",
@@ -213,14 +213,14 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
     "missed eigenvalues": (
         spectra.copies, hessian(parameters={"verify": False}), hessian(), "landscape hessian"),
     "at chance": (
-        accuracy.at_chance, made("lesion", intact_accuracy=0.11), made("lesion", intact_accuracy=0.2),
+        premises.at_chance, made("lesion", intact_accuracy=0.11), made("lesion", intact_accuracy=0.2),
         "evaluate net.pt"),
     "loss at chance": (
-        accuracy.loss_at_chance, hessian(arrays={"loss": ("batch", np.full(12, 2.4))}), hessian(), "--split train"),
+        premises.loss_at_chance, hessian(arrays={"loss": ("batch", np.full(12, 2.4))}), hessian(), "--split train"),
     "loss above guessing": (
-        accuracy.loss_above_guessing, surface(loss=BOWL + 6), surface(loss=BOWL + 2), "--split train"),
+        premises.loss_above_guessing, surface(loss=BOWL + 6), surface(loss=BOWL + 2), "--split train"),
     "few per class": (
-        accuracy.few_per_class, made("lesion", intact_accuracy=0.9, samples=30), made("lesion", intact_accuracy=0.9),
+        premises.few_per_class, made("lesion", intact_accuracy=0.9, samples=30), made("lesion", intact_accuracy=0.9),
         "--samples"),
     "flat panel": (panels.flat_panel, drops("lesion", 0.001), drops("lesion", 0.2), "--samples"),
     "flat noise": (
@@ -370,7 +370,7 @@ SEVERAL: dict[str, tuple[RuleOfSeveral, list[Result], list[Result]]] = {  # name
         protocols.versions_differ,
         [made("lesion", label=x, versions=x) for x in "ab"], [made("lesion", label=x, versions="1") for x in "ab"]),
     "too few samples": (
-        accuracy.too_few_samples,
+        premises.too_few_samples,
         [made("lesion", label=x, samples=60, intact_accuracy=1 - k / 60) for k, x in enumerate("ab", 1)],
         [
             made(probe, label=x, samples=n, intact_accuracy=1 - k / 60)

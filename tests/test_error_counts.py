@@ -12,7 +12,6 @@ import pytest
 from measured_runs import KEPT, attending, loaded, small
 
 from landscape.probe import Plan, Quantity
-from landscape.results import counts
 from landscape.results import group as groups
 from landscape.results.merging import merge_files
 from landscape.results.run_key import RunKey, from_header, to_header
@@ -20,6 +19,7 @@ from landscape.results.series import SeriesWriter
 from landscape.results.writer import Writer
 from landscape.running.run import reduce_of, run
 from landscape.statistics.neural_collapse import Labels, collapse
+from landscape.statistics.stored import independent
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +75,9 @@ def test_values_are_counted_over_finished_units(over: str, axes: tuple[str, ...]
         "done": ("batch", "band"), "samples": ("batch", "band"), "of_member": ("part", "member"), "block": ("block",),
         "known": ("score",),
     }  # fmt: skip
-    found = counts.independent(over, axes, stored, dims, fact={"parts": 11}.get(over))
+    found = independent(over, axes, stored, dims, fact={"parts": 11}.get(over))
     np.testing.assert_array_equal(found, counts_of_error)
-    assert math.isnan(counts.independent(over, axes, stored | {"done": np.zeros((3, 2))}, dims, fact=11))
+    assert math.isnan(independent(over, axes, stored | {"done": np.zeros((3, 2))}, dims, fact=11))
 
 
 def key() -> RunKey:

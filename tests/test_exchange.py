@@ -19,7 +19,7 @@ from torch import nn
 
 import landscape
 from landscape import models
-from landscape.exchange import exporting, importing, park2022_csv, tomgoldstein
+from landscape.exchange import csv_files, exporting, importing, tomgoldstein
 from landscape.exchange.exporting import export
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of
 from landscape.plots import drawing, headlines
@@ -67,7 +67,7 @@ def published_csv(path: Path, **changed: float) -> Path:
     lines = []
     for y in Y:
         for x in X:
-            row = dict.fromkeys(park2022_csv.COLUMNS, 0.25) | {
+            row = dict.fromkeys(csv_files.COLUMNS, 0.25) | {
                 "x": x,
                 "y": y,
                 "NLL": loss_at(x, y),
@@ -297,7 +297,7 @@ def test_a_csv_of_our_own_surface_leaves_out_what_has_another_definition(tmp_pat
     run(Surface(resolution="3"), attention_net(), path, label="ours")
     for label, known in {"park": True, "ours": False}.items():
         (file,) = export(path, tmp_path, ["csv"], label=label)
-        grid, data = park2022_csv.read_surface(file), only_of(path, label)
+        grid, data = csv_files.read_surface(file), only_of(path, label)
         np.testing.assert_array_equal(grid.values["loss"], data["loss"])
         assert np.isfinite(grid.values["l2"]).all() == known
         assert np.isnan(grid.values["brier"]).all()
@@ -313,7 +313,7 @@ def only_of(path: Path, label: str) -> Any:
     [
         ("", "is empty"),
         ("1,2,3\n", "has 3 columns in line 1, expected the 19 of a published surface: x, y, l1"),
-        (",".join(park2022_csv.COLUMNS) + "\n", "has a value that is not a number in line 1 .*expected no header"),
+        (",".join(csv_files.COLUMNS) + "\n", "has a value that is not a number in line 1 .*expected no header"),
         (",".join(["1"] * 19) + "\n", "has 1 x 1 points, expected a grid"),
         ("\n".join(",".join([x, y, *["1"] * 17]) for x, y in ("00", "01", "10", "11", "00")), "has a point twice"),
     ],

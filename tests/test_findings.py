@@ -13,7 +13,7 @@ from landscape.plots.report import findings, next_steps, page, report
 from landscape.plots.report.next_steps import command_to_measure
 from landscape.probes import probe_class
 from landscape.results import reader
-from landscape.results.command_line import chosen
+from landscape.results.run_key import chosen
 from landscape.statistics.flatness import MEASURES
 from landscape.subject.spec import Spec
 

@@ -30,7 +30,7 @@ from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
 from landscape.data import cifar, decoding, memory
 from landscape.data.decoding import opened
-from landscape.exchange import park2022_csv
+from landscape.exchange import csv_files
 from landscape.exchange.tomgoldstein import read_surface
 from landscape.models import huggingface
 from landscape.models.adapters import with_adapter
@@ -295,10 +295,10 @@ def test_a_file_names_no_larger_network_of_a_library_than_its_weights_allow(
 
 
 def test_scattered_points_do_not_become_a_grid_of_all_their_coordinates(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).normal(size=(300, len(park2022_csv.COLUMNS)))
+    rows = np.random.default_rng(0).normal(size=(300, len(csv_files.COLUMNS)))
     np.savetxt(tmp_path / "points.csv", rows, delimiter=",")
     with pytest.raises(ValueError, match=r"300 points at 300 x 300 coordinates, expected a grid"):
-        park2022_csv.read_surface(tmp_path / "points.csv")
+        csv_files.read_surface(tmp_path / "points.csv")
 
 
 def test_large_pictures_are_decoded_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,9 @@ from landscape.probe import WHOLE, Probe, Shard
 from landscape.probes import PROBES
 from landscape.results import group as groups
 from landscape.results import reader
-from landscape.results.command_line import command_for
 from landscape.results.headline_numbers import measured
 from landscape.results.merging import merge_files
-from landscape.results.run_key import Arrays, Outcome
+from landscape.results.run_key import Arrays, Outcome, command_for
 from landscape.running.executor import Executor
 from landscape.running.run import digest, reduce_of, run
 from landscape.subject.subject import Subject

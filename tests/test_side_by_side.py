@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from landscape import api
 from landscape.data import memory
 from landscape.probes.hessian import Hessian
-from landscape.products import side_by_side as module
-from landscape.products.side_by_side import mini_batches_at_once, proceed, side_by_side
+from landscape.products import micro_batches as module
+from landscape.products.micro_batches import mini_batches_at_once, proceed, side_by_side
 from landscape.subject import threads
 from landscape.subject.loading.load import load
 from landscape.subject.losses import LossTraits

@@ -18,7 +18,7 @@ from command_line import Command
 from landscape import api
 from landscape.cli import show
 from landscape.probes import PROBES, probe_class
-from landscape.results.command_line import chosen
+from landscape.results.run_key import chosen
 from landscape.results.unmerged_journals import standings
 from landscape.results.writer import Writer
 from landscape.subject.spec import Spec
@@ -134,7 +134,7 @@ def test_the_command_of_a_result_is_written_without_torch_and_may_change_options
     options = {"checkpoint": "a b.pt", "resolution": "51", "orthogonal": True, "bn": False, "model_arg": {"width": 8},
                "mean": [0.5, 1.0], "layers": ["a", "b"], "seed": 2}  # fmt: skip
     code = (
-        "import json, sys; from landscape.results.command_line import command_for; stored = json.loads(sys.argv[1]); "
+        "import json, sys; from landscape.results.run_key import command_for; stored = json.loads(sys.argv[1]); "
         "print(command_for(stored, 'r.h5', range='0.5', resolution=None)); assert 'torch' not in sys.modules"
     )
     stored = json.dumps({"probe": "surface", "options": json.dumps(options)})

@@ -13,8 +13,7 @@ from landscape import models
 from landscape.symmetry.labels import Calculus, Labels
 from landscape.symmetry.matching import match
 from landscape.symmetry.networks import TOLERANCE, jittered, proven, recorded, tensors_of
-from landscape.symmetry.permutations import Permutations
-from landscape.symmetry.units import Units
+from landscape.symmetry.permutations import Permutations, Units
 
 
 class Depthwise(nn.Module):

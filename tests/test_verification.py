@@ -9,8 +9,8 @@ from analytic import symmetric
 from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, lanczos
+from landscape.curvature.spectrum import verified
 from landscape.curvature.stopping import Which
-from landscape.curvature.verification import verified
 from landscape.products.vectors import random_unit
 
 BULK = [0.001 * i for i in range(60)]

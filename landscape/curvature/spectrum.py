@@ -1,4 +1,7 @@
-"""Compute the requested eigenvalues of the curvature of one mini-batch, or of several at once."""
+"""Compute the requested eigenvalues of the curvature of one mini-batch, or of several at once, and verify them.
+
+A second Lanczos search finds missed eigenvalues: one start vector cannot see further copies of a multiple value.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,244 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Spectrum, batched_lanczos, finite
-from landscape.curvature.stopping import Which
-from landscape.curvature.verification import completed
+from landscape.curvature.lanczos import Products, Spectrum, batched_lanczos, finite, lanczos
+from landscape.curvature.stopping import Copies, StoppingRule, Which, wanted
 from landscape.data.memory import available_on, limit
 from landscape.probe import derived_seed
+from landscape.products.vectors import length, random_unit
+
+PER_VALUE = ("values", "residuals", "converged", "errors")  # arrays of a spectrum with a row per eigenvalue
+
+
+def completed(
+    product: Products,
+    found: Sequence[Spectrum | None],
+    *,
+    which: Which,
+    tol: float | None = None,
+    tol_residual: float | None = None,
+    seeds: Sequence[int],
+    **memory: Any,
+) -> list[Spectrum | None]:
+    """Spectra of several operators with the eigenvalues that their start vectors missed; None stays None.
+
+    One search for all, in the complements of the vectors found and of the `further` ones, tells where none is likely,
+    for about four products; see `verified` for the others. Their seeds must not be those of the first searches.
+    """
+    complete: list[Spectrum | None] = list(found)
+    suspects: set[int] = set()
+    for end in ("LA", "SA") if which == "both" else (which,):
+        told = _suspected(product, found, which, end, seeds, **memory)
+        suspects |= {i for i, one in enumerate(told) if one.suspected}
+        complete = [
+            one and replace(one, products=one.products + spent.products)
+            for one, spent in zip(complete, told, strict=True)
+        ]
+    for i in suspects:
+        if (one := complete[i]) is not None:
+            row = _row(product, i, len(found))
+            complete[i] = verified(row, one, which=which, tol=tol, tol_residual=tol_residual, seed=seeds[i], **memory)
+    return complete
+
+
+def verified(
+    product: Callable[[Tensor], Tensor],
+    found: Spectrum,
+    *,
+    which: Which,
+    tol: float | None = None,
+    tol_residual: float | None = None,
+    seed: int = 0,
+    **memory: Any,
+) -> Spectrum:
+    """Search the orthogonal complement of the found eigenvectors, until none further out than the last one is likely.
+
+    Lanczos from a fresh random start on P H P, P the projection off the vectors V found so far, for its one outermost
+    value. It was missed if it lies further out than the last wanted value, by more than the errors of all; it then
+    joins V and the search goes on, so that a value of any multiplicity is found, one search per copy. Its residual is
+    that on H, from one more product. Vectors that are off by r / gap let P H P be off by r^2 / gap, as the values are.
+
+    With `both` one end is searched after the other. `tol` and `tol_residual` are those of the first search, `memory`
+    its `room`, `storage` and `max_steps`, which caps the products of one search. The missed values get their places in
+    the spectrum; `missed` counts them, and `products` includes the search.
+
+    Raises:
+        ValueError: the spectrum has no vectors.
+        FloatingPointError: the operator returned a non-finite vector.
+    """
+    if found.vectors is None:
+        raise ValueError("verifying needs the eigenvectors; call lanczos with vectors=True")
+    rule = StoppingRule(1, which, tol, tol_residual)
+    if which != "both":
+        return _searched(product, found, None, rule, seed, **memory)
+    upper, lower = (_end(found, end, which) for end in ("LA", "SA"))
+    upper = _searched(product, upper, lower.vectors, replace(rule, which="LA"), seed, **memory)
+    lower = _searched(product, lower, upper.vectors, replace(rule, which="SA"), seed + 1, **memory)
+    products, missed = upper.products + lower.products - found.products, upper.missed + lower.missed
+    return replace(found, **_joined(upper, lower), products=products, missed=missed)
+
+
+def _searched(
+    product: Callable[[Tensor], Tensor],
+    found: Spectrum,
+    excluded: Tensor | None,
+    rule: StoppingRule,
+    seed: int,
+    **memory: Any,
+) -> Spectrum:
+    k, known, missed, which = len(found.values), found, 0, rule.which
+
+    def alone(rows: Tensor) -> Tensor:
+        return product(rows[0])[None]
+
+    while True:
+        off = _orthonormal(known.vectors, excluded)
+        best = _part(known, wanted(known.values, k, which))
+        copies = Copies.of(best.values, best.errors, which)
+        only = Complement(alone, off[None], [_aside(known, which)])
+        if len(off) == off.shape[1] or not copies.values:
+            break
+        (told,) = _told(only, [copies], which, [seed + 1000 * missed], **memory)
+        known = replace(known, products=known.products + told.products)
+        if not told.suspected:
+            break
+        start = only.projected(_start(off, seed + 1000 * missed + 1)[None])[0]
+        tolerances: dict[str, Any] = {"tol": rule.tol, "tol_residual": rule.tol_residual}
+        extra = lanczos(only.first, start, 1, which=which, vectors=True, **tolerances, **memory)
+        vector = _vectors(extra)[0]
+        residual = length(product(vector) - float(extra.values[0]) * vector).item()
+        known = replace(known, products=known.products + extra.products + 1)
+        if not copies.further(extra.values[0], which):
+            break
+        missed += 1
+        residuals = np.maximum(extra.residuals, residual)
+        errors = np.minimum(residuals, extra.errors)
+        sure = rule.converged(extra.values, residuals, errors)
+        known = replace(known, **_joined(known, replace(extra, residuals=residuals, errors=errors, converged=sure)))
+    return replace(_part(known, wanted(known.values, k, which)), missed=missed)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whether a complement holds a value further out than the last wanted one, and the products that told."""
+
+    suspected: bool = False
+    products: int = 0
+
+
+def _suspected(
+    product: Products, found: Sequence[Spectrum | None], which: Which, end: Which, seeds: Sequence[int], **memory: Any
+) -> list[Told]:
+    """Ask for values at one end in the complements of all vectors of each spectrum."""
+    parts = [None if one is None else _end(one, end, which) for one in found]
+    ask = {i: Copies.of(one.values, one.errors, end) for i, one in enumerate(parts) if one is not None}
+    known = {i: _orthonormal(one.vectors, one.further) for i, one in enumerate(found) if one is not None}
+    ask = {i: one for i, one in ask.items() if one.values and len(known[i]) < known[i].shape[1]}
+    if not ask:
+        return [Told()] * len(found)
+    off = known[0][None]
+    if len(found) > 1:
+        like = next(iter(known.values()))
+        off = like.new_zeros(len(found), max(map(len, known.values())), like.shape[1])
+        for i, rows in known.items():
+            off[i, : len(rows)] = rows
+    only = Complement(product, off, [0.0 if one is None else _aside(one, end) for one in parts])
+    told = _told(only, [ask.get(i, Copies((), 0.0)) for i in range(len(found))], end, seeds, **memory)
+    return [one if i in ask else Told() for i, one in enumerate(told)]
+
+
+def _told(only: Complement, copies: Sequence[Copies], which: Which, seeds: Sequence[int], **memory: Any) -> list[Told]:
+    starts = only.projected(torch.stack([_start(only.off[0], seed) for seed in seeds]))
+    found = batched_lanczos(only, starts, 1, which=which, copies=copies, **memory)
+    return [
+        Told() if one is None else Told(own.further(one.values[0], which), one.products)
+        for one, own in zip(found, copies, strict=True)
+    ]
+
+
+def _start(like: Tensor, seed: int) -> Tensor:
+    return random_unit(like.shape[1], seed, device=like.device, dtype=like.dtype)
+
+
+@dataclass(frozen=True)
+class Complement:
+    """Several operators in the complements of orthonormal vectors, P H P + a (1 - P), a far from what is searched."""
+
+    product: Products
+    off: Tensor  # (operators, vectors, n)
+    aside: Sequence[float]
+
+    def projected(self, rows: Tensor) -> Tensor:
+        """The part of each vector in its complement, (operators, n)."""
+        return rows - torch.einsum("mrn,mr->mn", self.off, torch.einsum("mrn,mn->mr", self.off, rows))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        inside = self.projected(rows)
+        return self.projected(self.product(inside)) + rows.new_tensor(self.aside)[:, None] * (rows - inside)
+
+    def first(self, vector: Tensor) -> Tensor:
+        """The first operator, (n,) -> (n,)."""
+        return self(vector[None])[0]
+
+
+def _aside(found: Spectrum, which: Which) -> float:
+    """A value that is not further out than others at one end."""
+    return {"LA": found.smallest, "SA": found.largest}.get(which, 0.0)
+
+
+def _row(product: Products, i: int, count: int) -> Callable[[Tensor], Tensor]:
+    """The product with the i-th of several operators."""
+
+    def row(vector: Tensor) -> Tensor:
+        rows = vector.new_zeros(count, len(vector))
+        rows[i] = vector
+        return product(rows)[i]
+
+    return row
+
+
+def _end(found: Spectrum, end: Which, which: Which) -> Spectrum:
+    """The part of a spectrum that is wanted at one end."""
+    if which != "both":
+        return found
+    k = len(found.values) // 2
+    return _part(found, np.arange(k) + (k if end == "SA" else 0))
+
+
+def _vectors(spectrum: Spectrum) -> Tensor:
+    assert spectrum.vectors is not None
+    return spectrum.vectors
+
+
+def _joined(*parts: Spectrum) -> dict[str, Any]:
+    """The rows of several spectra one after the other."""
+    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_VALUE}
+    return {**rows, "vectors": torch.cat([_vectors(part) for part in parts])}
+
+
+def _part(found: Spectrum, positions: np.ndarray) -> Spectrum:
+    rows: dict[str, Any] = {name: getattr(found, name)[positions] for name in PER_VALUE}
+    return replace(found, vectors=_vectors(found)[positions.tolist()], **rows)
+
+
+def _orthonormal(*parts: Tensor | None) -> Tensor:
+    """A basis of the same span: joined vectors are orthogonal to single precision only; `both` may hold one twice.
+
+    By Gram-Schmidt, twice and in place: there may be memory for one copy of the vectors, not for more.
+    """
+    rows, count = torch.cat([part for part in parts if part is not None]), 0
+    for row in rows:
+        for _ in range(2):
+            row = row - rows[:count].T @ (rows[:count] @ row)
+        if (size := length(row)) > 1e-3:
+            rows[count] = row / size.to(row.dtype)
+            count += 1
+    return rows[:count]
+
 
 BASIS_BYTES = 2**31  # memory for the vectors of a search
 VECTOR_RESIDUAL = 1e-3  # relative residual of stored or verified eigenvectors: their error is r / gap, not r^2 / gap

@@ -7,8 +7,13 @@ import numpy as np
 import torch
 
 from landscape.curvature.lanczos import ROUNDING, Spectrum
+from landscape.curvature.preconditioner import (
+    UNITS,
+    stability_quantities,
+    stability_summaries,
+    stability_summary_quantities,
+)
 from landscape.curvature.spectrum import Request
-from landscape.curvature.stability import UNITS, stability_quantities, stability_summaries, stability_summary_quantities
 from landscape.curvature.stopping import Which
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require

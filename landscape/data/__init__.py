@@ -15,7 +15,7 @@ from landscape.data import (
     cifar_c,
     digits,
     image_folder,
-    mask_folder,
+    masks,
     numpy_files,
     parquet,
     torch_dataset,
@@ -142,8 +142,8 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
         return _sized(images, image_size, resize) if images.mean else images
     if path.suffix == ".parquet" or (path.is_dir() and parquet.files_in(path)):
         return parquet.load(name, split=split, samples=samples, image_size=image_size, resize=resize)
-    if path.is_dir() and mask_folder.folder_of_split(path, split):
-        return mask_folder.load(name, split=split, samples=samples, ordered=request.ordered)
+    if path.is_dir() and masks.folder_of_split(path, split):
+        return masks.load(name, split=split, samples=samples, ordered=request.ordered)
     if path.is_dir():
         return image_folder.load(
             name, split=split, samples=samples, image_size=image_size, resize=resize, ordered=request.ordered

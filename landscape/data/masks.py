@@ -1,14 +1,24 @@
-"""Targets with a class number per pixel: which pixels count, and which images have any that do."""
+"""Targets with a class number per pixel: which count, which images have any; and folders of pictures with masks."""
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data.dataset import BatchList, Images
+from landscape.data import decoding, memory
+from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
+from landscape.data.image_folder import SPLITS, is_picture
+from landscape.data.numpy_files import mapped
+from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, rgb
+from landscape.data.sampling import Samples, Split, shuffled, subset
+from landscape.options import parse_count
 
 UNLABELLED = -1  # what `with_unlabelled` writes; every negative class number means the same
 _log = logging.getLogger(__name__)
@@ -102,3 +112,124 @@ def _of_batches(data: BatchList, ignored: int) -> BatchList:
 def first_tensor(inputs: Any) -> Any:
     """The tensor itself, or the first of several named inputs."""
     return next(iter(inputs.values()), None) if isinstance(inputs, Mapping) else inputs
+
+
+PICTURES = ("images", "frames")
+MASKS = ("masks", "annotations")
+LABELS = "labels.npy"  # (N,) class numbers, in the order of the pictures
+NO_MASK = 255  # of all pixels of a picture that has no mask
+
+
+def folder_of_split(folder: Path, split: Split) -> Path | None:
+    """The folder of the split, else the folder itself, if it holds pictures beside masks or labels."""
+    places = [*(folder / part for part in SPLITS[split]), folder]
+    return next((place for place in places if _parts(place)), None)
+
+
+def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) -> Images:
+    """Pictures of FOLDER/images (or frames) with FOLDER/masks (or annotations), or with the classes of labels.npy.
+
+    A mask is a picture of one channel, or of palette indices, with stem and size of its picture; its numbers are
+    classes, and 255 is none. All pictures have one size, and none is resized, as classes are not. Numbers in the names
+    count as numbers, so that frame 10 follows frame 9. `ordered` takes the first pictures, also those without a mask;
+    otherwise the seeded order takes those that have one.
+
+    Raises:
+        FileNotFoundError: a part is empty.
+        ValueError: a file is damaged, or numbers or sizes do not fit.
+    """
+    place = folder_of_split(Path(name).expanduser(), split)
+    assert place is not None
+    pictures, masks = _parts(place) or ([], [])
+    if not pictures:
+        raise FileNotFoundError(f"{place} holds no pictures; expected {place}/{PICTURES[0]}/*.png (or jpg, webp, bmp)")
+    own = place == Path(name).expanduser()
+    if not masks:
+        labels = _labels(place / LABELS, len(pictures))
+        rows = subset(labels, samples, ordered=ordered)
+        inputs = _decoded(name, [pictures[row] for row in rows])
+        targets = torch.from_numpy(labels[rows])
+        classes = number_of_classes(name, targets)
+        side = square_side(inputs)
+        return Images(inputs, targets, name, classes, side, IMAGENET_MEAN, IMAGENET_STD, counted=True, one_part=own)
+    by_stem = {mask.stem: mask for mask in masks}
+    if not ordered:
+        pictures = [picture for picture in pictures if picture.stem in by_stem]
+    if not any(picture.stem in by_stem for picture in pictures):
+        raise ValueError(f"no mask of {masks[0].parent} has the name of a picture ({masks[0].stem}); name them alike")
+    count = parse_count("samples", samples, len(pictures))
+    rows = np.arange(count) if ordered else shuffled(len(pictures))[:count]
+    chosen = [pictures[row] for row in rows]
+    inputs = _decoded(name, chosen)
+    targets = _masks(name, [by_stem.get(picture.stem) for picture in chosen], inputs)
+    return Images(
+        inputs, targets, name, int(targets.max()) + 1, square_side(inputs), IMAGENET_MEAN, IMAGENET_STD,
+        counted=True, one_part=own,
+    )  # fmt: skip
+
+
+def _parts(place: Path) -> tuple[list[Path], list[Path]] | None:
+    """The pictures and the masks of a folder, None if it is of another form; labels.npy stands for no masks."""
+    folders = {part: place / part for part in (*PICTURES, *MASKS) if (place / part).is_dir()}
+    pictures = next((folders[part] for part in PICTURES if part in folders), None)
+    masks = next((folders[part] for part in MASKS if part in folders), None)
+    if pictures is None or (masks is None and not (place / LABELS).is_file()):
+        return None
+    return _sorted(pictures.iterdir()), _sorted(masks.iterdir()) if masks else []
+
+
+def _sorted(files: Iterable[Path]) -> list[Path]:
+    known = [file for file in files if is_picture(file.name)]
+    return sorted(known, key=lambda file: [(int(n or 0), text) for n, text in re.findall(r"(\d+)|(\D+)", file.stem)])
+
+
+def _labels(path: Path, count: int) -> np.ndarray:
+    labels = mapped(path)
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path} holds {labels.dtype} {labels.shape} for {count} pictures; expected class numbers ({count},)"
+        )
+    return np.asarray(labels, np.int64)
+
+
+def _decoded(name: str, files: list[Path]) -> torch.Tensor:
+    """Pictures of one size, (N, 3, H, W) uint8."""
+    pictures = (decoding.Picture(i, str(file), str(file)) for i, file in enumerate(files))
+    first, *others = decoding.sizes(pictures)
+    for file, size in zip(files[1:], others, strict=True):
+        if size != first:
+            raise ValueError(
+                f"{file} is {size[0]} x {size[1]}, {files[0].name} {first[0]} x {first[1]}; make all of one size"
+            )
+    memory.require(name, len(files), 3 * first[0] * first[1])
+    inputs = np.empty((len(files), 3, first[1], first[0]), np.uint8)
+
+    def decode(row: int) -> None:
+        with decoding.naming(str(files[row])), decoding.opened(str(files[row]), str(files[row])) as picture:
+            inputs[row] = np.asarray(rgb(picture)).transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(decode, range(len(files))))
+    return torch.from_numpy(inputs)
+
+
+def _masks(name: str, files: list[Path | None], inputs: torch.Tensor) -> torch.Tensor:
+    """Class numbers of all pixels, (N, H, W): bytes, or integers for masks of 16 bits."""
+    height, width = inputs.shape[2:]
+    masks: list[np.ndarray] = []
+    for file in files:
+        if file is None:
+            masks.append(np.full((height, width), NO_MASK, np.uint8))
+            continue
+        with decoding.naming(str(file)), decoding.opened(str(file), str(file)) as picture:
+            if picture.mode not in ("1", "L", "P", "I", "I;16"):
+                raise ValueError(
+                    f"{file} is a picture of mode {picture.mode}, expected one class number per pixel (L or P)"
+                )
+            if picture.size != (width, height):
+                raise ValueError(f"{file} is {picture.width} x {picture.height}, its picture {width} x {height}")
+            found = np.asarray(picture)
+        masks.append(found.astype(np.uint8 if found.dtype in (bool, np.uint8) else np.int64))
+    wide = any(mask.dtype == np.int64 for mask in masks)
+    memory.require(name, len(masks), (8 if wide else 1) * height * width)
+    return torch.from_numpy(np.stack([mask.astype(np.int64) for mask in masks] if wide else masks))

@@ -13,8 +13,8 @@ import numpy as np
 import xarray as xr
 from scipy.special import ndtri
 
-from landscape.results.command_line import command_for
 from landscape.results.protocols import side_by_side, stored
+from landscape.results.run_key import command_for
 
 Severity: TypeAlias = Literal["wrong", "suspicious", "note"]
 SEVERITIES: Sequence[Severity] = ("wrong", "suspicious", "note")  # the worst first

@@ -1,18 +1,193 @@
-"""Rules of what numbers rest on: samples that repeat or were trained on, and passes that depend on the mini-batch."""
+"""Rules of what numbers rest on: samples, training data, mini-batches, and whether accuracies say anything."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
-from scipy.special import bdtr, bdtrc
+from scipy.special import bdtr, bdtrc, ndtri, stdtrit
 
-from landscape.doctor.accuracy import LEVEL, intact_accuracy
-from landscape.doctor.finding import Finding, Result, at_weights, found, measure_again
-from landscape.statistics.intervals import NORMAL
+from landscape.doctor.finding import (
+    Finding,
+    Grid,
+    Result,
+    Severity,
+    at_weights,
+    found,
+    look_at_inputs,
+    measure_again,
+    more_samples,
+)
+from landscape.statistics.intervals import NORMAL, quantile
+from landscape.statistics.rounding import plus_minus
+
+LEVEL = 0.01  # significance level of the test against guessing, that of the check after loading
+LEAST_ERRORS = NORMAL**2  # below it, the half-width of the 95 % interval exceeds the number of errors
+STATED = ("loss_increase", "value", "effective_rank")  # of probes that store no loss; single ones may be undefined
+SAMPLES_FOR_GUESS = 2  # a single sample decides nothing
+
+
+def at_chance(result: Result) -> Iterator[Finding]:
+    """The accuracy is no better than guessing among the classes: binomial test at 1 %, as after loading a checkpoint.
+
+    An untrained network (epoch 0) is at chance by definition: a note.
+    """
+    accuracy, classes, n = intact_accuracy(result), result.classes, result.samples
+    if not (np.isfinite(accuracy) and classes > 1 and n >= SAMPLES_FOR_GUESS):
+        return
+    hits = round(accuracy * n)
+    p_value = float(bdtrc(hits - 1, n, 1 / classes))
+    if p_value >= LEVEL:
+        yield _knows_nothing(
+            result, "wrong",
+            f"the accuracy {accuracy:.3f} on {n} samples is no better than guessing among {classes} classes "
+            f"(binomial test, p = {p_value:.2g})",
+        )  # fmt: skip
+
+
+def _knows_nothing(result: Result, severity: Severity, text: str, more: str = "") -> Finding:
+    """The finding of a network that guesses, a note where its weights are initial ones; `more`: options to look on."""
+    untrained = result.attribute("epoch", math.nan) == 0
+    remedy = "these are initial weights: expected" if untrained else _check_loading(result, more)
+    return found("at-chance", "note" if untrained else severity, result, text, remedy)
+
+
+def _check_loading(result: Result, more: str) -> str:
+    trained = f"that the weights are trained ({result.attribute('weights_taken') or 'their origin is not stored'})"
+    check = f"check {trained} and that --mean, --std and the class order are those of training"
+    checkpoint = result.spec.get("checkpoint")
+    return f"{check}; run: landscape evaluate {checkpoint}{more}" if checkpoint else check
+
+
+def loss_at_chance(result: Result) -> Iterator[Finding]:
+    """The mean loss of the mini-batches is not below that of guessing, log K.
+
+    Of results that store no accuracy. The mean over n mini-batches is compared by Student's t at 1 %.
+    """
+    if result.probe not in ("hessian", "trace") or not result.classes or result.spec.get("loss"):
+        return
+    loss = result.values("loss").ravel()
+    loss = loss[np.isfinite(loss)]
+    chance = math.log(result.classes)
+    if not loss.size:
+        return
+    error = float(loss.std(ddof=1) / math.sqrt(len(loss))) if len(loss) > 1 else 0.0
+    margin = stdtrit(len(loss) - 1, 1 - LEVEL) * error if len(loss) > 1 else 0.0
+    if loss.mean() + margin >= chance and loss.mean() > chance / 2:
+        yield _knows_nothing(
+            result, "suspicious",
+            f"the mean loss {loss.mean():.3g} is not below that of guessing, log {result.classes} = "
+            f"{chance:.3g}: these are eigenvalues of a network that knows nothing", " --split train",
+        )  # fmt: skip
+
+
+def loss_above_guessing(result: Result) -> Iterator[Finding]:
+    """The training loss at the checkpoint is above that of guessing, log K, though its accuracy is better.
+
+    Training lowers this loss, so that other inputs than in training are likely, such as another mean and std. One-sided
+    at 1 %. Of test samples nothing is said: an overconfident network may honestly lose more there than by guessing.
+    """
+    grid, chance = Grid.around(result), math.log(result.classes or 1)
+    if grid is None or not grid.has_centre or not chance or result.spec.get("loss"):
+        return
+    if result.spec.get("split") == "test" or any(at_chance(result)):
+        return
+    if grid.at_centre - ndtri(1 - LEVEL) * grid.loss_se > chance:
+        half = float(quantile(result.samples)) * grid.loss_se
+        yield _knows_nothing(
+            result, "suspicious",
+            f"the training loss at the checkpoint, {plus_minus(grid.at_centre, half)}, is above that of guessing, "
+            f"log {result.classes} = {chance:.3g}", " --split train",
+        )  # fmt: skip
+
+
+def loss_not_finite(result: Result) -> Iterator[Finding]:
+    """The network's loss, or every number that a probe states, is infinite or not a number.
+
+    Surfaces, lines and spectra have rules of their own: there single points may overflow. Of barriers, only the ends of
+    the lines are asked for, the networks themselves. A summary of an interrupted run is NaN where no unit of it is
+    finished.
+    """
+    if result.probe in ("surface", "line", "convexity", "hessian"):
+        return
+    if result.probe == "barriers":
+        result = replace(result, data=result.data.isel(t=[0, -1], missing_dims="ignore"))
+    name = next((name for name in ("loss", *STATED) if result.values(name).size), "")
+    values = result.values(name)
+    if not result.complete:
+        done = result.data["done"]
+        by_unit = result.data[name].dims[: done.ndim] == done.dims if name else False
+        values = values[done.values == 1] if by_unit else values[~np.isnan(values)]
+    lost = ~np.isfinite(values)
+    if lost.any() and (lost.all() or name not in STATED):
+        yield found(
+            "not-finite", "wrong", result, f"{name.replace('_', ' ')}: {int(lost.sum())} of {lost.size} are not finite",
+            look_at_inputs(result), cause=result.probe,
+        )  # fmt: skip
+
+
+def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
+    """Accuracies of several checkpoints that differ, but not by more than their errors, on few errors each.
+
+    Two accuracies differ where the 95 % interval of their difference excludes zero. Where they do not, the
+    samples are too few for any statement if a network made fewer than `LEAST_ERRORS` errors (or was right as rarely):
+    then even its own error rate is not told apart from zero. Otherwise the networks may be equal, and nothing is said.
+    Of every network the accuracy on the most samples counts: a probe on few was not asked for it. The number of
+    samples suggested is that at which this difference exceeds its error.
+    """
+    known = [(r, intact_accuracy(r)) for r in results if r.samples and np.isfinite(intact_accuracy(r))]
+    most: dict[tuple[str, Any], int] = {}
+    for r, _ in known:
+        key = r.label, r.attribute("data")
+        most[key] = max(r.samples, most.get(key, 0))
+    known = [(r, a) for r, a in known if r.samples == most[r.label, r.attribute("data")]]
+    few = [(r, a) for r, a in known if min(a, 1 - a) * r.samples < LEAST_ERRORS]
+    for i, (one, a) in enumerate(few):
+        for other, b in [pair for pair in known if pair not in few[: i + 1]]:
+            same = one.attribute("data") == other.attribute("data") and one.spec.get("split") == other.spec.get("split")
+            if one.label == other.label or a == b or not same:
+                continue
+            error = math.sqrt(a * (1 - a) / one.samples + b * (1 - b) / other.samples)
+            error = max(error, 1 / min(one.samples, other.samples))  # an accuracy of 1 has an error too
+            if abs(a - b) < NORMAL * error:
+                errors = round(min(a, 1 - a) * one.samples)
+                what = ("error" if a > 0.5 else "right answer") + "s" * (errors != 1)
+                yield found(
+                    "too-few-samples", "suspicious", [one, other],
+                    f"{one.label} {a:.3f} and {other.label} {b:.3f} on {one.samples} samples are not told apart, and "
+                    f"{one.label} has {errors} {what}",
+                    more_samples(one, NORMAL * error / abs(a - b)),
+                )  # fmt: skip
+                return
+
+
+def few_per_class(result: Result) -> Iterator[Finding]:
+    """Fewer than five samples per class on average: a statement about the classes rests on a handful of each.
+
+    Five is the least expected count at which the usual approximations for shares hold (Cochran 1954).
+    """
+    measured = np.isfinite(intact_accuracy(result)) or result.probe in ("fourier", "variance", "similarity")
+    if measured and result.classes > 1 and 0 < result.samples < 5 * result.classes:
+        yield found(
+            "too-few-samples", "suspicious", result,
+            f"{result.samples} samples of {result.classes} classes are fewer than five per class",
+            more_samples(result, math.sqrt(10 * result.classes / result.samples)),
+        )  # fmt: skip
+
+
+def intact_accuracy(result: Result) -> float:
+    """The accuracy of the unchanged network, wherever a probe stores it; NaN where it does not."""
+    for name in ("intact_accuracy", "clean_accuracy"):
+        if name in result.data.attrs:
+            return float(result.attribute(name))
+    own = at_weights(result, "accuracy")
+    return result.number("accuracy") if math.isnan(own) else own
+
 
 REPEATED = 0.05  # share of repeated samples above which errors are too small by more than they are known
 APART = 0.05  # difference of two accuracies that more than another machine or precision makes

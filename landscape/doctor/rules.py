@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.checkpoints.raw_files import sha256_of
-from landscape.doctor import accuracy, panels, premises, protocols, spectra, surfaces
+from landscape.doctor import panels, premises, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
 from landscape.results.malformed import readable
@@ -99,8 +99,8 @@ def _replaced(result: Result) -> bool:
 
 OF_ONE: Sequence[Rule] = (
     unfinished,
-    accuracy.at_chance, accuracy.loss_at_chance, accuracy.loss_above_guessing, accuracy.loss_not_finite,
-    accuracy.few_per_class,
+    premises.at_chance, premises.loss_at_chance, premises.loss_above_guessing, premises.loss_not_finite,
+    premises.few_per_class,
     premises.repeated_samples, premises.mini_batch, premises.contradicts_checkpoint, premises.overconfident,
     surfaces.minimum_at_the_edge, surfaces.minimum_elsewhere, surfaces.too_wide, surfaces.too_narrow, surfaces.no_rise,
     surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
@@ -115,7 +115,7 @@ OF_A_PROBE: Sequence[RuleOfSeveral] = (
 )  # fmt: skip
 OF_ALL: Sequence[RuleOfSeveral] = (
     protocols.drawn_anew, protocols.one_label, protocols.same_weights, protocols.losses_disagree, protocols.one_seed,
-    protocols.versions_differ, accuracy.too_few_samples, premises.leaked_test, premises.mixed_seeds,
+    protocols.versions_differ, premises.too_few_samples, premises.leaked_test, premises.mixed_seeds,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 import xarray as xr
 
-from landscape.exchange import park2022_csv, tomgoldstein
+from landscape.exchange import csv_files, tomgoldstein
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of, line_grids_of, trajectory_of
 from landscape.results import reader
 from landscape.results.malformed import readable
@@ -100,7 +100,7 @@ def _array(name: str, values: np.ndarray, kind: str = "Float64") -> str:
 # format -> (suffix, writer)
 WRITERS: Mapping[str, tuple[str, Callable[[Path, Grid], None]]] = {
     "tomgoldstein": (".h5", tomgoldstein.write_surface),
-    "csv": (".csv", park2022_csv.write_surface),
+    "csv": (".csv", csv_files.write_surface),
     "vtp": (".vtp", write_vtp),
 }
 OF_LINES = ("tomgoldstein", "vtp")  # formats that can hold lines

@@ -12,9 +12,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape.exchange import park2022_csv, score_tables, tomgoldstein
+from landscape.exchange import csv_files, tomgoldstein
+from landscape.exchange.csv_files import CorruptionTable, HybridTable
 from landscape.exchange.grid import KNOWN, Grid
-from landscape.exchange.score_tables import CorruptionTable, HybridTable
 from landscape.headline import Headline, stored_headlines
 from landscape.options import at_least, naming
 from landscape.probe import Plan, Quantity, Unit, Values
@@ -39,7 +39,7 @@ def import_file(
     out: Path,
     *,
     label: str = "",
-    weight_decay: float = park2022_csv.WEIGHT_DECAY,
+    weight_decay: float = csv_files.WEIGHT_DECAY,
     trajectory: Path | None = None,
     reduce_of: ReduceOf,
 ) -> list[Outcome]:
@@ -90,7 +90,7 @@ def _stored(
 
 
 @naming
-def read(path: Path, *, weight_decay: float = park2022_csv.WEIGHT_DECAY, trajectory: Path | None = None) -> list[Grid]:
+def read(path: Path, *, weight_decay: float = csv_files.WEIGHT_DECAY, trajectory: Path | None = None) -> list[Grid]:
     """The grids of a file of any known tool, with the trajectory of another file.
 
     Raises:
@@ -117,7 +117,7 @@ def table_in(path: Path) -> CorruptionTable | HybridTable | None:
     """
     if not path.is_file() or h5py.is_hdf5(path):
         return None
-    return score_tables.table_in(path)
+    return csv_files.table_in(path)
 
 
 def _grids(path: Path, weight_decay: float) -> list[Grid]:
@@ -129,7 +129,7 @@ def _grids(path: Path, weight_decay: float) -> list[Grid]:
     if not h5py.is_hdf5(path):
         if path.read_bytes()[:1024].count(0):
             raise ValueError(f"{path} is neither HDF5 nor text; expected a surface of another tool (HDF5 or CSV)")
-        return [park2022_csv.read_surface(path, weight_decay=weight_decay)]
+        return [csv_files.read_surface(path, weight_decay=weight_decay)]
     try:
         with h5py.File(path, "r") as file:
             ours = "format" in file.attrs

@@ -90,7 +90,6 @@ class Attack(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_pixels(subject, "attack")
-        loss, right = intact_per_sample(subject)
         methods, per_method = parse_choices("methods", self.methods, METHODS), ("method",)
         after, rows = ("method", "eps"), max(map(subject.samples, range(len(subject.batches))))
         return Plan(
@@ -126,9 +125,8 @@ class Attack(Probe):
                 "row": Quantity("sample in the mini-batch"),
             },
             facts={
-                "intact_loss": loss.mean().item(),
-                "intact_loss_se": sample_statistics.mean_and_standard_error(loss)[1],
-                "intact_accuracy": right.mean().item(),
+                **sample_statistics.intact_means(subject),
+                "intact_loss_se": sample_statistics.mean_and_standard_error(intact_per_sample(subject)[0])[1],
                 "data_sha256": subject.data.sha256,
                 "protocol": f"{protocol(subject)}, {self._in_words()}",
             },

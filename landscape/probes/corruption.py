@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, cast
 import numpy as np
 
 from landscape.data import corruptions
-from landscape.exchange import score_tables
+from landscape.exchange import csv_files
 from landscape.headline import Headline
 from landscape.options import require
 from landscape.predictions.running_sums import sizes_of
@@ -17,7 +17,7 @@ from landscape.statistics import calibration, corruption_summary
 from landscape.statistics.calibration import SampleScores
 from landscape.statistics.corruption_summary import BLOCKS, METRICS
 from landscape.statistics.means import mean_and_standard_error
-from landscape.subject.loading.corrupted_images import AUTO, GENERATED, Source, images_of, source_of, with_images
+from landscape.subject.loading.further_data import AUTO, GENERATED, Source, images_of, source_of, with_images
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import MemberForward, Positioned
 from landscape.subject.outputs import logits_in
@@ -133,8 +133,8 @@ class Corruption(Probe):
     def _baseline(self) -> dict[str, np.ndarray]:
         if not self.baseline:
             return {}
-        table = score_tables.baseline(self.baseline)
-        return score_tables.selected(table, self._names, self._severities, self.baseline)
+        table = csv_files.baseline(self.baseline)
+        return csv_files.selected(table, self._names, self._severities, self.baseline)
 
 
 @once_per_weights

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from landscape.headline import Headline
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
 from landscape.options import OptionError, at_least, require
-from landscape.predictions import timing
+from landscape.predictions import running_sums, timing
 from landscape.predictions.member_networks import MemberNetwork, member_networks, parse_snapshots
 from landscape.predictions.running_sums import RunningSums, orders_of, sizes_of
 from landscape.predictions.scores import PART, class_targets, labelled, logits_and_targets, refuse_other_than_classifier
 from landscape.predictions.temperature import INVERSE, MOMENTS, TemperatureFit, in_fit
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics
-from landscape.statistics import ensemble_summary
 from landscape.statistics.calibration import METRIC_NAMES, SampleScores
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.outputs import logits_in
@@ -55,7 +54,7 @@ class Ensemble(Probe):
     checkpoints: ClassVar[str] = "members, or a folder of them"
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)  # of the unbiased CKA
     smallest: ClassVar[Mapping[str, Any]] = {"draws": 20, "orders": 2, "snapshots": "last:2"}
-    headlines: ClassVar[Sequence[Headline]] = ensemble_summary.HEADLINES
+    headlines: ClassVar[Sequence[Headline]] = running_sums.HEADLINES
 
     members: Annotated[str, "further members: B.pt,C.pt; further checkpoints of the command are such too"] = ""
     snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint as members"] = ""
@@ -157,7 +156,7 @@ class Ensemble(Probe):
         for name in METRIC_NAMES:
             mean = metrics[name].mean(axis=0)
             shift = mean - metrics[name][0]
-            found |= {name: mean, f"{name}_spread": ensemble_summary.spread(metrics[name])}
+            found |= {name: mean, f"{name}_spread": running_sums.spread(metrics[name])}
             found[f"{name}_se"] = np.array([one[name].error for one in intervals])
             low = np.array([one[name].low for one in intervals]) + shift
             found[f"{name}_low"] = low if name == "ece_signed" else np.maximum(low, 0.0)
@@ -168,7 +167,7 @@ class Ensemble(Probe):
         diagram = statistics.bins(data["order_sums"][done].sum(axis=0)[0])
         found |= {f"bin_{name}": values for name, values in diagram.items()}
         found |= _scaled(data, done)
-        return {**found, **ensemble_summary.uncertainty(data, done), **ensemble_summary.diversity(data, done)}
+        return {**found, **running_sums.uncertainty(data, done), **running_sums.diversity(data, done)}
 
     def _networks(self, subject: Subject) -> list[MemberNetwork]:
         others = tuple(filter(None, self.members.split(",")))

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from landscape.curvature import stored_spectrum
 from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.preconditioner import Preconditioner, optimizer_of, stability_values
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spectrum
-from landscape.curvature.stability import optimizer_of, stability_values
 from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import Engine, Scope, check, require_storable
 from landscape.headline import Headline
@@ -24,10 +23,10 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.products.hvp_backends import CODES, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
 from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
+from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
 from landscape.products.mini_batch_means import mean_loss, over_all_samples
 from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
 from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
-from landscape.products.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.products.vectors import random_unit
 from landscape.subject.losses import MEANINGS
 from landscape.subject.optimizers import (

@@ -23,7 +23,6 @@ from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, sample_statistics
 from landscape.subject.batchnorm import recalibration
 from landscape.subject.mc_dropout import as_is
-from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -68,7 +67,6 @@ class Lesion(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         groups = self._groups(subject)
-        loss, right = intact_per_sample(subject)
         rules = np.array([group.rule for group in groups])
         return Plan(
             over={"batch": np.arange(len(subject.batches)), "unit": np.arange(len(groups))},
@@ -81,8 +79,7 @@ class Lesion(Probe):
             about={"unit": Quantity("removed unit")},
             facts={
                 **_left_out(subject, several=bool(self.layers)),
-                "intact_loss": loss.mean().item(),
-                "intact_accuracy": right.mean().item(),
+                **sample_statistics.intact_means(subject),
             },
         )
 

@@ -20,7 +20,6 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import sample_statistics
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import unpositioned, with_inputs
-from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 
 Ring = Literal["symmetric", "park2022"]
@@ -118,7 +117,6 @@ class Noise(Probe):
     def plan(self, subject: Subject) -> Plan:
         masks = self._masks(subject)
         read = self._read(subject)
-        loss, right = intact_per_sample(read)
         centres = np.array(parse_numbers("bands", self.bands))
         counts = masks.sum(axis=(1, 2))
         return Plan(
@@ -138,8 +136,7 @@ class Noise(Probe):
             },
             about={"band": Quantity("centre of the band", "pi")},
             facts={
-                "intact_loss": loss.mean().item(),
-                "intact_accuracy": right.mean().item(),
+                **sample_statistics.intact_means(read),
                 "empty_bands": ", ".join(f"{centre:g}" for centre in centres[counts == 0]),
                 **self._protocol(subject),
             },

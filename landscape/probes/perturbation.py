@@ -17,7 +17,7 @@ from landscape.options import OptionError, did_you_mean, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_and_standard_error_from_sums
 from landscape.subject import sample_statistics
-from landscape.subject.loading.corrupted_images import AUTO, GENERATED, images_of
+from landscape.subject.loading.further_data import AUTO, GENERATED, images_of
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import with_inputs
 from landscape.subject.outputs import logits_in

@@ -20,7 +20,6 @@ from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.sensitivity import ALL, PARTS, summaries
 from landscape.subject import sample_statistics
 from landscape.subject.losses import Meaning
-from landscape.subject.sample_statistics import intact_per_sample
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.perturbations import Granularity, Setting, settings_of
@@ -99,7 +98,6 @@ class Sensitivity(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         units, settings, meaning = self._units(subject), self._settings(), subject.meaning
-        loss, right = intact_per_sample(subject)
         return Plan(
             over={
                 "batch": np.arange(len(subject.batches)),
@@ -120,7 +118,7 @@ class Sensitivity(Probe):
                 "place": Quantity("all units together, then every unit"), "part": Quantity("part of the mini-batch"),
             },
             facts={
-                "intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item(),
+                **sample_statistics.intact_means(subject),
                 "unperturbed": sum(p.numel() for p in subject.model.parameters()) - sum(unit.size for unit in units),
             },
         )  # fmt: skip

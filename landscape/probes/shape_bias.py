@@ -18,7 +18,7 @@ from landscape.data.preprocessing import Resize, parse_crop
 from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.loading.corrupted_images import images_of
+from landscape.subject.loading.further_data import images_of
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import Positioned
 from landscape.subject.outputs import logits_in

@@ -11,16 +11,17 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.curvature.preconditioner import Preconditioner, preconditioner
-from landscape.curvature.spectrum import Request
-from landscape.curvature.stability import (
+from landscape.curvature.preconditioner import (
     SEEN,
+    Preconditioner,
     SeenByOptimizer,
+    preconditioner,
     seen_quantities,
     seen_summaries,
     seen_summary_quantities,
     stability_quantities,
 )
+from landscape.curvature.spectrum import Request
 from landscape.headline import FLATTER, Headline
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products

@@ -29,10 +29,10 @@ from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_
 from landscape.products.hvp_backends import CODES, CODES_MEANING, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
 from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
+from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
 from landscape.products.mini_batch_means import mean_loss, over_mini_batches
 from landscape.products.operator import Curvature
 from landscape.products.parameter_selection import PARAMS_HELP, matching
-from landscape.products.side_by_side import announce, mini_batches_at_once, side_by_side
 from landscape.subject.subject import Subject
 
 Method = Literal["xtrace", "hutchinson", "hutch++"]

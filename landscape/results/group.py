@@ -17,7 +17,6 @@ import h5py
 import numpy as np
 
 from landscape.probe import AXES, MICRO_BATCHES, Plan, Quantity, Values
-from landscape.results import counts
 from landscape.results.handles import (
     CONVENTION,
     Handle,
@@ -32,6 +31,7 @@ from landscape.results.handles import (
 from landscape.results.hdf5_file import CHECK, check, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
+from landscape.statistics.stored import independent, smallest
 from landscape.statistics.undefined import store_reasons
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
@@ -158,8 +158,8 @@ def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> Non
     for name, over in errors.items():
         n = values.get(f"{name}.{N}")
         if n is None:
-            n = counts.independent(over, axes[name], stored, axes, fact=group.attrs.get(over))
-        group[name].attrs.modify(N, np.float64(counts.smallest(n)))
+            n = independent(over, axes[name], stored, axes, fact=group.attrs.get(over))
+        group[name].attrs.modify(N, np.float64(smallest(n)))
 
 
 def mark_finished(group: h5py.Group) -> None:

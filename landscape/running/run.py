@@ -17,9 +17,8 @@ from landscape.probe import WHOLE, Autotunes, Estimates, Plan, Probe, Reduces, S
 from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
 from landscape.results import group as groups
-from landscape.results.command_line import OPTIONS, chosen
 from landscape.results.protocols import SEVERAL, USES
-from landscape.results.run_key import Arrays, Outcome, Reduce, RunKey, readable_label, versions
+from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions
 from landscape.results.unmerged_journals import merge_orphans
 from landscape.results.writer import MemoryWriter, Writer, discard
 from landscape.running.executor import IN_PROCESS, Executor

@@ -8,8 +8,8 @@ from importlib import resources
 import xarray as xr
 
 from landscape.probes import PROBES
-from landscape.results.command_line import OPTIONS
 from landscape.results.protocols import stored as attribute
+from landscape.results.run_key import OPTIONS
 
 TOOL = "landscape"  # key of this software
 SAID = (

@@ -109,7 +109,7 @@ def _moving_images(
     """The test images of a checkpoint as clips of slowly changing frames, as options of `stream`."""
     from landscape.data import perturbations
     from landscape.subject.loading import load as loading
-    from landscape.subject.loading.corrupted_images import images_of
+    from landscape.subject.loading.further_data import images_of
 
     still = images_of(loading.load(checkpoint, samples=samples, data_root=data_root, device=device), "moving images")
     frames = perturbations.generated(still.inputs.cpu(), perturbation, seed=0)

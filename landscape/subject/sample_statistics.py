@@ -123,3 +123,9 @@ def per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
 def intact_per_sample(subject: Subject) -> tuple[Tensor, Tensor]:
     """`per_sample` of the unmodified model, computed once."""
     return per_sample(subject)
+
+
+def intact_means(subject: Subject) -> dict[str, float]:
+    """Mean loss and accuracy of the unmodified model, attributes of a result."""
+    loss, right = intact_per_sample(subject)
+    return {"intact_loss": loss.mean().item(), "intact_accuracy": right.mean().item()}

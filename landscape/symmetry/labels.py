@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.symmetry.units import NONE, Units
+from landscape.symmetry.permutations import NONE, Units
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from landscape.data.structure import tensors_in
 from landscape.discovery.operation_mode import OperationMode
 from landscape.symmetry.labels import Calculus, Labels, labels_of_constant
 from landscape.symmetry.operations import labels_of_result
-from landscape.symmetry.permutations import Permutations, permutations_of
-from landscape.symmetry.units import Units
+from landscape.symmetry.permutations import Permutations, Units, permutations_of
 
 _log = logging.getLogger(__name__)
 

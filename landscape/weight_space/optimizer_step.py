@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.curvature.stability import SeenByOptimizer
+from landscape.curvature.preconditioner import SeenByOptimizer
 from landscape.products.micro_batches import MicroBatchedProduct
 from landscape.products.operator import Curvature
 from landscape.products.vectors import flat, inner, unflat

@@ -10,8 +10,8 @@ import xarray as xr
 
 from landscape.plots.report import protocols
 from landscape.results import reader
-from landscape.results.command_line import command_for
 from landscape.results.protocols import of_several, stored
+from landscape.results.run_key import command_for
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 WANTED = ("hessian", "surface", "fourier", "lesion")  # probes that the first questions need

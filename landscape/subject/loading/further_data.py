@@ -1,13 +1,17 @@
-"""Further data sets, or losses, for the network of a subject: `NAME=DATA[:SPLIT][@LOSS]`."""
+"""Further data sets, or losses, for a subject: `NAME=DATA[:SPLIT][@LOSS]`; and its samples under a corruption."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
+
+import torch
 
 from landscape import data as datasets
-from landscape.data import numpy_files
+from landscape.data import cifar_c, corruptions, numpy_files
 from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.file_contents import listing_sha256
 from landscape.data.masks import with_unlabelled
 from landscape.data.structure import BatchLayout
 from landscape.options import OptionError, alternatives, did_you_mean, require
@@ -15,7 +19,7 @@ from landscape.subject.loading.adaptation import adapted
 from landscape.subject.loading.checks import refuse_misfit, refuse_vocabulary
 from landscape.subject.loading.load import measuring
 from landscape.subject.loading.next_tokens import of_tokens, with_next_tokens
-from landscape.subject.loading.preprocessing import DataObject, described, resolved
+from landscape.subject.loading.preprocessing import DataObject, described, load_images, resolved
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
@@ -164,3 +168,121 @@ def _own_loss(subject: Subject, name: str) -> Loss:
     if not subject.traits.name:
         raise ValueError(f"the loss was made in Python and cannot be named for the data {name}; add @file.py:callable")
     return loss_of(subject.traits.name)
+
+
+AUTO, GENERATED = "auto", "generated"
+DESIGNED_FOR = 224  # px, the images that the severities of the package were chosen for
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where corrupted samples come from."""
+
+    folder: Path | None  # of files; None: they are made
+    names: tuple[str, ...]  # the corruptions that it has
+    in_words: str  # for the protocol
+    made: Any = None  # package and seed of those that are made
+
+    def identity(self, subject: Subject, names: Sequence[str], severities: Sequence[int]) -> Any:
+        """What tells these corruptions from others in the digest of a run: of files the content that is read.
+
+        Of ImageNet-C, whose pictures would take minutes to read, the names and sizes of the pictures.
+        """
+        if self.folder is None:
+            return self.made
+        if _is_cifar(self.folder):
+            samples = (subject.spec or Spec()).samples
+            return [[name, *cifar_c.content(self.folder, name, severities, samples)] for name in names]
+        places = [(name, severity) for name in names for severity in severities]
+        return [[*place, listing_sha256(corruptions.pictures(self.folder, *place))] for place in places]
+
+    def images(self, subject: Subject, name: str, severity: int, seed: int) -> Images:
+        """The subject's samples under a corruption, in their order.
+
+        Raises:
+            FileNotFoundError, ValueError: a file is missing, or does not match the clean samples.
+        """
+        clean = images_of(subject)
+        if self.folder is None:
+            made = corruptions.kept(clean.inputs.cpu(), name, severity, seed)
+            return replace(clean, inputs=made).for_device(subject.device)
+        spec = subject.spec or Spec()
+        if _is_cifar(self.folder):
+            short = next(key for key, (place, _) in cifar_c.FOLDERS.items() if place == self.folder.name)
+            spec = replace(spec, data=f"{short}:{name}:{severity}", data_root=self.folder.parent)
+        else:  # pictures that already have the size of the network
+            crop = "1" if spec.crop else ""
+            spec = replace(spec, data=str(corruptions.pictures(self.folder, name, severity)), crop=crop)
+        found = load_images(spec, subject.checkpoint)
+        assert isinstance(found, Images)
+        if not torch.equal(found.targets, clean.targets.cpu()):
+            raise ValueError(
+                f"{spec.data} has {len(found)} samples with other classes than the {len(clean)} of "
+                f"{subject.data.in_words}, in whose order it must be; give the clean images it was made of with --data"
+            )
+        return replace(found, mean=clean.mean, std=clean.std).for_device(subject.device)
+
+
+def source_of(subject: Subject, wanted: str, names: Sequence[str], seed: int) -> Source:
+    """The source that `auto`, `generated` or a folder means for the samples of a subject.
+
+    `auto` takes the files of CIFAR-10-C or CIFAR-100-C under the data root where they are, else makes the corruptions.
+
+    Raises:
+        OptionError: the folder holds no such files, or not the corruption asked for.
+        ValueError: the samples are no images of 8 bits, or the package that makes corruptions is not installed.
+    """
+    clean = images_of(subject)
+    folder = None if wanted in (AUTO, GENERATED) else Path(wanted).expanduser()
+    spec = subject.spec or Spec()
+    if wanted == AUTO and spec.split == "test":
+        folder = cifar_c.folder_of(clean.name, spec.data_root)
+    if folder is None:
+        made = corruptions.maker()
+        stronger = f", severities as for {DESIGNED_FOR} px" if clean.size < DESIGNED_FOR else ""
+        if stronger:
+            _log.info(
+                "corruptions are generated by %s; its severities are made for %d px and stronger on images of %d px "
+                "than the files of CIFAR-10-C", made, DESIGNED_FOR, clean.size,
+            )  # fmt: skip
+        words = f"corruptions generated by {made} (seed {seed}){stronger}"
+        return Source(None, corruptions.SETS["all"], words, [made, seed])
+    there = cifar_c.names_in(folder) if _is_cifar(folder) else corruptions.names_in(folder)
+    if not there:
+        raise OptionError(
+            f"--source {folder} holds neither CORRUPTION.npy files in a folder named CIFAR-10-C or CIFAR-100-C, nor "
+            "CORRUPTION/SEVERITY/CLASS/ pictures; give such a folder, auto or generated"
+        )
+    if spec.split != "test":
+        raise OptionError(f"--split {spec.split} has no corrupted files; give --split test or --source generated")
+    for name in names:
+        if name not in there:
+            hint = did_you_mean(name, there)
+            raise OptionError(f"--corruptions {name} is not in {folder}; it has {', '.join(there)}{hint}")
+    return Source(folder, there, f"corruptions of {folder.name}")
+
+
+def images_of(subject: Subject, what: str = "corruptions") -> Images:
+    """The subject's samples, which must be images of 8 bits per channel.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    clean = subject.images
+    if clean is None or clean.inputs.dtype != torch.uint8 or clean.inputs.ndim != 4 or clean.inputs.shape[1] != 3:
+        got = f"{tuple(clean.inputs.shape)} {clean.inputs.dtype}" if clean is not None else "mini-batches of a callable"
+        raise ValueError(
+            f"{what} need images (N, 3, H, W) of uint8, got {got}; measure it on --data cifar10 or an image folder"
+        )
+    return clean
+
+
+def with_images(subject: Subject, images: Images) -> Subject:
+    """The same model on other images, in mini-batches of the same size."""
+    assert isinstance(subject.batches, Batches)
+    return replace(subject, batches=replace(subject.batches, images=images))
+
+
+def _is_cifar(folder: Path) -> bool:
+    return folder.name in {place for place, _ in cifar_c.FOLDERS.values()}

@@ -12,7 +12,7 @@ import torch
 
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data import cifar_c, mask_folder, numpy_files, torch_dataset
+from landscape.data import cifar_c, masks, numpy_files, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import BatchList, Images
 from landscape.data.masks import with_class_numbers, with_unlabelled
@@ -195,7 +195,7 @@ def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
     own = of_provider(spec, stored)
     if own is None:
         return spec
-    if spec.data and mask_folder.folder_of_split(Path(spec.data).expanduser(), spec.split):  # which is never resized
+    if spec.data and masks.folder_of_split(Path(spec.data).expanduser(), spec.split):  # which is never resized
         return replace(spec, mean=spec.mean or own.mean, std=spec.std or own.std)
     crop = "squash" if spec.data in datasets.NAMES else str(own.resize.crop)
     return replace(
@@ -268,7 +268,7 @@ def _unused(images: Images | BatchList, spec: Spec) -> Iterator[str]:
     if images.sequences or not images.mean:
         yield from ("mean", "std")
     place = Path(images.name).expanduser()
-    fixed = ":" in images.name or images.name == "in memory" or mask_folder.folder_of_split(place, spec.split)
+    fixed = ":" in images.name or images.name == "in memory" or masks.folder_of_split(place, spec.split)
     if images.size != spec.image_size:
         yield "image_size"
     if images.inputs.dtype != torch.uint8 or (fixed and not images.resized_from):
