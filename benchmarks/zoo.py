@@ -2,11 +2,13 @@
 
     python benchmarks/zoo.py --rows zoo.jsonl [--shard 1/4] [--only PATTERN] [--sample 0.1 --seed 0]
     python benchmarks/zoo.py --rows zoo.jsonl --write docs/zoo.md
+    python benchmarks/zoo.py --rows new.jsonl --sample 0.1 --against docs/zoo.md
 
 The smallest member of every family of timm, every builder of torchvision for classification, segmentation and
 detection, every architecture of transformers with an image-classification, masked- or causal-language-model head, from
 a tiny configuration of its own class. Each network has a process of its own, with a limit of memory and time. Rows that
-the file has are not measured again; exit code 1 if one of the measured failed.
+the file has are not measured again; exit code 1 if one of the measured failed, or differs from the page it is compared
+with.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import ast
 import contextlib
 import datetime
 import functools
-import importlib.metadata
 import io
 import json
 import logging
@@ -24,22 +25,35 @@ import os
 import random
 import re
 import resource
+import signal
+import subprocess
 import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from zoo_page import COLUMNS, PROBES, Row, cells, cells_of, differing, line, page
+
 import landscape
 
-PROBES = {"fourier": "delta_log_amplitude", "variance": "variance", "similarity": "cka", "attention": "distance"}
-COLUMNS = (*PROBES, "lesion", "hessian")
-LIBRARIES = ("timm", "torchvision", "transformers", "torch")
 PACKAGE = str(Path(landscape.__file__).parent)
-Row = dict[str, Any]
+
+
+@functools.cache
+def version() -> str:
+    """Name the last commit of the measured package, with a plus if it has changed since; without git, its release."""
+
+    def said(*command: str) -> str:
+        called = ["git", "-C", PACKAGE, *command, "--", "."]
+        return subprocess.run(called, capture_output=True, text=True, check=False).stdout.strip()
+
+    return (
+        said("log", "-1", "--format=%h", "--abbrev=8") + "+" * bool(said("status", "--porcelain"))
+    ) or landscape.__version__
 
 
 def main() -> None:
@@ -56,8 +70,10 @@ def main() -> None:
     )
     parser.add_argument("--again", action="store_true", help="measure again what the file has")
     parser.add_argument("--write", type=Path, help="write the table of the rows, and measure nothing")
+    parser.add_argument("--against", type=Path, help="page whose cells those of the measured must equal")
     options = parser.parse_args()
     known = read(options.rows)
+    written = cells_of(options.against) if options.against else {}
     if options.write:
         options.write.write_text(page(known.values(), len(choose("1/1", "", 1.0, 0))))
         return
@@ -67,11 +83,14 @@ def main() -> None:
     for name in chosen:
         columns = [column for column in options.columns.split(",") if options.again or not has(known.get(name), column)]
         if columns:
-            row = in_process(name, columns, options.seconds, options.gigabytes)
+            member = known.get(name, {}).get("member") or next(iter(written.get(name, ())), "").partition(" (")[2][:-1]
+            row = in_process(name, member, columns, options.seconds, options.gigabytes)
             with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(line(row), flush=True)
-            failed += fails(row)
+            differs = name in written and differing(cells(row), written[name])
+            print(*differs or (), sep="\n", end="\n" if differs else "", flush=True)
+            failed += fails(row) or bool(differs)
     raise SystemExit(1 if failed else 0)
 
 
@@ -80,11 +99,14 @@ def has(row: Row | None, column: str) -> bool:
 
 
 def read(path: Path) -> dict[str, Row]:
-    """The last row of every network, with columns of earlier ones that it does not have."""
+    """The last row of every network, with columns of earlier ones that it does not have, or has not finished."""
     known: dict[str, Row] = {}
     for row in map(json.loads, path.read_text().splitlines() if path.is_file() else []):
         before = known.get(row["name"], {})
-        known[row["name"]] = before | row if "discovery" in row and "discovery" in before else row
+        if "discovery" in row and "discovery" in before:
+            unfinished = {column for column in COLUMNS if row.get(column, {}).get("outcome") == "limit"}
+            row = before | {key: value for key, value in row.items() if key not in unfinished & before.keys()}
+        known[row["name"]] = row
     return known
 
 
@@ -99,25 +121,29 @@ def choose(shard: str, only: str, sample: float, seed: int) -> list[str]:
     return everything[int(number) - 1 :: int(of)]
 
 
-def in_process(name: str, columns: Sequence[str], seconds: int, gigabytes: float) -> Row:
+def in_process(name: str, member: str, columns: Sequence[str], seconds: int, gigabytes: float) -> Row:
     """A network's row, measured in a process of its own, forked from this one, which has imported everything."""
     most = int(gigabytes * 2**30)
     with tempfile.TemporaryFile("w+") as said:
         if (process := os.fork()) == 0:
             resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10))
             try:
-                said.write(json.dumps(row_of(name, columns)))
-                said.flush()
+                for part in row_of(name, member, columns):
+                    said.write(json.dumps(part) + "\n")
+                    said.flush()
             finally:
                 os._exit(0)
         _, status, used = os.wait4(process, 0)
         said.seek(0)
-        why = (
-            f"not finished in {seconds} s" if used.ru_utime + used.ru_stime >= seconds else f"ended by signal {status}"
-        )
-        row = json.loads(said.read() or json.dumps({"name": name, "broken": why}))
-    return {**row, "date": f"{datetime.date.today()}", "seconds": round(used.ru_utime + used.ru_stime, 1)}
+        row: Row = {key: value for part in said for key, value in json.loads(part).items()}
+    if not {"discovery", *columns} <= row.keys() and "not_built" not in row:
+        ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        why = f"not finished in {seconds} s" if ended == signal.SIGXCPU else f"ended by signal {ended}"
+        stopped = {column: {"outcome": "limit", "said": why, "version": version()} for column in columns}
+        row = stopped | row if "discovery" in row else {"name": name, "broken": why}
+    cost = round(used.ru_utime + used.ru_stime, 1)
+    return {**row, "date": f"{datetime.date.today()}", "version": version(), "seconds": cost}
 
 
 def warm_up(chosen: Sequence[str]) -> None:
@@ -127,35 +153,38 @@ def warm_up(chosen: Sequence[str]) -> None:
     from zoo_networks import made
 
     torch.set_num_threads(1)
+    version()
     ast.parse = functools.cache(ast.parse)  # `inspect` parses a library's module again for each of its classes
     for name in {name.partition("/")[0]: name for name in chosen}.values():  # one of each library
         with contextlib.suppress(Exception):
             made(name)
     network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    measured(network.eval(), lambda n, small=False: (torch.randn(n, 3, 8, 8), torch.arange(n) % 5), COLUMNS)
+    list(measured(network.eval(), lambda n, small=False: (torch.randn(n, 3, 8, 8), torch.arange(n) % 5), COLUMNS))
 
 
-def row_of(name: str, columns: Sequence[str] = COLUMNS) -> Row:
-    """Build one network and measure it."""
+def row_of(name: str, member: str, columns: Sequence[str]) -> Iterator[Row]:
+    """Build one network and measure it, and give the parts of its row; `member` of its family, if it is known."""
     warnings.simplefilter("ignore")
     logging.disable()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         from zoo_networks import made
 
         try:
-            member, network, data = made(name)
+            member, network, data = made(name, member)
         except Exception as error:  # of the library
-            return {"name": name, "not_built": f"{type(error).__name__}: {first_line(error)}"}
-        return {"name": name, "member": member, **measured(network.eval(), data, columns)}
+            yield {"name": name, "not_built": f"{type(error).__name__}: {first_line(error)}"}
+            return
+        yield {"name": name, "member": member}
+        yield from measured(network.eval(), data, columns)
 
 
-def measured(network: Any, data: Callable[..., Any], columns: Sequence[str]) -> Row:
+def measured(network: Any, data: Callable[..., Any], columns: Sequence[str]) -> Iterator[Row]:
     """What works on a network: its layers, and for each probe a number, a refusal or a failure."""
     from landscape.discovery.graph import ATTENTION, few, record
     from landscape.layers.selection import layers_of
     from landscape.products.derivative_check import disagreement
 
-    found: Row = {"parameters": sum(p.numel() for p in network.parameters())}
+    yield {"parameters": sum(p.numel() for p in network.parameters())}
     subject: Any = None
 
     def loaded(samples: int, small: bool = False) -> Any:
@@ -208,16 +237,16 @@ def measured(network: Any, data: Callable[..., Any], columns: Sequence[str]) -> 
         return {}
 
     said = outcome(load)
-    if subject is None:
-        return {**found, **dict.fromkeys(("discovery", *columns), said)}
     ways = {probe: functools.partial(number, probe, quantity) for probe, quantity in PROBES.items()}
-    ways |= {"lesion": lesion, "hessian": hessian}
-    return {**found, "discovery": outcome(layers), **{column: outcome(ways[column]) for column in columns}}
+    ways |= {"discovery": layers, "lesion": lesion, "hessian": hessian}
+    for column in ("discovery", *columns):
+        yield {column: said if subject is None else outcome(ways[column])}
 
 
 def outcome(measure: Callable[[], Row]) -> Row:
     """What a measurement gives: a number, "none" (nothing to measure), a refusal of this project, or a failure."""
     from landscape.probe import NotApplicable
+    from landscape.products.hessian_product import out_of_memory
 
     start = time.process_time()
     try:
@@ -229,8 +258,8 @@ def outcome(measure: Callable[[], Row]) -> Row:
         ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
         kind, found = ("refused", {"said": f"{error}"}) if ours else ("failed", _failure(error))
     except Exception as error:  # whatever else is a fault
-        kind, found = "failed", _failure(error)
-    return {"outcome": kind, **found, "seconds": round(time.process_time() - start, 1)}
+        kind, found = ("limit", {"said": "not enough memory"}) if out_of_memory(error) else ("failed", _failure(error))
+    return {"outcome": kind, **found, "seconds": round(time.process_time() - start, 1), "version": version()}
 
 
 def _failure(error: Exception) -> Row:
@@ -245,100 +274,6 @@ def first_line(error: Exception) -> str:
 
 def fails(row: Row) -> bool:
     return "broken" in row or any(row[column]["outcome"] == "failed" for column in COLUMNS if column in row)
-
-
-SIGNS = {"number": "x", "partial": "part", "none": "-", "refused": "refused", "failed": "FAILED"}
-
-
-def cells(row: Row) -> list[str]:
-    """A row of the table."""
-    if "broken" in row or "not_built" in row:
-        return [row["name"], row.get("broken") or "not built", *[""] * (3 + len(COLUMNS))]
-    layers = row["discovery"]
-    known = "layers" in layers
-    kinds = ", ".join(f"{count} {kind}" for kind, count in layers.get("kinds", {}).items())
-    read_maps = row.get("attention", {}).get("finite", 0)
-    return [
-        row["name"] if row["name"].endswith(f"/{row['member']}") else f"{row['name']} ({row['member']})",
-        f"{layers['layers']} ({kinds}), {layers['stages']} stages" if known else SIGNS[layers["outcome"]],
-        f"{layers['grids']}" if known else "",
-        f"{read_maps} of {layers['attentions']}" if known and layers["attentions"] else "",
-        f"{row.get('lesion', {}).get('units', '')}",
-        *(
-            f"{SIGNS[row[c]['outcome']]}" + (f" {row[c]['finite']}/{row[c]['of']}" if "nan" in row[c] else "")
-            if c in row
-            else ""
-            for c in COLUMNS
-        ),
-    ]  # fmt: skip
-
-
-def line(row: Row) -> str:
-    return f"{' | '.join(cells(row))} | {row['seconds']:g} s"
-
-
-def reasons(rows: Sequence[Row]) -> Iterator[str]:
-    """What was refused, failed or not finite, each reason with its networks."""
-    networks: dict[str, list[str]] = {}
-    for row in rows:
-        columns: dict[str, list[str]] = {}
-        for column in ("discovery", *COLUMNS):
-            if row.get(column, {"outcome": ""})["outcome"] in ("refused", "failed", "partial"):
-                columns.setdefault(row[column].get("said", "not finite"), []).append(column)
-        columns |= {row[key]: [key.replace("_", " ")] for key in ("broken", "not_built") if key in row}
-        for said, several in columns.items():
-            said = re.sub(r"\w+(\.[\w.]+)(, \w+\.[\w.]+)+", lambda names: _several(names[0]), said)
-            networks.setdefault(f"{', '.join(several)}: {said}".replace("|", "/"), []).append(row["name"])
-    for said, names in sorted(networks.items(), key=lambda item: -len(item[1])):
-        yield f"- {', '.join(names)}: {said}"
-
-
-def _several(names: str) -> str:
-    """The first of many layers, and how many there are."""
-    several = names.split(", ")
-    return f"{several[0]} and {len(several) - 1} more" if len(several) > 3 else names
-
-
-def page(known: Iterable[Row], everything: int) -> str:
-    """The page of the documentation."""
-    rows = sorted(known, key=lambda row: row["name"])
-    built = [row for row in rows if "discovery" in row]
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
-    dates = sorted({row["date"] for row in rows})
-    text = [
-        "# Networks of timm, torchvision and transformers", "",
-        f"What works on {len(rows)} of {everything} networks with random weights, by `benchmarks/zoo.py`, measured "
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))} with {versions}: the smallest member of every family of "
-        "timm, every builder of torchvision for classification, segmentation and detection, and every architecture of "
-        "transformers with a head for image classification, masked or causal language modelling, from a tiny "
-        f"configuration; {len(rows) - len(built)} could not be built so. Four samples of noise; `hessian` on two, with "
-        "two products. Not all rows are of one version of this project.", "",
-        "x: a number for every layer (`hessian`: an eigenvalue). part: numbers for so many of the layers. -: the "
-        "network has nothing of the kind, such as maps of positions or self-attention. refused: one line says why. "
-        "FAILED: an error of another library. Empty: not measured yet. The reasons stand below.", "",
-        "## Shares", "", "| | networks | " + " | ".join(COLUMNS) + " |", "|" + " --- |" * (2 + len(COLUMNS)),
-        *shares(built), "", "## Networks", "",
-        "| network | layers | with a grid | attentions read | units | " + " | ".join(COLUMNS) + " |",
-        "|" + " --- |" * (5 + len(COLUMNS)),
-        *(f"| {' | '.join(cells(row))} |" for row in built), "", "## Reasons", "", *reasons(rows), "",
-    ]  # fmt: skip
-    return "\n".join(text)
-
-
-def shares(built: Sequence[Row]) -> Iterator[str]:
-    """Of the networks that have what a probe measures, how many give a number for every layer, or say why not."""
-    groups: dict[str, list[Row]] = {}
-    for row in built:
-        groups.setdefault(row["name"].rpartition("/")[0], []).append(row)
-    for group, rows in groups.items():
-        found: list[str] = []
-        for column in COLUMNS:
-            several = [row[column] for row in rows if column in row and row[column]["outcome"] != "none"]
-            whole, known = len(several), sum(one["outcome"] == "number" for one in several)
-            stored = sum(not one.get("said", "not finite").startswith("not finite") for one in several if "nan" in one)
-            reason = f", {stored} with stored reasons" if stored else ""
-            found.append(f"{known} of {whole} ({known / whole:.0%}){reason}" if whole else "")
-        yield f"| {group} | {len(rows)} | {' | '.join(found)} |"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from landscape.models.libraries import library
 
@@ -17,6 +18,7 @@ CLASSES = 5
 MOST_PARAMETERS = 2.5e7  # of a configuration that could not be made tiny
 TOKENS = 16  # of a sequence
 SMALL = 64  # rows and columns of images for second derivatives
+LARGEST, FEWER = 384, (224, 240, 252, 256)  # of other images, and what is tried of larger ones
 HEADS = {"image": "IMAGE_CLASSIFICATION", "masked": "MASKED_LM", "causal": "CAUSAL_LM"}
 LARGE = ("large", "huge", "giant", "gigantic", "enormous", "xlarge", "so400m", "so150m", "7b", "_h", "_l_", "_g_")
 Made = tuple[str, nn.Module, Callable[..., Any]]  # member; network; data of so many samples, maybe of smaller images
@@ -88,20 +90,22 @@ def _of_torchvision() -> Iterator[tuple[float, str, str]]:
             yield models.get_model_weights(name).DEFAULT.meta["_ops"], task, name
 
 
-def made(name: str) -> Made:
-    """A network by its name.
+def made(name: str, member: str = "") -> Made:
+    """A network by its name; `member`: of a family of timm, instead of the smallest.
 
     Raises:
         Exception: whatever its library raises, where it cannot be built.
     """
     torch.manual_seed(0)
     kind, _, rest = name.partition("/")
-    return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[kind](rest)
+    if kind == "timm":
+        return _timm(rest, member)
+    return {"torchvision": _torchvision, "transformers": _transformers}[kind](rest)
 
 
-def _timm(module: str) -> Made:
+def _timm(module: str, known: str) -> Made:
     timm = library("timm")
-    members = [m for m in timm.list_models(module=module) if not m.startswith("test_")]
+    members = [known] if known else [m for m in timm.list_models(module=module) if not m.startswith("test_")]
     smaller = [m for m in members if not any(word in m for word in LARGE)] or members
 
     def size(member: str) -> tuple[int, int]:
@@ -115,12 +119,16 @@ def _timm(module: str) -> Made:
 
 
 def _pictures(network: nn.Module, channels: int, *sides: int) -> Callable[..., Any]:
-    """Samples of noise; `small`: of smaller images from then on, if the network accepts any size or can be set to."""
+    """Samples of noise; `small`: of smaller images from then on, if the network accepts any size or can be set to.
+
+    So are very large ones from the start.
+    """
 
     def data(n: int, small: bool = False) -> Any:
         shown = sides
-        for adapt in (lambda side: None, getattr(network, "set_input_size", None)) if small else ():
-            for side in (SMALL, 2 * SMALL):
+        tried = (SMALL, 2 * SMALL) if small else FEWER if min(sides) > LARGEST else ()
+        for adapt in (lambda side: None, getattr(network, "set_input_size", None)):
+            for side in tried:
                 if shown == sides and adapt is not None and side < min(sides):
                     with contextlib.suppress(Exception), torch.no_grad():
                         adapt((side, side))
@@ -140,8 +148,11 @@ def _torchvision(name: str) -> Made:
     elif builder in ("googlenet", "inception_v3"):
         options["init_weights"] = True
     network = models.get_model(builder, **options)
-    least = models.get_model_weights(builder).DEFAULT.meta["min_size"]
+    least = models.get_model_weights(builder).DEFAULT.meta.get("min_size", (1, 1))
     side = getattr(network, "image_size", max(SMALL, *least))
+    if task == "detection":
+        side = max(getattr(network.transform, "fixed_size", None) or (SMALL,))
+        network = ClassScores(network)
     pictures = _pictures(network.eval(), 3, side, side)
 
     def dense(n: int, small: bool = False) -> Any:
@@ -149,6 +160,25 @@ def _torchvision(name: str) -> Made:
         return images, torch.randint(CLASSES, (n, *images.shape[2:]))
 
     return builder, network, dense if task == "segmentation" else pictures
+
+
+class ClassScores(nn.Module):
+    """Scores (N, classes) of a detection network: means over its anchors, or of a box that is the image in R-CNNs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        network: Any = self.network
+        maps = network.backbone(images)
+        maps = list(maps.values()) if isinstance(maps, Mapping) else [maps]
+        if not hasattr(network, "roi_heads"):
+            scores: Tensor = network.head(maps)["cls_logits"].mean(dim=1)
+            return scores
+        heads = network.roi_heads
+        boxes = [F.adaptive_avg_pool2d(one, heads.box_roi_pool.output_size) for one in maps]
+        return torch.stack([heads.box_predictor(heads.box_head(box))[0] for box in boxes]).mean(dim=0)
 
 
 def _transformers(name: str) -> Made:
