@@ -38,7 +38,7 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
         FileNotFoundError, ValueError: as `landscape.load`; the model's outputs are not finite.
     """
     from landscape.models.providers import AS_BUILT
-    from landscape.running.memory_limit import with_smaller_mini_batches
+    from landscape.running.executor import with_smaller_mini_batches
     from landscape.subject.loading import checks, identity, sanity_check
     from landscape.subject.loading import load as loading
 

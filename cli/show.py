@@ -224,13 +224,10 @@ def follow_file(file: Path, *, as_json: bool) -> None:
             last[result.group] = result.finished
             rate = (result.finished - before) / max(now - start, 1e-9)
             row = {"group": result.group, "finished": result.finished, "units": result.done.size, "rate": rate}
-            left = f", {rate:.3g}/s, about {_duration(result.done.size - result.finished, rate)} left"
+            seconds = (result.done.size - result.finished) / rate if rate else 0.0
+            left = f", {rate:.3g}/s, about {format_duration(seconds)} left"
             text = f"{printable(result.group)} {result.finished:,}/{result.done.size:,}"
             typer.echo(encoding.dumps(row) if as_json else text + (left if rate and not result.done.all() else ""))
         if all(result.done.all() for result in found):
             return
         time.sleep(POLL_SECONDS)
-
-
-def _duration(units: int, rate: float) -> str:
-    return format_duration(units / rate) if rate else ""

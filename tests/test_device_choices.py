@@ -19,7 +19,7 @@ from landscape.products.hvp_reference import Costs, PlannedProducts, Reference, 
 from landscape.products.memory_forecast import MemoryForecast, planned_micro_batches
 from landscape.products.operator import Curvature
 from landscape.products.vectors import random_unit
-from landscape.running.memory_limit import _halved
+from landscape.running.executor import _halved
 from landscape.subject.loading.load import measuring
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import cache_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.headline import HIGHER, LOWER, Headline
 from landscape.options import OptionError, at_least, parse_choices, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
-from landscape.statistics.means import mean_and_standard_error_from_sums
+from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics
 from landscape.subject.loading.identity import protocol
 from landscape.subject.pixels import (
@@ -164,13 +164,7 @@ class Attack(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished samples, and their standard errors."""
-        done = data["done"] == 1
-        n = np.where(done, data["samples"], 0.0).sum(axis=0)
-        found: dict[str, np.ndarray] = {}
-        for name in ("accuracy", "loss"):
-            total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=0) for k in ("sum", "square_sum"))
-            found[name], found[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
-        return {**found, **sample_statistics.reduced(data, batches=0)}
+        return {**means_by_name(data, ("accuracy", "loss")), **sample_statistics.reduced(data)}
 
     def _directions(self, subject: Subject, batch: int, pixels: Tensor) -> list[Tensor]:
         """Uniform in [-1, 1] per restart, seeded by the sample's position in the data."""

@@ -78,10 +78,6 @@ class AttentionPictures(Probe):
             facts={"protocol": protocol(subject, samples=self.images)},
         )  # fmt: skip
 
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        (values,) = self.sweep(subject, [unit])
-        return values
-
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Images of one mini-batch share its forward pass."""
         starts = [first_row(subject, i) for i in range(len(subject.batches))]

@@ -109,7 +109,7 @@ class Lesion(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished samples, and their standard errors."""
-        return sample_statistics.reduced(data, batches=0)
+        return sample_statistics.reduced(data)
 
     def _groups(self, subject: Subject) -> list[Group]:
         units = _removals(subject, several=bool(self.layers))

@@ -174,7 +174,7 @@ class Noise(Probe):
         n = np.where(done, data["samples"], 0.0).sum(axis=0)
         with np.errstate(invalid="ignore", divide="ignore"):
             square = np.where(done, data["noise_square_sum"], 0.0).sum(axis=0) / n
-        return {**sample_statistics.reduced(data, batches=0), "noise_rms": np.sqrt(square)}
+        return {**sample_statistics.reduced(data), "noise_rms": np.sqrt(square)}
 
     def _read(self, subject: Subject) -> Subject:
         """The subject with the classifier that is asked for."""

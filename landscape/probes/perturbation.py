@@ -15,7 +15,7 @@ from landscape.data.sampling import subset
 from landscape.headline import Headline
 from landscape.options import OptionError, did_you_mean, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.statistics.means import mean_and_standard_error_from_sums
+from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics
 from landscape.subject.loading.further_data import AUTO, GENERATED, images_of
 from landscape.subject.loading.identity import protocol
@@ -145,10 +145,8 @@ class Perturbation(Probe):
         """Means over all finished images, and their standard errors; means over perturbations once all are finished."""
         done = data["done"] == 1
         n = np.where(done, data["samples"], 0.0).sum(axis=1)
-        found: dict[str, np.ndarray] = {}
+        found = means_by_name(data, SCORES, batches=1)
         for name in SCORES:
-            total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=1) for k in ("sum", "square_sum"))
-            found[name], found[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
             at = np.where(done[..., None], data[f"{name}_at_sum"], 0.0).sum(axis=1)
             with np.errstate(invalid="ignore", divide="ignore"):
                 found[f"{name}_at"] = at / n[:, None]

@@ -318,23 +318,17 @@ def _array(array: Handle, lazy: bool) -> Any:
     return array.array()
 
 
-def attributes(group: h5py.Group, probe: str = "") -> dict[str, Any]:
-    """The attributes of a stored result, checked as those of `dataset_of`."""
-    found = dict(attributes_of(group.id))
-    check_attributes(found, probe or group.name.strip("/").partition("/")[0])
-    return found
-
-
-def dataset_of(group: h5py.Group, probe: str = "") -> xr.Dataset:
-    """A stored result as a labelled dataset in memory; its probe is that of its place if not given.
+def dataset_of(group: h5py.Group) -> xr.Dataset:
+    """A stored result as a labelled dataset in memory.
 
     Raises:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
-    about = attributes(group, probe)
+    about, name = dict(attributes_of(group.id)), group.name.strip("/")
+    check_attributes(about, name.partition("/")[0])
     arrays = {name: Handle(item) for name, item in datasets(group).items()}
     stored = _arrays(group.id, arrays, lazy=False)
-    return _dataset(stored, about, group.name.strip("/"))
+    return _dataset(stored, about, name)
 
 
 def _dataset(arrays: Mapping[str, Array], about: Mapping[str, Any], name: str) -> xr.Dataset:

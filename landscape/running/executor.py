@@ -1,11 +1,88 @@
-"""The interface of executors, the one that measures in this process, and what happens to units that kill workers."""
+"""The interface of executors, the one that measures in this process within its memory, and units that kill workers."""
 
-from collections.abc import Generator, Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import copy_context
+from typing import Protocol, TypeVar
 
-from landscape.probe import Probe, Sweeps, Unit, Values
-from landscape.running.memory_limit import sweep_within_memory
+from landscape.probe import MICRO_BATCHES, Probe, Sweeps, Unit, Values, noting_micro_batches, sweep
+from landscape.products.hessian_product import out_of_memory
+from landscape.products.micro_batches import SampleTooLargeError, free_memory
+from landscape.subject.other_samples import rebatched
 from landscape.subject.subject import Subject
+from landscape.subject.weights_cache import cache_of
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+def sweep_within_memory(probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit]) -> Generator[Values]:
+    """As `probe.sweep`; where memory runs out, mini-batches are halved and the unit is repeated.
+
+    Only for probes whose units and numbers do not depend on the batch size. Where a unit is a mini-batch, its curvature
+    is computed in micro-batches instead, whose mean is exact. Either way the number of parts stands beside the values,
+    as `MICRO_BATCHES`, from the first divided unit on.
+
+    Raises:
+        RuntimeError, MemoryError: memory ran out, and mini-batches cannot be halved.
+    """
+    done, whole = 0, min(subject.batch_size, len(subject))
+    while True:
+        try:
+            for values in _noted(probe, subject, units[done:], -(-whole // subject.batch_size)):
+                yield values
+                done += 1
+            return
+        except (RuntimeError, MemoryError) as error:
+            divisible = out_of_memory(error) and not isinstance(error, SampleTooLargeError)
+            smaller = _halved(subject) if divisible and _halvable(probe, subject, units[done]) else None
+            if smaller is None:
+                raise
+        subject = smaller
+        free_memory()
+        _log.warning("out of memory: continuing with mini-batches of %d, %d before", subject.batch_size, whole)
+
+
+def with_smaller_mini_batches(subject: Subject, work: Callable[[Subject], T]) -> T:
+    """What work gives for a subject, or, where memory runs out, for the same samples in halved mini-batches."""
+    while True:
+        try:
+            return work(subject)
+        except (RuntimeError, MemoryError) as error:
+            smaller = _halved(subject) if out_of_memory(error) else None
+            if smaller is None:
+                raise
+        subject = smaller
+        free_memory()
+
+
+def _halvable(probe: Probe | Sweeps, subject: Subject, unit: Unit) -> bool:
+    """Whether mini-batches of another size leave units and numbers of a probe as they are."""
+    fits = isinstance(probe, Probe) and "batch_size" not in probe.uses and "batch" not in unit.at
+    return fits and subject.processes.size == 1
+
+
+def _halved(subject: Subject) -> Subject | None:
+    """The subject in mini-batches of half the size; None where they cannot be halved.
+
+    What was recorded and prepared for the larger ones would still fill the memory: it is dropped.
+    """
+    smaller = rebatched(subject, max(min(subject.batch_size, len(subject)) // 2, 1))
+    if smaller.batch_size == subject.batch_size:
+        return None
+    cache_of(subject).values.clear()
+    return smaller
+
+
+def _noted(probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit], parts: int) -> Iterator[Values]:
+    """Values of units, with the largest number of parts so far where that is above 1."""
+    found = [parts]
+    context = copy_context()  # a generator has no context of its own
+    context.run(noting_micro_batches, found)
+    results = context.run(sweep, probe, subject, units)
+    while (values := context.run(next, results, None)) is not None:
+        yield {**values, MICRO_BATCHES: max(found)} if max(found) > 1 else values
+
 
 NAMED = 5  # units that an error names
 

@@ -21,9 +21,8 @@ from landscape.results.protocols import SEVERAL, USES
 from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions
 from landscape.results.unmerged_journals import merge_orphans
 from landscape.results.writer import MemoryWriter, Writer, discard
-from landscape.running.executor import IN_PROCESS, Executor
+from landscape.running.executor import IN_PROCESS, Executor, with_smaller_mini_batches
 from landscape.running.lockstep import Measure, follow, followed, leading, require_equal
-from landscape.running.memory_limit import with_smaller_mini_batches
 from landscape.subject.loading.checks import refuse_stochastic
 from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.loading.identity import digest as digest

@@ -19,7 +19,7 @@ from landscape.checkpoints import raw_files
 from landscape.checkpoints.user_code import refusing_exit
 from landscape.probe import Probe, Sweeps, Unit, Values
 from landscape.results.run_key import versions
-from landscape.running.memory_limit import sweep_within_memory
+from landscape.running.executor import sweep_within_memory
 from landscape.subject.device import device_count
 from landscape.subject.loading.identity import digest, weights_sha256
 from landscape.subject.loading.load import load_spec

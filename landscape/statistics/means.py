@@ -1,6 +1,6 @@
 """Compute means and their standard errors: one definition for everything summarised in NumPy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,20 @@ def mean_over_batches(data: Mapping[str, np.ndarray], total: str, squares: str) 
     data = mean_over_members(data, total, squares, "samples")
     done = data["done"] == 1
     return mean_and_standard_error_from_sums(*(data[name][done].sum(axis=0) for name in (total, squares, "samples")))
+
+
+def means_by_name(data: Mapping[str, np.ndarray], names: Iterable[str], *, batches: int = 0) -> dict[str, np.ndarray]:
+    """Means over the samples of finished units, and errors as `NAME_se`, along the axis of the mini-batches.
+
+    From sums over samples of the values and of their squares, stored as `NAME_sum` and `NAME_square_sum`, (units).
+    """
+    done = data["done"] == 1
+    n = np.where(done, data["samples"], 0.0).sum(axis=batches)
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=batches) for k in ("sum", "square_sum"))
+        found[name], found[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
+    return found
 
 
 def mean_over_members(data: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.data.structure import Nested
 from landscape.headline import HIGHER, Headline
 from landscape.probe import Quantity, Values
-from landscape.statistics.means import mean_and_standard_error_from_sums
+from landscape.statistics.means import means_by_name
 from landscape.subject.losses import CLASSIFICATION, Meaning
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -94,15 +94,9 @@ def first_row(subject: Subject, batch: int) -> int:
     return sum(map(subject.samples, range(batch)))
 
 
-def reduced(data: Mapping[str, np.ndarray], batches: int) -> Values:
-    """Means over all finished samples and their standard errors; `batches` is the axis of the mini-batches."""
-    done = data["done"] == 1
-    n = np.where(done, data["samples"], 0.0).sum(axis=batches)
-    means: dict[str, np.ndarray] = {}
-    for name in ("accuracy_drop", "loss_increase"):
-        total, squares = (np.where(done, data[f"{name}_{k}"], 0.0).sum(axis=batches) for k in ("sum", "square_sum"))
-        means[name], means[f"{name}_se"] = mean_and_standard_error_from_sums(total, squares, n)
-    return means
+def reduced(data: Mapping[str, np.ndarray]) -> Values:
+    """Means over all finished samples and their standard errors; the first axis is that of the mini-batches."""
+    return means_by_name(data, ("accuracy_drop", "loss_increase"))
 
 
 def loss_and_correctness(subject: Subject, inputs: Nested, targets: Nested) -> Tensor:
