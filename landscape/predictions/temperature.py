@@ -63,7 +63,7 @@ class TemperatureFit:
         weight = 1.0 if shares is None else shares.sum(dim=1)
         sums = []
         several = max(1, AT_ONCE // finite.numel())
-        for inverse in torch.as_tensor(INVERSE).to(finite.device, non_blocking=True).split(several):
+        for inverse in torch.split(torch.as_tensor(INVERSE).to(finite.device, non_blocking=True), several):
             scaled = inverse[:, None, None] * finite  # (temperature, row, class)
             logarithms = scaled.log_softmax(dim=2)
             p = logarithms.exp()
