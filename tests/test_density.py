@@ -20,6 +20,7 @@ from landscape.plots.figures import density
 from landscape.probes.density import Density
 from landscape.probes.trace import Trace
 from landscape.products import mini_batch_means
+from landscape.products.memory_forecast import forecast
 from landscape.products.mini_batch_means import over_all_samples
 from landscape.products.operator import Curvature
 from landscape.running.run import run
@@ -248,6 +249,7 @@ def test_graphs_of_mini_batches_are_kept_where_there_is_room(monkeypatch: pytest
     found = []
     for sizes, room, batches in (((4,), 0.0, [0]), ((4, 2), 0.0, [0, 1, 1]), ((4, 2), math.inf, [0, 1])):
         monkeypatch.setattr(mini_batch_means, "room_for_graphs", lambda device, room=room: room)
+        monkeypatch.setattr(mini_batch_means, "forecast", forecast if room else None)  # whose pass takes memory
         prepared.clear()
         subject = tanh_net(sizes=sizes)
         product = over_all_samples(subject, Curvature(subject, subject.parameters, "double-backward"))

@@ -91,7 +91,7 @@ class _Sum:
     def __init__(self, curvature: Curvature, shares: Sequence[Share]) -> None:
         self._curvature, self._shares = curvature, shares
         self._kept: dict[int, MicroBatchedProduct] = {}  # by the position of their share
-        self._room = math.inf  # bytes, for the first one
+        self._room = 0.0  # bytes, for others than the first one
         self._weights: Tensor | None = None  # of the shares, on the device: made once, because copying them waits
 
     def __call__(self, vector: Tensor, total: Tensor) -> None:
@@ -113,14 +113,12 @@ class _Sum:
         if position in self._kept:
             return self._kept[position]
         product, subject = self._curvature.product(share.batch, share.part), self._curvature.subject
-        if len(self._shares) == 1:
-            self._kept[position] = product
-            return product
-        needed = product.nbytes or forecast(subject, self._curvature.parameters, 0).graph or math.inf
-        if self._room == math.inf:  # what this one takes is taken already
-            self._room = room_for_graphs(subject.device) + (needed if needed < math.inf else 0.0)
-        if needed <= self._room:
-            self._kept[position], self._room = product, self._room - needed
+        if not self._kept:  # what the first one takes is taken already
+            self._kept[position], self._room = product, room_for_graphs(subject.device)
+        elif self._room:
+            needed = product.nbytes or forecast(subject, self._curvature.parameters, 0).graph or math.inf
+            if needed <= self._room:
+                self._kept[position], self._room = product, self._room - needed
         return product
 
 
