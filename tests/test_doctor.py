@@ -274,6 +274,12 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         made("ensemble", {"disagreement": (("member", "other"), np.full((2, 2), 0.1))}),
         "different training runs",
     ),
+    "announced spike": (
+        panels.announced_spike,
+        made("monitor", {"step": ("step", [100, 200, 300]), "alarm": ("step", [np.nan, 0.0, 1.0])}),
+        made("monitor", {"step": ("step", [100, 200, 300]), "alarm": ("step", [np.nan, 0.0, 0.0])}),
+        "lower learning rate",
+    ),
 }  # fmt: skip
 
 

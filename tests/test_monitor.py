@@ -25,6 +25,7 @@ import landscape
 from landscape.monitoring.budget import Budget
 from landscape.monitoring.gradients import BUCKETS, Start, sketch_of
 from landscape.monitoring.measurement import TrackedEigenvalues
+from landscape.monitoring.shards import Shards
 from landscape.options import OptionError
 from landscape.plots.figures import monitor as monitor_figure
 from landscape.results import reader
@@ -564,17 +565,18 @@ def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(
 
 
 def test_the_sketch_of_many_weights_keeps_distances_within_its_error() -> None:
+    alone = Shards(nn.Linear(1, 1))
     generator = torch.Generator().manual_seed(0)
     before = {"a": torch.randn(300, 200, generator=generator), "b": torch.randn(40_000, generator=generator)}
     after = {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in before.items()}
-    exact, none = Start(before).distance(after)
-    found, error = Start(after, sketch_of(before)).distance(after)
+    exact, none = Start(before, alone).distance(after)
+    found, error = Start(after, alone, 0, sketch_of(before)).distance(after)
     assert none == 0.0
     assert error == pytest.approx(found / math.sqrt(2 * BUCKETS))
     assert 0 < abs(found - exact) < 4 * error
     few = {"a": before["a"][:20]}
     moved = {"a": after["a"][:20]}
-    assert Start(moved, sketch_of(few)).distance(moved) == pytest.approx(Start(few).distance(moved))
+    assert Start(moved, alone, 0, sketch_of(few)).distance(moved) == pytest.approx(Start(few, alone).distance(moved))
 
 
 def test_a_search_from_the_last_vectors_finds_what_they_have_nothing_of_and_so_does_a_check() -> None:

@@ -1,9 +1,10 @@
-"""A monitor in two processes of gloo: DistributedDataParallel trains bit for bit as without it; FSDP says why not."""
+"""A monitor in two processes of gloo: they train bit for bit as without it, and its rows are those of one process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_distributed import outcome
 
@@ -12,7 +13,8 @@ from landscape.results import reader
 pytestmark = pytest.mark.slow
 
 # One of two processes. Each trains on samples of its own, twice from the same start: alone, and with a monitor that
-# measures after every update and between forward and backward passes; then FSDP's wrappers are given to a monitor.
+# measures after every update and between forward and backward passes; then with accumulated micro-batches under DDP and
+# FSDP2; then FSDP's first version is given to a monitor.
 PROCESS = """
 import json, math, os, sys
 import torch
@@ -27,6 +29,9 @@ import landscape
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.3), nn.Linear(5, 3))
+
+def bytes_of(tensors):
+    return [getattr(t, "full_tensor", lambda t=t: t)().detach().numpy().tobytes().hex() for t in tensors]
 
 def trained(out):
     model = network()
@@ -52,7 +57,33 @@ def trained(out):
         monitor.close()
     states = [v for s in optimizer.state.values() for v in s.values()]
     tensors = [*model.state_dict().values(), *states, *(p.grad for p in model.parameters()), torch.get_rng_state()]
-    return [t.numpy().tobytes().hex() for t in tensors]
+    return bytes_of(tensors)
+
+def accumulated(kind, out, start=0):
+    torch.manual_seed(1)
+    model = whole = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    batch = (inputs.double(), targets)
+    if kind == "divided":
+        for part in (model[0], model):
+            fully_shard(part, mesh=mesh)
+        batch = (batch[0][rank::2], targets[rank::2])
+    if kind == "replicas":
+        whole = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    how = {"every": 1, "out": out, "optimizer": optimizer, "overhead": math.inf, "noise": 2, "start": start}
+    monitor = landscape.Monitor(whole, F.cross_entropy, batch, **how) if out else None
+    share = [rank, rank + 2] if kind != "alone" else range(4)  # of four micro-batches, one process has all
+    for step in range(5):
+        optimizer.zero_grad()
+        for i in share:
+            rows = slice(6 * i, 6 * i + 6)
+            (F.cross_entropy(whole(inputs[rows].double()), targets[rows]) / len(share)).backward()
+        optimizer.step()
+        if out:
+            monitor.step()
+    if out:
+        monitor.close()
+    return bytes_of(model.state_dict().values())
 
 def refusal(model):
     try:
@@ -61,29 +92,47 @@ def refusal(model):
         return str(error)
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
 generator = torch.Generator().manual_seed(5)
-inputs, targets = torch.randn(24, 6, generator=generator), torch.randint(3, (24,), generator=generator)
+inputs = torch.randn(24, 6, generator=generator)
+targets = (inputs[:, :3] + 0.3 * torch.randn(24, 3, generator=generator)).argmax(dim=1)
 alone, watched = trained(None), trained(f"{sys.argv[1]}/run.h5")
-sharded, mesh = network(), init_device_mesh("cpu", (2,))
-fully_shard(sharded, mesh=mesh)
-errors = [refusal(FullyShardedDataParallel(network(), device_id=torch.device("cpu"))), refusal(sharded)]
+accumulated("alone", f"{sys.argv[1]}/alone-{rank}.h5")
+accumulated("replicas", f"{sys.argv[1]}/replicas.h5")
+divided = [accumulated("divided", out) for out in (f"{sys.argv[1]}/divided.h5", None)]
+accumulated("divided", f"{sys.argv[1]}/divided.h5", start=5)
+part = network()
+fully_shard(part[0], mesh=mesh)
+errors = [refusal(FullyShardedDataParallel(network(), device_id=torch.device("cpu"))), refusal(part)]
 found = {"same": alone == watched, "weights": watched[0], "generator": watched[-1], "errors": errors}
-print(json.dumps(found), flush=True)
+print(json.dumps(found | {"divided": divided[0] == divided[1]}), flush=True)
 dist.barrier()
 os._exit(0)
 """
+ALONG = "update_norm", "predicted_change", "actual_change", "critical_sharpness", "simple_noise_scale"
 
 
-def test_replicas_train_as_without_a_monitor_and_shards_are_refused(tmp_path: Path) -> None:
+def test_replicas_and_shards_train_as_without_a_monitor_and_their_rows_are_those_of_one_process(tmp_path: Path) -> None:
     first, second = outcome(["-c", PROCESS, str(tmp_path)])
-    assert first["same"]
-    assert second["same"]
+    for found in (first, second):
+        assert found["same"]
+        assert found["divided"]
+        older, partly = found["errors"]
+        assert "is sharded by FSDP, which has no double backward" in older
+        assert "the weights of the model are not all divided along one mesh" in partly
+        assert "\n" not in older + partly
     assert first["weights"] == second["weights"]  # so that gradients were shared
     assert first["generator"] != second["generator"]
-    for error in (*first["errors"], *second["errors"]):
-        assert "is sharded by FSDP, which has no double backward" in error
-        assert "\n" not in error
     ((_, series),) = reader.groups(tmp_path / "run.h5")  # of rank 0 alone
     assert series["step"].values.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert not (tmp_path / "sharded.h5").exists()
+    ((_, one),) = reader.groups(tmp_path / "alone-0.h5")
+    assert np.isfinite(one["simple_noise_scale"].values[1:]).all()
+    for name, steps in (("replicas", 6), ("divided", 5)):
+        ((_, several),) = reader.groups(tmp_path / f"{name}.h5")
+        for quantity in (*ALONG, "loss", "gradient_norm", "distance"):
+            expected, values = (data[quantity].values[:steps] for data in (one, several))
+            assert values == pytest.approx(expected, rel=1e-5, nan_ok=True), (name, quantity)
+            assert np.isfinite(values[1:]).all()
+    assert np.isnan(several["eigenvalue"].values).all()  # Hessian products need the weights after they are freed
+    assert np.isfinite(several["distance"].values).tolist() == [True] * 5 + [False] * 6  # of a resumed run: not known

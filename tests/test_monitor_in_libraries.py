@@ -19,7 +19,7 @@ from landscape.results import reader
 
 ROOT = Path(__file__).parent.parent
 SHOWN = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
-PLAIN, LIGHTNING, TRANSFORMERS, *LOGGERS = SHOWN.findall((ROOT / "docs" / "monitoring.md").read_text())
+_, PLAIN, LIGHTNING, TRANSFORMERS, *LOGGERS = SHOWN.findall((ROOT / "docs" / "monitoring.md").read_text())
 pytestmark = [
     pytest.mark.campaign,
     pytest.mark.filterwarnings("ignore"),  # of the libraries

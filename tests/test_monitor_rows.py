@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import landscape
+from landscape.cli.main import exit_code
+from landscape.doctor.rules import examine
 from landscape.monitoring.gradients import estimates, gram, noise
 from landscape.monitoring.micro_batches import UPDATES, pooled
 from landscape.statistics.intervals import quantile
@@ -177,3 +179,41 @@ def test_the_free_noise_scale_is_that_of_the_gradients_accumulated_in_an_update(
     assert found[3] == pytest.approx(found[2], nan_ok=True)
     monitor.close()
     assert not any(p._backward_hooks for p in model.parameters())
+
+
+def test_a_loss_spike_after_a_jump_of_the_rate_is_announced_and_a_sound_run_has_no_alarm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(512, 20, generator=generator)
+    targets = (inputs[:, :5] + torch.randn(512, 5, generator=generator)).argmax(dim=1)
+    announced: dict[str, list[int]] = {}
+    for name, factor in (("sound", 1.0), ("jump", 12.0)):
+        torch.manual_seed(1)
+        model, losses = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 5)), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        how: dict[str, Any] = {"every": 4, "out": tmp_path / "r.h5", "label": name, "noise": 0, **ALL}
+        monitor = landscape.Monitor(model, F.cross_entropy, (inputs[:64], targets[:64]), **how)
+        monitor._budget.allows = lambda kind: kind == "row"  # type: ignore[method-assign]
+        for step in range(280):
+            optimizer.param_groups[0]["lr"] = 0.05 * (factor if step >= 200 else 1.0)
+            rows = torch.randint(512, (32,), generator=generator)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[rows]), targets[rows])
+            loss.backward()
+            optimizer.step()
+            monitor.step()
+            losses.append(loss.item())
+        found = monitor.data()
+        monitor.close()
+        announced[name] = found["step"].values[found["alarm"].values == 1].tolist()
+    assert announced["sound"] == []
+    first = announced["jump"][0]
+    assert 200 < first <= 220
+    mean = np.convolve(losses, np.full(5, 0.2), "valid")  # of the five losses from each step on
+    assert first < 200 + np.flatnonzero(mean[200:] > 2 * np.mean(losses[100:200]))[0]
+    said = [record.getMessage() for record in caplog.records if "loss spike" in record.getMessage()]
+    assert said[0].startswith(f"warning: a loss spike may follow step {first}: ")
+    assert exit_code(["plot", str(tmp_path / "r.h5"), "--out", str(tmp_path / "figures")]) == 0
+    findings = [one for one in examine([tmp_path / "r.h5"]) if one.rule == "announced-spike"]
+    assert [one.groups[0].rpartition("-")[0] for one in findings] == ["monitor/jump"]

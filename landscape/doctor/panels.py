@@ -126,6 +126,17 @@ def depth_unknown(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def announced_spike(result: Result) -> Iterator[Finding]:
+    """The monitor announced a loss spike, by the rule that its `alarm` states."""
+    at = result.values("step")[result.values("alarm") == 1] if result.probe == "monitor" else np.array([])
+    if at.size:
+        yield found(
+            "announced-spike", "suspicious", result,
+            f"updates cost far more than before in {at.size} rows, from step {at[0]:.0f} on: a loss spike may follow",
+            "look at the loss and at what changed there; a lower learning rate, or a warmup, avoids it",
+        )  # fmt: skip
+
+
 def same_members(result: Result) -> Iterator[Finding]:
     """Members that agree on every sample are the same network: their average is no ensemble."""
     disagreement, divergence = result.values("disagreement"), result.values("divergence")

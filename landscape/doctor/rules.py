@@ -108,7 +108,7 @@ OF_ONE: Sequence[Rule] = (
     spectra.unconverged, spectra.without_spectrum, spectra.few_values,
     spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies, spectra.derivatives,
     panels.flat_panel, panels.zero_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
-    panels.same_members,
+    panels.same_members, panels.announced_spike,
 )  # fmt: skip
 OF_A_PROBE: Sequence[RuleOfSeveral] = (
     protocols.differing_protocols, protocols.other_samples,

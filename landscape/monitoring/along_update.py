@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from landscape.monitoring.shards import Shards, own_parts
 from landscape.products.vectors import flat, inner
 from landscape.subject.subject import Subject
 from landscape.weight_space.optimizer_step import WIDTH, critical_step, loss_on
@@ -31,32 +32,36 @@ class AlongUpdate:
     loss at w - u in place of a gradient.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    def __init__(self, subject: Subject, shards: Shards) -> None:
+        self._subject, self._shards = subject, shards
         self._before: dict[str, Tensor] = {}
         self._critical: dict[int, float] = {}  # the last critical learning rate by mini-batch
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
         """Keep the weights before an update."""
-        self._before = {name: p.detach().clone() for name, p in parameters.items()}
+        self._before = {name: p.clone() for name, p in own_parts(parameters).items()}
 
     def taken(self) -> dict[str, Tensor]:
         """The update since then, which is kept no longer; empty where there was none."""
         before, self._before = self._before, {}
-        parameters = self._subject.parameters
+        parameters = own_parts(self._subject.parameters)
         if before.keys() != parameters.keys():
             return {}
-        update = {name: p.detach() - before[name].to(p.dtype) for name, p in parameters.items()}
-        return update if 0 < inner(update.values(), update.values()) < math.inf else {}
+        update = {name: p - before[name].to(p.dtype) for name, p in parameters.items()}
+        return update if 0 < self._squared(update) < math.inf else {}
+
+    def _squared(self, update: Mapping[str, Tensor]) -> float:
+        return self._shards.total(inner(update.values(), update.values()))
 
     def values(self, update: Mapping[str, Tensor], rate: float, end: float, gradient: Tensor) -> dict[str, Any]:
         """The quantities of an update made with a learning rate, by the loss and gradient after it; NaN without one."""
         subject, values = self._subject, dict(NOTHING)
         if update:
-            values["update_norm"] = math.sqrt(inner(update.values(), update.values()))
-            values |= self._along(update, rate, 0, end, inner([gradient], [flat(update.values())]))
+            values["update_norm"] = math.sqrt(self._squared(update))
+            fall = self._shards.total(inner([gradient], [flat(update.values())]))
+            values |= self._along(update, rate, 0, end, fall)
         if update and len(subject.batches) > 1:
-            other = self._along(update, rate, 1, loss_on(subject, 1), None)
+            other = self._along(update, rate, 1, self._shards.mean(loss_on(subject, 1)), None)
             values["relative_critical_sharpness"] = other["critical_sharpness"]
         return values
 
@@ -73,7 +78,7 @@ class AlongUpdate:
                     return end
                 passes += 1
                 weights.translate((update, multiple - 1.0))
-                return loss_on(self._subject, batch)
+                return self._shards.mean(loss_on(self._subject, batch))
 
             start = at(0.0)
             slope = (end - at(-1.0)) / 2 if fall is None else 2 * (end - start) - fall

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.data.structure import common_length, rows_of
+from landscape.monitoring.shards import Shards, own_parts
 from landscape.probe import derived_seed
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.vectors import dot, flat
@@ -30,17 +31,21 @@ class Start:
     many weights it is the weights themselves.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], sketch: np.ndarray | None = None) -> None:
-        self._copies = None if sketch is not None else {n: p.detach().clone() for n, p in parameters.items()}
-        self.sketch = sketch_of(parameters) if sketch is None else sketch
+    def __init__(
+        self, parameters: Mapping[str, Tensor], shards: Shards, start: int = 0, sketch: np.ndarray | None = None
+    ) -> None:
+        own, self.shards = own_parts(parameters), shards
+        self._unknown = math.nan if shards.divided and start > 0 else 0.0  # since the first start
+        self._copies = None if sketch is not None else {n: p.clone() for n, p in own.items()}
+        nothing = np.full(BUCKETS, np.nan)  # of a part of the weights there is no sketch
+        self.sketch = sketch if sketch is not None else nothing if shards.divided else sketch_of(parameters)
 
     def distance(self, parameters: Mapping[str, Tensor]) -> tuple[float, float]:
         """|w - w_0| and its standard error, which is 0 where it is exact."""
         if self._copies is not None:
-            parts = [
-                torch.linalg.vector_norm(p.detach().double() - self._copies[n].double()) for n, p in parameters.items()
-            ]
-            return float(torch.linalg.vector_norm(torch.stack(parts))), 0.0
+            own = own_parts(parameters)
+            parts = [torch.linalg.vector_norm(p.double() - self._copies[n].double()) for n, p in own.items()]
+            return math.sqrt(self.shards.total(float(torch.stack(parts).square().sum()))) + self._unknown, self._unknown
         found = float(np.linalg.norm(sketch_of(parameters) - self.sketch))
         exact = sum(p.numel() for p in parameters.values()) <= BUCKETS
         return found, 0.0 if exact else found / math.sqrt(2 * BUCKETS)

@@ -3,12 +3,12 @@
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch.fx.experimental.symbolic_shapes  # noqa: F401  the first double backward imports it: longer than a row
+import torch.fx.experimental.symbolic_shapes  # the first double backward imports it: longer than a row
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -18,6 +18,7 @@ from landscape.curvature.spectrum import memory
 from landscape.monitoring.along_update import AlongUpdate
 from landscape.monitoring.budget import Kind
 from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
+from landscape.monitoring.shards import own_parts
 from landscape.monitoring.updates_seen import rate_of
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
@@ -30,7 +31,7 @@ from landscape.subject.subject import Subject
 
 def optimizer_in_use(found: Any) -> Optimizer | None:
     """The optimiser of PyTorch behind a library's wrapper, or several as one; None where there is none."""
-    if isinstance(found, Sequence):
+    if isinstance(found, list | tuple):
         parts = [one for one in map(optimizer_in_use, found) if one is not None]
         return Together(*parts) if len(parts) > 1 else next(iter(parts), None)
     while (inner := getattr(found, "optimizer", None)) is not None:
@@ -142,9 +143,9 @@ class Measurement:
         self._shapes = {name: p.shape for name, p in subject.parameters.items()}
         self._tracked = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "eigenvalues"))
         self._tracked_preconditioned = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "preconditioned"))
-        self._along = AlongUpdate(subject)
+        self._along, self._shards = AlongUpdate(subject, start.shards), start.shards
         self._warned = False
-        if optimizer is not None:
+        if optimizer is not None and not self._shards.divided:
             with contextlib.suppress(NoUpdateYet, UnknownThreshold):
                 preconditioner(optimizer, self._held)
 
@@ -177,7 +178,7 @@ class Measurement:
         else:
             product = Curvature(subject, parameters, "double-backward").product(0)
             loss, gradient = product.value, product.gradient()
-        values |= {"loss": loss, "gradient_norm": length(gradient).item()}
+        values |= {"loss": loss, "gradient_norm": math.sqrt(self._shards.total(length(gradient).item() ** 2))}
         values |= self._along.values(update, rate, loss, gradient)
         if kind == "row":
             return values
@@ -211,7 +212,11 @@ class Measurement:
         inputs, targets = subject.batch(0)
         with evaluation_mode(subject.model):
             loss = subject.losses(subject.outputs(inputs), targets).double().mean()
-            return loss.item(), flat(loss_gradients(loss, list(subject.parameters.values())))
+            if not self._shards.divided:
+                return loss.item(), flat(loss_gradients(loss, list(subject.parameters.values())))
+            loss.backward()  # type: ignore[no-untyped-call]
+            parts = own_parts({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._held.items()})
+            return self._shards.mean(loss.item()), flat(parts.values())
 
     @property
     def _held(self) -> dict[str, Tensor]:

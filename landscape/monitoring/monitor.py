@@ -17,21 +17,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from landscape.data.structure import common_length
 from landscape.monitoring.budget import Budget, Kind
+from landscape.monitoring.early_warning import IN_A_ROW, RISE, SHARE, EarlyWarning
+from landscape.monitoring.followed_model import check_other, followed, subject_of
 from landscape.monitoring.gradients import Start
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
 from landscape.monitoring.micro_batches import MicroBatches
+from landscape.monitoring.shards import Shards
 from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
 from landscape.monitoring.updates_seen import UpdatesSeen
-from landscape.options import OptionError, at_least, require
+from landscape.options import at_least, require
 from landscape.results import reader
 from landscape.results.series import SeriesWriter
-from landscape.subject.loading.load import Objects, load_spec, measuring, unwrapped
+from landscape.subject.loading.load import measuring
 from landscape.subject.optimizer_rules import parts_of, rule_of
-from landscape.subject.spec import Spec
-from landscape.subject.subject import Subject
-from landscape.weight_space.optimizer_step import loss_on
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -64,7 +63,9 @@ class Monitor:
     fails at once. Later a measurement that fails says so and is left out; the training goes on.
 
     Under DistributedDataParallel every process makes a monitor, and that of rank 0 measures and writes; models in
-    wrappers are unwrapped, compiled ones too. Sharded ones (FSDP) cannot be measured.
+    wrappers are unwrapped, compiled ones too. Under FSDP2 (`fully_shard`) all processes measure together, see
+    `shards.Shards`, without eigenvalues and norm sharpness: weights are freed after a backward pass, and Hessian
+    products need them in a second one.
 
     Args:
         model: in training, on its device.
@@ -121,42 +122,56 @@ class Monitor:
         for name, value, least in (("every", every, 1), ("top", top, 1), ("noise", noise, 0), ("start", start, 0)):
             at_least(name, value, least)
         require(overhead > 0, "overhead", overhead, "above 0; math.inf leaves out no step")
-        optimizer = optimizer_in_use(optimizer)
+        given, optimizer = optimizer, optimizer_in_use(optimizer)
+        known = given is None or optimizer is not None
+        require(known, "optimizer", type(given).__name__, "an optimiser of PyTorch, or a list of several")
         require(0 < tol < 1, "tol", tol, "above 0 and below 1")
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
         self._start, self._said, self._on_row = start, False, on_row
         self._micro: MicroBatches | None = None
+        self._warning = EarlyWarning()
         self._writer: SeriesWriter | None = None
-        self._active = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
-        self._updates = UpdatesSeen(module := _followed(model))
+        self._updates = UpdatesSeen(module := followed(model))
+        self._shards = Shards(model)
+        main = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
+        self._active = main or self._shards.divided
         for part in () if optimizer is None else parts_of(optimizer):
             rule_of(part)  # in every process: the steps of one that recognise it may be collective
-        if not self._active:
-            return
-        self._subject = _subject(module, loss, batch, label, other)
-        self._budget = Budget(overhead, self._subject.device)
-        settings = {"top": top, "noise": noise, "tol": tol}
-        attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
-        with measuring(self._subject):
-            _check_other(self._subject)
-            begun = Start(self._subject.parameters)
-            plan = plan_of(self._subject, top, noise, begun.sketch)
-            identity = identity_of(self._subject, optimizer, settings)
-            about = about_of(self._subject, optimizer, attributes, data)
-            place = Place(Path(out), start, overwrite=overwrite)
-            self._writer, sketch = opened(place, self._subject, plan, identity, attributes, about)
-            if sketch is not None:
-                begun = Start(self._subject.parameters, sketch)
+        if self._active:
+            settings = {"top": top, "noise": noise, "tol": tol}
+            attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
+            with self._shards.gathered_anew():
+                self._subject = subject_of(module, loss, batch, label, other)
+            self._budget = Budget(overhead, self._subject.device)
+            with measuring(self._subject), self._shards.gathered_anew():
+                check_other(self._subject)
+                begun = Start(self._subject.parameters, self._shards, start)
+                if main:
+                    about = about_of(self._subject, optimizer, attributes, data)
+                    place = Place(Path(out), start, overwrite=overwrite)
+                    begun = self._opened(place, begun, optimizer, settings, attributes, about)
+            self._measurement = Measurement(self._subject, begun, optimizer, top=top, parts=noise, tol=tol, seed=seed)
+            self._merged = self._budget.now()
+        if self._active and start % every == 0:
+            self._measure("row" if self._shards.divided else "check")
+        self._micro = MicroBatches(module, self._shards) if noise else None
+        self._prepare()
+
+    def _opened(
+        self, place: Place, begun: Start, optimizer: Optimizer | None, settings: dict[str, Any],
+        attributes: dict[str, Any], about: dict[str, str],
+    ) -> Start:  # fmt: skip
+        """Begin or go on with the series in the file, and return the start that it knows."""
+        subject = self._subject
+        plan = plan_of(subject, settings["top"], settings["noise"], begun.sketch)
+        identity = identity_of(subject, optimizer, settings)
+        self._writer, sketch = opened(place, subject, plan, identity, attributes, about)
         self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
         self._finalizer.atexit = False  # by then HDF5 is closed; what `atexit` holds runs before, the newest first
         atexit.register(self._finalizer)
-        self._measurement = Measurement(self._subject, begun, optimizer, top=top, parts=noise, tol=tol, seed=seed)
-        self._merged = self._budget.now()
-        if start % every == 0:
-            self._measure("check")
-        self._micro = MicroBatches(module) if noise else None
-        self._prepare()
+        known = sketch is not None and not self._shards.divided
+        return Start(subject.parameters, self._shards, place.start, sketch) if known else begun
 
     def step(self, number: int | None = None) -> None:
         """Count an update, and measure after every `every`-th; call it behind `optimizer.step()`.
@@ -173,21 +188,20 @@ class Monitor:
         if number <= self.number:
             return
         self.number, rate = number, self._updates.rate()
-        if not self._active:
-            return
         if number // self.every != self._grid:
             self._grid = number // self.every
             if self._micro is not None:
                 self._micro.end()
-            self._on_grid(rate)
+            if self._active:
+                self._on_grid(rate)
         self._prepare()
 
     def _on_grid(self, rate: float) -> None:
         """Measure what the budget allows."""
         kind: Kind = "check" if self._measured % CHECKED == 0 else "eigenvalues"
-        if not self._budget.allows(kind):
+        if self._shards.divided or not self._budget.allows(kind):
             kind = "row"
-        if not self._budget.allows(kind):
+        if self._shards.total(not self._budget.allows(kind)):  # of divided weights all processes measure, or none
             self._say_when()
             self._skipped += 1
             return
@@ -199,11 +213,13 @@ class Monitor:
 
     def _prepare(self) -> None:
         """Keep the weights where the next update is one to measure."""
-        if self._active and (self.number + 1) // self.every != self._grid:
+        if (self.number + 1) // self.every == self._grid:
+            return
+        if self._active:
             with self._budget.beside():
                 self._measurement.before_update()
-            if self._micro is not None:
-                self._micro.begin()
+        if self._micro is not None:
+            self._micro.begin()
 
     def data(self) -> xr.Dataset:
         """The series so far, as `landscape.open` returns it.
@@ -222,7 +238,7 @@ class Monitor:
         self._active = False
         self._updates.forget()
         if self._micro is not None:
-            self._micro.end()
+            self._micro.end(complete=False)  # other processes may go on
         if self._writer is not None:
             self._finalizer()
             atexit.unregister(self._finalizer)
@@ -237,13 +253,21 @@ class Monitor:
 
     def _measure(self, kind: Kind, rate: float = math.nan) -> None:
         """Measure the present weights and write a row."""
-        assert self._writer is not None
         budget = self._budget
         before = budget.training
-        with budget.measuring(kind), measuring(self._subject):
+        with budget.measuring(kind), measuring(self._subject), self._shards.gathered_anew():
             values = self._measurement.at_present(kind, rate)
+            values["alarm"] = self._warning.alarm(*(values[n] for n in ("loss", "actual_change", "predicted_change")))
         timing = {"seconds": budget.last, "training_seconds": before, "skipped": self._skipped}
         self._measured, self._skipped = self._measured + (kind != "row"), 0
+        if self._writer is None:
+            return
+        if self._warning.above == IN_A_ROW:
+            _log.warning(
+                "warning: a loss spike may follow step %d: beside what their slope gains, the last %d measured updates "
+                "cost more than %g %% of the loss and %g times as much as before; a lower learning rate may avoid it",
+                self.number, IN_A_ROW, 100 * SHARE, RISE,
+            )  # fmt: skip
         with budget.beside(kind):
             plan = self._writer.key.plan
             nothing = {n: np.full([len(plan.axes[d]) for d in q.dims], np.nan) for n, q in plan.quantities.items()}
@@ -295,49 +319,6 @@ class Monitor:
             ", without the monitor" if stop else "",
         )  # fmt: skip
         self._active = not stop
-
-
-def _subject(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str, other: Any) -> Subject:
-    """The model on its one mini-batch, and on another one where that is given."""
-    if batch is None:
-        raise OptionError("Monitor needs batch=, one mini-batch as the training's loader gives it")
-    rows = common_length(batch) or 1
-    named = loss if isinstance(loss, str) else ""
-    spec = Spec(batch_size=rows, samples="all", loss=named)
-    made = None if isinstance(loss, str) else loss
-    subject = load_spec(
-        spec,
-        Objects(module, [batch] if other is None else [batch, other], made, noting=False),
-        label=label or type(module).__name__,
-    )
-    _ = subject.parameters  # raises for complex ones
-    return subject
-
-
-def _check_other(subject: Subject) -> None:
-    """Refuse a second mini-batch that the loss does not take, before the training."""
-    try:
-        finite = len(subject.batches) < 2 or math.isfinite(loss_on(subject, 1))
-    except Exception as error:  # whatever the caller's model and loss raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"other= cannot be measured with this model and loss ({reason}); give a mini-batch of the form and the "
-            "classes of batch="
-        ) from None
-    if not finite:
-        raise ValueError("the loss of other= is not a finite number; give another mini-batch")
-
-
-def _followed(model: nn.Module) -> nn.Module:
-    """The module inside its wrappers, with parameters that can change."""
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"Monitor measures a module, got a {type(model).__name__}; give the model that is trained")
-    module = unwrapped(model)
-    if not any(p.requires_grad for p in module.parameters()):
-        raise ValueError(
-            f"all parameters of the model ({type(module).__name__}) are frozen: there is nothing to follow"
-        )
-    return module
 
 
 def _close(writer: SeriesWriter, process: int) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
+from landscape.monitoring.early_warning import EARLIER, IN_A_ROW, RISE, SHARE
 from landscape.monitoring.gradients import BUCKETS
 from landscape.monitoring.gradients import parts_of as parts_of_batch
 from landscape.monitoring.micro_batches import UPDATES
@@ -46,6 +47,10 @@ HEADLINES = (
     ),
     Headline("distance", "distance", {"step": "last"}),
 )
+ALARM = (
+    f"1 where actual - predicted change exceeds {SHARE:g} of the loss and {RISE:g} times its median over {EARLIER} "
+    f"earlier rows, in {IN_A_ROW} rows that follow each other"
+)
 CRITICAL = "2 / eta_c, eta_c the smallest learning rate along the last update at which the loss exceeds its start"
 _log = logging.getLogger(__name__)
 
@@ -67,6 +72,7 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
             "critical_multiple": Quantity("critical learning rate as a multiple of the learning rate"),
             "critical_passes": Quantity("forward passes of the search for it, at start and end of the update too"),
             "relative_critical_sharpness": Quantity("critical sharpness of the second mini-batch, same update", seen),
+            "alarm": Quantity(ALARM),
             "norm_sharpness": Quantity("u'Hu / ||u||^2, || || the norm of the optimiser's steps"),
             "simple_noise_scale": Quantity("tr Sigma / |G|^2 of the training's micro-batches, last updates", "samples"),
             "simple_noise_scale_se": Quantity("its standard error (jackknife)", "samples", over="noise_updates"),

@@ -65,7 +65,6 @@ class UpdatesSeen:
 
 def _sums(model: nn.Module) -> list[float]:
     """The sum of every trainable parameter."""
-    found: list[float] = torch.stack(
-        [p.detach().double().sum() for p in model.parameters() if p.requires_grad]
-    ).tolist()
+    sums = torch.stack([p.detach().double().sum() for p in model.parameters() if p.requires_grad])
+    found: list[float] = getattr(sums, "full_tensor", lambda: sums)().tolist()  # of divided weights
     return found

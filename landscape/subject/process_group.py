@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -197,10 +197,11 @@ def device_of(name: str, processes: ProcessGroup) -> torch.device:
     return device
 
 
-def refuse_sharded(module: nn.Module) -> None:
+def refuse_sharded(module: nn.Module, refused: Collection[str] = SHARDED) -> None:
     """Reject modules whose weights FSDP has distributed: pieces cannot be measured, and have no second derivative."""
     kinds = {kind.__name__ for part in module.modules() for kind in type(part).__mro__}
-    if kinds & SHARDED or any(type(p).__name__ == "DTensor" for p in module.parameters()):
+    parts = any(type(p).__name__ == "DTensor" for p in module.parameters()) and not kinds & SHARDED - {*refused}
+    if kinds & {*refused} or parts:
         raise ValueError(
             f"the module ({type(module).__name__}) is sharded by FSDP, which has no double backward: a layer's weights "
             "are freed after its first backward pass, and Hessian products need them in a second one; gather them into "

@@ -25,7 +25,8 @@ class WeightsInPlace:
     def __init__(self, subject: Subject, names: Iterable[str]) -> None:
         self._subject = subject
         tensors: dict[str, Tensor] = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
-        self._live = {name: tensors[name].data for name in names}
+        # of a tensor divided among processes, the part that this one holds
+        self._live = {name: getattr(tensors[name].data, "_local_tensor", tensors[name].data) for name in names}
         self.original = {name: tensor.clone() for name, tensor in self._live.items()}
         self._buffers = batchnorm.statistics(subject.model)
 

@@ -48,10 +48,18 @@ def over_steps(
     there = np.isfinite(limit)
     ax.plot(step[there], limit[there], "--", color=look.color, linewidth=0.8, marker=look.marker, markersize=3.5,
             markerfacecolor=ground(), markevery=[-1] if there.any() else None)  # fmt: skip
+    for at in announced(data):
+        ax.plot(at, 0.96, "v", transform=ax.get_xaxis_transform(), color=look.color, markersize=5)
     units = str(data[quantity].attrs.get("units", "1"))
     style.whole_numbers(ax)
     ax.set(xlabel="step", ylabel=f"{name}\n({units})" if units != "1" else name)
     return ax
+
+
+def announced(data: xr.Dataset) -> np.ndarray:
+    """The steps at which a loss spike is announced for the first time, or again."""
+    alarm = data["alarm"].values == 1 if "alarm" in data else np.zeros(len(data["step"]), bool)
+    return np.asarray(data["step"].values[alarm & ~np.append(False, alarm[:-1])])
 
 
 def overlaid(
@@ -65,7 +73,8 @@ def overlaid(
     """Runs in one panel, logarithmic where their largest values lie decades apart."""
     note = _about_threshold(results, quantity, threshold, limit)
     legend = [replace(look, line="-") for look in looks]
-    figure = style.page(results, looks, height=2.5, legend=legend, note=f"{note} Ringed: not converged.")
+    note += " Ringed: not converged." + " Triangle: announced loss spike." * any(len(announced(one)) for one in results)
+    figure = style.page(results, looks, height=2.5, legend=legend, note=note)
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):
         draw(data, ax, look=look)

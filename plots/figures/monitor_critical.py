@@ -30,5 +30,5 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def _with_limit(data: xr.Dataset) -> xr.Dataset:
     """The data with 2 / learning rate, and the critical sharpness as the only one of its rank."""
     one = data["critical_sharpness"].expand_dims("first", -1).rename(first="rank")
-    kept = data[["critical_sharpness", "learning_rate"]].assign_attrs(data.attrs)
+    kept = data[["critical_sharpness", "learning_rate", "alarm"]].assign_attrs(data.attrs)
     return kept.assign(critical=one, limit=2 / data["learning_rate"], known=one.notnull())

@@ -45,14 +45,14 @@ def hessian(network: Network) -> tuple[Plan, Measure]:
 def monitor(network: Network) -> tuple[Plan, Measure]:
     """A run that rises to its threshold, with the units of a fixed number of steps."""
     names = "threshold", "preconditioned_threshold", "learning_rate", "loss", "gradient_norm", "warm_error", "distance"
-    critical = "critical_sharpness"
+    critical = "critical_sharpness", "alarm"
     noise = "noise_scale", "noise_scale_se", "gradient_variance", "gradient_squared"
     ranked = "eigenvalue", "residual", "converged"
     also = "preconditioned", "preconditioned_residual", "preconditioned_converged"
     plan = Plan(
         over={"step": np.arange(0, 4000, 50)},
         axes={"rank": np.arange(2)},
-        quantities={**quantities((), *names, *noise, critical), **quantities(("rank",), *ranked, *also)},
+        quantities={**quantities((), *names, *noise, *critical), **quantities(("rank",), *ranked, *also)},
         about={"step": Quantity("step", "updates"), "rank": Quantity("rank")},
     )
 
@@ -62,7 +62,7 @@ def monitor(network: Network) -> tuple[Plan, Measure]:
         both = np.array([sharpness, 0.6 * sharpness])
         squared = 0.02 + 0.05 * math.sin(1.7 * i) ** 2
         return {
-            critical: 300 * sharpness,
+            "critical_sharpness": 300 * sharpness, "alarm": float(i in (60, 61)),
             "threshold": 40.0 * network.width, "preconditioned_threshold": 38.0 / 1e-3, "learning_rate": 1e-3,
             "loss": 2 * math.exp(-at / 1000), "gradient_norm": 0.3, "warm_error": 1e-4, "distance": at**0.5,
             "noise_scale": network.width * 3.0 / squared, "noise_scale_se": 1.0 / squared,

@@ -45,7 +45,7 @@ from landscape.subject.loading.smoothing import insert, options_of, smoothed
 from landscape.subject.losses import cross_entropy, loss_of
 from landscape.subject.mc_dropout import with_members
 from landscape.subject.precision import exact_arithmetic
-from landscape.subject.process_group import refuse_sharded
+from landscape.subject.process_group import SHARDED, refuse_sharded
 from landscape.subject.restoration import left_as_found, recording_graphs
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Origin, Subject
@@ -261,12 +261,15 @@ def _read(spec: Spec) -> Checkpoint | None:
     return read_checkpoint(spec.checkpoint, **spec.reading)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module itself: compiled code has no second derivative, and a replica waits for the others."""
-    refuse_sharded(module)
+def unwrapped(module: nn.Module, *, divided: bool = False) -> nn.Module:
+    """The module itself: compiled code has no second derivative, and a replica waits for the others.
+
+    One whose weights FSDP has divided is refused, with `divided` that of FSDP's first version alone.
+    """
+    refuse_sharded(module, {"FullyShardedDataParallel"} if divided else SHARDED)
     replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
     inner = module.module if replicated else module._modules.get("_orig_mod")
-    return unwrapped(inner) if isinstance(inner, nn.Module) else module
+    return unwrapped(inner, divided=divided) if isinstance(inner, nn.Module) else module
 
 
 def _model_before_images(spec: Spec, stored: Checkpoint | None) -> tuple[nn.Module, Checkpoint] | None:
