@@ -129,9 +129,7 @@ def show(file: File, checkpoint: Given = None, out: Out = None, debug: Debug = F
     progress = Progress.of(study, out or Path(Path(file).stem))
     rows, left = [], []
     for step in steps_of(study, study.claims):
-        seconds = progress.seconds.get(step)
-        how = next((word for word, of in (("diverged", progress.diverged), ("does not apply", progress.left_out))
-                    if step in of), "left" if seconds is None else "done")  # fmt: skip
+        seconds, how = progress.seconds.get(step), progress.state(step)
         left += [step] if how == "left" else []
         network, _, what = step.rpartition(" ")
         rows.append({"network": network, "work": what, "": how, "took": format_duration(seconds) if seconds else ""})

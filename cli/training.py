@@ -1,5 +1,6 @@
 """The commands `train` and `models`."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,9 +108,9 @@ def run_name(model: str, data: str, name: str = "") -> str:
 
 def run_training(
     model: str, data: str, overrides: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool,
-    tensorboard: bool = False, **options: Any,
+    tensorboard: bool = False, report: Callable[[int, int], None] | None = None, **options: Any,
 ) -> Path:  # fmt: skip
-    """Train with a line per epoch and a figure at the end; return the path of `final.pt`."""
+    """Train with a line per epoch, of which `report` is told too, and a figure; return the path of `final.pt`."""
     from landscape.data import recipes
     from landscape.training.train import train as train_model
 
@@ -117,14 +118,16 @@ def run_training(
     what = "accuracy" if resolved.objective == "classification" else "neighbour accuracy"
     board = EventFiles(out) if tensorboard else None
 
-    def report(done: "EpochResult") -> None:
+    def finished(done: "EpochResult") -> None:
+        if report is not None:
+            report(done.epoch, done.epochs)
         if board is not None:
             board(done)
         numbers = f"train loss {done.train_loss:.4f} loss {done.loss:.4f} {what} {done.accuracy:.4f}"
         say(f"{out.name} epoch {done.epoch}/{done.epochs} {numbers} {done.seconds:.1f} s", quiet=quiet)
 
     existed = (out / "final.pt").exists()
-    final = train_model(model, data, recipe=resolved, out=out, report=report, **options)
+    final = train_model(model, data, recipe=resolved, out=out, report=finished, **options)
     if not is_main_process():
         return final
     from landscape.checkpoints.checkpoint import read_checkpoint

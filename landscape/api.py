@@ -173,10 +173,8 @@ def study(
 
     source = file if isinstance(file, Mapping) else Path(file)
     folder = Path(out) if out is not None else Path(source.stem if isinstance(source, Path) else "study")
-    text, wrong, _ = conduct(
-        study_of(source, check_options), folder, train=_trained, measure=partial(measure, quiet=quiet), device=device,
-        quiet=quiet,
-    )  # fmt: skip
+    how: Any = {"train": _trained, "measure": partial(measure, quiet=True), "device": device, "quiet": quiet}
+    text, wrong, _ = conduct(study_of(source, check_options), folder, **how)
     if wrong:
         _log.warning("; ".join(wrong))
     return text
@@ -186,7 +184,8 @@ def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, q
     from landscape.data import recipes
     from landscape.training.train import train
 
-    return train(model, data, recipe=recipes.recipe(recipe, **overrides), **options)
+    made, report = recipes.recipe(recipe, **overrides), options.pop("report")
+    return train(model, data, recipe=made, report=lambda done: report(done.epoch, done.epochs), **options)
 
 
 def check_options(probe: str, preset: str, options: dict[str, Any]) -> Known:

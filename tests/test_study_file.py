@@ -1,5 +1,6 @@
 """Files of studies: what is refused, the language of expressions, and what a study of made-up results says."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,9 @@ def test_an_expression_has_no_other_powers(text: str) -> None:
 
 
 def test_expressions_take_numbers_quantities_and_positions() -> None:
-    data = xr.Dataset({"drop": ("band", [1.0, 2.0, 4.0]), "ape": 8.0}, {"band": [0.1, 0.3, 0.9]}, {"fact": 3.0})
+    data = xr.Dataset(
+        {"drop": ("band", [1.0, 2.0, 4.0]), "ape": 8.0, "unknown": math.nan}, {"band": [0.1, 0.3, 0.9]}, {"fact": 3.0}
+    )
     scope = {"a": {"one of them": data}, "gradient descent": {"x": data}}
 
     def value(text: str) -> float:
@@ -132,6 +135,7 @@ def test_expressions_take_numbers_quantities_and_positions() -> None:
         ("a['one of them']['dropp']", "no number dropp"),
         ("a['one of them'].drop", "has no value"),
         ("9 ** 9 ** 9 ** 9", "has no value"),
+        ("1 + a['one of them'].unknown", "has no value: what it names has none"),
     ):
         with pytest.raises(ValueError, match=said):
             value(text)
@@ -230,21 +234,40 @@ def test_correlations_are_over_networks_with_their_seeds_kept_together(tmp_path:
     assert file.name == "correlations.png"
 
 
-def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study(tmp_path: Path) -> None:
+def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = FILE.replace('files = "b-*.pt"', 'model = "resnet_demo"\nseeds = 4').replace("ln(trace", "1 / (trace")
     text = text.replace("trace.trace)", "trace.trace - 1)").replace("[networks.a]", "data = 'digits'\n[networks.a]", 1)
     study = study_of(written(tmp_path, text=text), check_options)
 
-    def train(*_: Any, seed: int, **options: Any) -> None:
+    def train(*_: Any, seed: int, report: Any, **options: Any) -> None:
+        report(1, 2)
         if seed == 3:
             raise Diverged("the loss became nan at epoch 1, step 1")
 
     def measure(probe: str, file: Path, *, label: str, **_: Any) -> xr.Dataset:
         return xr.Dataset({"trace": np.float64(1.0 + int(label[-1]))})
 
+    shown: list[tuple[float, int]] = []
+
+    class Bar(contextlib.nullcontext[Any]):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__(lambda *at: shown.append(at))
+
+    monkeypatch.setattr("landscape.studies.conduct.Bar", Bar)
     text, wrong, _ = conduct(study, tmp_path / "out", train=train, measure=measure, quiet=True)  # type: ignore[arg-type]
+    steps = steps_of(study, ())
+    assert shown == sorted(shown)  # one bar over epochs and units of the whole study
+    assert (shown[0], shown[-1]) == ((0.5, len(steps)), (len(steps) - 1, len(steps)))  # less the last one, of b-s3
+    progress = Progress.of(study, tmp_path / "out")
+    states = {step: progress.state(step) for step in steps}
+    assert [step for step, state in states.items() if state == "diverged"] == [
+        s for s in steps if s.startswith("b-s3 ")
+    ]
+    assert set(states.values()) == {"done", "diverged"}
     assert "Diverged: 1 (b-s3)." in text
-    assert wrong[0].startswith("a: 1 / (trace.trace - 1) has no value: it divides by zero")
+    assert wrong[0].startswith("a, seed 0: 1 / (trace.trace - 1) has no value: it divides by zero")
     assert "| sharper |" in text
 
 

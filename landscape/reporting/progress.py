@@ -50,7 +50,7 @@ class Advice:
             samples=len(subject), batch_size=subject.batch_size,
         )  # fmt: skip
 
-    def shorter(self, units: int, seconds: float) -> str:
+    def shorter(self, units: float, seconds: float) -> str:
         """Options that bring a long run down to about ten minutes, as the end of a sentence; "" for others."""
         fits = LONG_SECONDS / seconds
         if fits >= 1:
@@ -80,10 +80,11 @@ class Progress:
         self._what, self._quiet, self._after, self._lines = what, quiet, after, lines
         self._advice = advice or Advice(silent=True)
         self._start = self._printed = self._entered = self._drawn = time.monotonic()
-        self._first: int | None = None  # units that were finished when the clock started
-        self._finished, self._total = 0, 0
+        self._first: float | None = None  # units that were finished when the clock started
+        self._finished: float = 0
+        self._total = 0
         self._began: float | None = None  # when the first sweep with Hessian products did
-        self._before = 0  # units that were finished then
+        self._before: float = 0  # units that were finished then
         self._products, self._earlier, self._expected = 0, 0, 0.0  # of this unit, of those before, of one unit
         self._forecast_due = not quiet and not self._advice.silent
         self._bar: Any = None
@@ -137,7 +138,7 @@ class Progress:
             self._drawn = now
             self._draw_products(now)
 
-    def __call__(self, finished: int, total: int) -> None:
+    def __call__(self, finished: float, total: int) -> None:
         now = time.monotonic()
         if self._first is None:  # the clock starts after the set-up, such as making directions
             self._first, self._start = finished, now
@@ -192,7 +193,7 @@ class Progress:
     def _workers_in_words(self) -> str:
         return f", {self._workers} worker{'s' * (self._workers != 1)}" if self._workers else ""
 
-    def _forecast(self, seconds: float, units: int) -> None:
+    def _forecast(self, seconds: float, units: float) -> None:
         self._forecast_due = False
         if seconds < (FORECAST_SECONDS if self._lines else LINE_SECONDS):
             return

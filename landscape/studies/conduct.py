@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +17,7 @@ import xarray as xr
 
 from landscape.options import format_duration
 from landscape.probe import NotApplicable
+from landscape.reporting.progress import Progress as Bar
 from landscape.reporting.progress import say
 from landscape.results.replacing import write_text
 from landscape.statistics.intervals import LEVEL
@@ -69,6 +71,12 @@ class Progress:
         """Keep it."""
         write_text(out / STATE, json.dumps(vars(self), indent=1) + "\n")
 
+    def state(self, step: str) -> str:
+        """Whether a step is done, is left, or has nothing to be done, in words."""
+        if any(step.startswith(training.removesuffix("training")) for training in self.diverged):
+            return "diverged"
+        return "does not apply" if step in self.left_out else "done" if step in self.seconds else "left"
+
     def left(self, steps: Sequence[str]) -> float:
         """Expected seconds of some steps, each as the mean of those of its kind; NaN without any of one."""
         means: dict[str, float] = {}
@@ -113,15 +121,15 @@ def conduct(
     out.mkdir(parents=True, exist_ok=True)
     claims = study.claims if claims is None else claims
     run = _Run(study, out, results or out / "results.h5", train, measure, device, quiet, Progress.of(study, out))
-    run.steps = steps_of(study, claims)
-    text = ""
-    for position, seed in enumerate(study.seeds):
-        run.train_all(seed, [name for name, _ in study.cells(claims)])
-        if measured:
-            run.seeds.append(run.measure_all(seed, study.cells(claims)))
-            run.wrong.clear()
-            text = _text(run, study.seeds[: position + 1], claims)
-            write_text(table or out / "study.md", text)
+    run.steps, text = steps_of(study, claims), ""
+    with Bar(study.title, quiet=quiet, lines=False) as run.bar:
+        for position, seed in enumerate(study.seeds):
+            run.train_all(seed, [name for name, _ in study.cells(claims)])
+            if measured:
+                run.seeds.append(run.measure_all(seed, study.cells(claims)))
+                run.wrong.clear()
+                text = _text(run, study.seeds[: position + 1], claims)
+                write_text(table or out / "study.md", text)
     if (why := list(run.progress.left_out.values())) and not any(run.seeds):
         raise ValueError(f"nothing to measure: {why[0]}")
     return Conducted(text, list(dict.fromkeys(run.wrong)), run.correlated)
@@ -138,9 +146,15 @@ class _Run:
     quiet: bool
     progress: Progress
     steps: list[str] = field(default_factory=list)
+    position: int = 0  # of the step that runs
+    bar: Callable[[float, int], object] = max
     seeds: list[dict[Cell, xr.Dataset]] = field(default_factory=list)  # results of each
     wrong: list[str] = field(default_factory=list)  # expressions without a value
     correlated: list[Correlation] = field(default_factory=list)
+
+    def part(self, finished: int, total: int) -> None:
+        """Show how far the study is, with the finished epochs or units of the step that runs."""
+        self.bar(self.position + finished / max(total, 1), len(self.steps))
 
     def train_all(self, seed: int, names: Sequence[str]) -> None:
         """Train every network of a seed, unless it is trained."""
@@ -157,7 +171,7 @@ class _Run:
                 self.train(
                     one.model, study.data, dict(one.overrides), recipe=one.recipe, seed=seed, fraction=one.fraction,
                     out=folder, model_args=one.model_args, data_root=study.data_root,
-                    device=self.device, quiet=self.quiet,
+                    device=self.device, quiet=self.quiet, report=self.part,
                 )  # fmt: skip
             except Diverged as error:
                 self.progress.diverged[step] = str(error)
@@ -196,15 +210,15 @@ class _Run:
             how = {"data": study.data, **how}
         how, measurement = how | merged(study.load, one.load), study.measurements[key]
         label = f"{name}-s{seed}" if one.label is None else one.label
-        checkpoint = one.file(self.out, seed, measurement.snapshot)
+        checkpoint, measure = one.file(self.out, seed, measurement.snapshot), partial(self.measure, report=self.part)
         try:
-            return measurement.of(checkpoint, label, self.measure, **how)
+            return measurement.of(checkpoint, label, measure, **how)
         except NotApplicable:
             if not measurement.otherwise:
                 raise
             other = replace(measurement, options=merged(measurement.options, measurement.otherwise))
             with contextlib.suppress(ValueError):
-                return other.of(checkpoint, label, self.measure, **how)
+                return other.of(checkpoint, label, measure, **how)
             raise
 
     def _check_samples(self, step: str, samples: str) -> None:
@@ -216,8 +230,9 @@ class _Run:
         if anew:
             self.progress.seconds[step] = round(time.monotonic() - began, 3)
             self.progress.write(self.out)
-        position = self.steps.index(step) + 1
-        rest = [one for one in self.steps[position:] if one not in {**self.progress.seconds, **self.progress.left_out}]
+        self.position = position = self.steps.index(step) + 1
+        self.part(0, 1)
+        rest = [one for one in self.steps[position:] if self.progress.state(one) == "left"]
         seconds = self.progress.left(rest)
         about = f", about {format_duration(seconds)} left" if math.isfinite(seconds) and rest else ""
         return f" ({position} of {len(self.steps)}{about})"
@@ -241,7 +256,7 @@ def _text(run: _Run, seeds: Sequence[int], claims: Sequence[Claim]) -> str:
     series = {one.name: one.full_batch for one in networks if one.full_batch}
     text += table_of(series, [one for one in run.seeds if all((name, SERIES) in one for name in series)])
     values = {
-        (number, one.name): [_value(run, one.name, number, results) for results in run.seeds]
+        (number, one.name): [_value(run, one.name, seed, number, of) for seed, of in zip(seeds, run.seeds, strict=True)]
         for number in study.numbers for one in trained
     }  # fmt: skip
     if values:
@@ -268,14 +283,14 @@ def _text(run: _Run, seeds: Sequence[int], claims: Sequence[Claim]) -> str:
     return text + "\n" + markdown_table(decided)
 
 
-def _value(run: _Run, network: str, number: str, results: dict[Cell, xr.Dataset]) -> float:
+def _value(run: _Run, network: str, seed: int, number: str, results: dict[Cell, xr.Dataset]) -> float:
     """A number of a network; NaN where its results are not there, or it has no value, which is said at the end."""
     if not all(need in results for need in run.study.needs(network, number)):
         return math.nan
     try:
         return float(run.study.scope(network, results)[number])
     except ValueError as error:
-        run.wrong.append(f"{network}: {error}")
+        run.wrong.append(f"{network}, seed {seed}: {error}")
         return math.nan
 
 

@@ -156,7 +156,9 @@ class Expression:
             ValueError: a result has no such quantity or number, the value is no single number, or there is none.
         """
         try:
-            return float(self._value(self._tree, scope))
+            if not math.isnan(value := float(self._value(self._tree, scope))):
+                return value
+            raise ValueError("what it names has none")
         except (ArithmeticError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             said = "it divides by zero" if isinstance(error, ZeroDivisionError) else " ".join(str(error).split())
             raise ValueError(f"{self.text} has no value: {said[:200]}") from error

@@ -119,7 +119,7 @@ def study_of(
     if isinstance(source, Mapping):
         return _study(merged(source, changes or {}), Path(), configure, given)
     with _within(str(source)):
-        return _study(merged(toml_of(source), changes or {}), source.parent, configure, given)
+        return _study({"title": source.stem} | merged(toml_of(source), changes or {}), source.parent, configure, given)
 
 
 def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Path | None]) -> StudyFile:
