@@ -148,8 +148,8 @@ def _moved(
             result = result.expand(*moved[0].shape[: len(kept)], *result.shape[len(kept) :])
         elif name in ("cat", "concat"):
             parts, axis = moved[0], options.get("dim", moved[1] if len(moved) > 1 else 0) % moved[0][0].ndim
-            kept = [i for i in range(parts[0].ndim) if i != axis and all(p.stride(i) == 0 for p in parts)]
-            result = torch.cat([_narrow(p, kept) for p in parts], axis)
+            same = [i for i in range(parts[0].ndim) if i != axis and all(p.stride(i) == 0 for p in parts)]
+            result = torch.cat([_narrow(p, same) for p in parts], axis)
             result = result.expand(*parts[0].shape[:axis], -1, *parts[0].shape[axis + 1 :])
         elif name == "fold" or (name == "unfold" and func is F.unfold):
             weight = func(torch.ones_like(moved[0]), *moved[1:], **options)  # 0 at padding, the number of summands
