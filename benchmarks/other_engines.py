@@ -73,8 +73,22 @@ def _operator(subject: Subject, i: int) -> Any:
 
 @once_per_weights
 def _compiled(subject: Subject) -> Callable[..., Any]:
-    """The products of a mini-batch and vectors, which are arguments."""
-    return torch.compile(_operator(subject, 0)._mp)
+    """What its operator multiplies with one vector, `jvp` of `grad`, compiled; mini-batch and vector are arguments."""
+    from curvlinops.utils import make_functional_model_and_loss
+
+    parameters = tuple(subject.parameters.values())
+    outputs, loss = make_functional_model_and_loss(subject.model, torch.nn.CrossEntropyLoss(), parameters)
+
+    def product(inputs: torch.Tensor, targets: torch.Tensor, *columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def value(*weights: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = loss(outputs(*weights, inputs), targets)
+            return found
+
+        gradient = torch.func.grad(value, argnums=tuple(range(len(parameters))))
+        _, found = torch.func.jvp(gradient, parameters, tuple(column[..., 0] for column in columns))
+        return tuple(part[..., None] for part in found)
+
+    return torch.no_grad()(torch.compile(product, fullgraph=True))
 
 
 def errors(values: np.ndarray, truth: np.ndarray) -> tuple[float, float, int]:
