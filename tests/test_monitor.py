@@ -369,6 +369,8 @@ def test_frozen_parameters_stay_out_and_other_ones_later_are_said_not_measured(
         ({"batch": None}, "Monitor needs batch="),
         ({"batch": data()[0]}, "the loss|the model"),
         ({"every": 0}, "every must be at least 1, got 0"),
+        ({"optimizer": "adam"}, "optimizer must be an optimiser of PyTorch, or a list of several, got str"),
+        ({"other": (data()[0], data()[1] + 5)}, "other= cannot be measured .* classes of batch="),
         ({"overhead": 0.0}, "overhead must be above 0; math.inf leaves out no step, got 0"),
         ({"model": network().requires_grad_(False)}, "all parameters .* are frozen"),
         ({"model": lambda x: x}, "Monitor measures a module, got a function"),
