@@ -380,6 +380,7 @@ def test_products_of_a_data_set_are_counted(benchmarks: None, tmp_path: Path) ->
 
 
 @pytest.mark.campaign
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of which torch's compiler makes use
 def test_compiled_products_of_curvlinops_are_the_eager_ones(benchmarks: None) -> None:
     pytest.importorskip("curvlinops")
     from other_engines import curvlinops
