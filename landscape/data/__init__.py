@@ -12,7 +12,6 @@ import torch
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data import (
     cifar,
-    cifar_c,
     digits,
     image_folder,
     masks,
@@ -131,8 +130,8 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
     if name in NAMES:
         every = NAMED[name](root=root, split=split)
         return _sized(every.take(subset(every.targets.numpy(), samples, ordered=request.ordered)), image_size, resize)
-    if cifar_c.knows(name):
-        return _sized(cifar_c.load(name, root=root, split=split, samples=samples), image_size, resize)
+    if cifar.is_corrupted(name):
+        return _sized(cifar.load_corrupted(name, root=root, split=split, samples=samples), image_size, resize)
     if (
         path.suffix == ".npz"
         or numpy_files.pair_of_files(name)

@@ -12,7 +12,7 @@ import torch
 
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data import cifar_c, masks, numpy_files, torch_dataset
+from landscape.data import cifar, masks, numpy_files, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import BatchList, Images
 from landscape.data.masks import with_class_numbers, with_unlabelled
@@ -258,7 +258,7 @@ def _refuse_unused(spec: Spec, images: Images | BatchList, stored: Checkpoint | 
 
 def _unused(images: Images | BatchList, spec: Spec) -> Iterator[str]:
     """The options that cannot have an effect on such data."""
-    if images.name not in datasets.NAMES and not cifar_c.knows(images.name):
+    if images.name not in datasets.NAMES and not cifar.is_corrupted(images.name):
         yield "data_root"
     if isinstance(images, BatchList):
         yield from OF_DATA
