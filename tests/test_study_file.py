@@ -2,11 +2,15 @@
 
 import contextlib
 import math
+import time
 from pathlib import Path
 from typing import Any
 
+import forked
+import h5py
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 from landscape.api import check_options
@@ -287,3 +291,74 @@ def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.Ca
         assert "2 networks" in capsys.readouterr().out
     assert exit_code(["study", "show", str(file), "--out", str(tmp_path)]) == 0
     assert "0 of 32 steps are done, 32 left" in capsys.readouterr().out
+
+
+NET = """import torch
+def net():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh(), torch.nn.Dropout(0.2),
+                               torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 4)).eval()
+def data():
+    return torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 4
+"""
+PROBES = """
+trace = { vectors = 8 }
+hessian = { batches = 2, top = 1 }
+surface = { resolution = "3" }
+line = { resolution = 3 }
+masks = { probe = "calibration", draws = 20, mc_dropout = 2 }
+calibration = { draws = 20 }
+variance = {}
+noise = {}
+"""
+
+
+def contents(file: Path) -> dict[str, bytes]:
+    """Every array of a results file, byte for byte, by its name."""
+    found: dict[str, bytes] = {}
+
+    def read(name: str, one: Any) -> None:
+        if isinstance(one, h5py.Dataset):
+            found[name] = repr(one[()].tolist()).encode() if one.dtype.kind == "O" else one[()].tobytes()
+
+    with h5py.File(file) as stored:
+        stored.visititems(read)
+    return found
+
+
+@pytest.mark.campaign
+def test_a_study_of_twelve_networks_that_is_killed_twenty_times_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    names: dict[str, Any] = {}
+    exec(NET, names)
+    for i in range(12):
+        torch.manual_seed(i)
+        torch.save(names["net"]().state_dict(), tmp_path / f"n{i}.pt")
+    networks = "".join(f"n{i} = {{ files = 'n{i}.pt' }}\n" for i in range(12))
+    load = "load = { model = 'net.py:net', batch_size = 16 }"
+    text = f"title = 'twelve'\ndata = 'net.py:data'\n{load}\n[networks]\n{networks}[measure]{PROBES}"
+    assert len(text.splitlines()) <= 40
+    (tmp_path / "study.toml").write_text(text)
+    command = ["-c", "import sys, landscape; landscape.study('study.toml', out=sys.argv[1], quiet=True)"]
+    with forked.Popen([*command, "whole"], cwd=tmp_path) as whole:
+        assert whole.wait(1200) == 0
+    random, kills = np.random.default_rng(0), 0
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in (tmp_path / "killed").glob("*") if file.exists())
+
+    while kills < 20:
+        with forked.Popen([*command, "killed"], cwd=tmp_path) as process:
+            before = size()
+            forked.wait_until(lambda: size() > before or process.poll() is not None, pause=0.001)  # noqa: B023
+            time.sleep(random.uniform(0, 0.2))
+            if process.poll() is not None:
+                break
+            kills += 1
+    with forked.Popen([*command, "killed"], cwd=tmp_path) as process:
+        assert process.wait(1200) == 0
+    assert kills == 20
+    found, expected = (contents(tmp_path / folder / "results.h5") for folder in ("killed", "whole"))
+    assert len({name.rpartition("/")[0] for name in expected}) == 12 * 8
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+    assert (tmp_path / "killed" / "study.md").read_text() == (tmp_path / "whole" / "study.md").read_text()
