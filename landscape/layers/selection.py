@@ -193,11 +193,12 @@ def remarks(layers: Sequence[Layer]) -> list[str]:
             "this network has no residual blocks; its layers are the outputs of its convolutions, linear layers and "
             "poolings; --layers REGEX[:KIND] names others"
         )
-    partly = [layer for layer in layers if layer.attention is not None and layer.attention.others]
-    if partly:
+    several = [(layer.name, layer.attention.others + 1) for layer in layers if layer.attention is not None]
+    several = [(name, calls) for name, calls in several if calls > 1]
+    if several:
         notes.append(
-            f"{partly[0].name} calls attention {partly[0].attention.others + 1} times ({len(partly)} layers), as for "
-            "heads one after the other; the maps of the first call are read"
+            f"{several[0][0]} calls attention {several[0][1]} times ({len(several)} layers), as for heads one after "
+            "the other; the maps of the first call are read"
         )
     if any(layer.grid_unknown for layer in layers):
         notes.append(f"{_unknown_grids(layers)}; until then probes of feature maps leave them out")
