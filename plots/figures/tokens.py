@@ -15,19 +15,17 @@ MEANING = (
     "mixed colours that they encode their own content. t-SNE keeps neighbours and not distances, so sizes of "
     "groups and gaps between them mean nothing."
 )
+KEY = 40  # images up to which a key says which is which
 MARKERS = "osD^vP*Xp<>"  # as many as are told apart at this size; 11 and the 20 colours have no common divisor
 
 
 def draw(data: xr.Dataset, ax: Axes, *, layer: int = -1) -> Axes:
     """Draw the tokens of one layer, by default of the last."""
-    from matplotlib import colormaps
-
     position = data["position"].transpose("layer", "image", "token", "coordinate").values[layer]
     for k, tokens in enumerate(position):
         x, y = tokens[np.isfinite(tokens).all(axis=1)].T
-        ax.scatter(
-            x, y, s=4, color=colormaps["tab20"](k % 20), marker=MARKERS[k % len(MARKERS)], linewidths=0, alpha=0.8
-        )
+        look = _look(k)
+        ax.scatter(x, y, s=4, color=look.color, marker=look.marker, linewidths=0, alpha=0.8)
     ax.set(xticks=[], yticks=[])
     ax.set_title(f"depth {float(data['depth'].values[layer]):.2f}", fontsize=style.SMALL, loc="right")
     return ax
@@ -35,7 +33,18 @@ def draw(data: xr.Dataset, ax: Axes, *, layer: int = -1) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per layer."""
-    return layers_in_rows(results, looks, draw, titles=0.15, note="Colours and shapes: images.")
+    images = max(data.sizes["image"] for data in results)
+    legend = [_look(k) for k in range(images)] if images <= KEY else []
+    return layers_in_rows(
+        results, looks, draw, titles=0.15, note="Colours and shapes: images by number.", legend=legend
+    )
+
+
+def _look(image: int) -> Look:
+    """The colour and the marker of an image."""
+    from matplotlib import colormaps
+
+    return Look(str(image + 1), colormaps["tab20"](image % 20), MARKERS[image % len(MARKERS)], " ")
 
 
 def layers_in_rows(
