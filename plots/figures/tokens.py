@@ -44,7 +44,7 @@ def _look(image: int) -> Look:
     """The colour and the marker of an image."""
     from matplotlib import colormaps
 
-    return Look(str(image + 1), colormaps["tab20"](image % 20), MARKERS[image % len(MARKERS)], " ")
+    return Look(str(image + 1), colormaps["tab20"](image % 20)[:3], MARKERS[image % len(MARKERS)], " ")
 
 
 def layers_in_rows(
