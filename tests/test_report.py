@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 import subprocess
@@ -427,3 +428,16 @@ def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_
     expected = [name for name in EVERYDAY if name not in UNFINISHED[0.4] and FIGURES[name].probe in probes]
     assert sorted(drawn) == sorted(expected)
     assert found.tags.count("img") == len(drawn)
+
+
+def test_a_picture_of_many_networks_is_made_smaller_and_the_page_says_so(few: Path, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (17000, 100, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "lesion.png", compress_level=1)
+    Image.new("RGB", (40, 30)).save(tmp_path / "variance.png")
+    found = Page(written(few, tmp_path, [tmp_path / "lesion.png", tmp_path / "variance.png"]))
+    sides = []
+    for attributes in found.of("img"):
+        with Image.open(io.BytesIO(base64.b64decode(attributes["src"].partition(",")[2]))) as picture:
+            sides.append(picture.size)
+    assert sorted(sides) == [(40, 30), (35, 5950)]
+    assert found.words.count("Shown at 35% of its size; landscape plot draws it whole.") == 1

@@ -60,6 +60,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for line in (ax.axhline, ax.axvline):
             line(0.0, color=muted(), linewidth=0.4, zorder=0)
         size = style.title_size(columns)
-        ax.set_title(style.fitted(look.label, side, size), fontsize=size)
+        ax.set_title(style.fitted(look.label, 0.75 * side, size), fontsize=size)
     style.label_outer(axes)
     return figure

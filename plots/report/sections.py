@@ -22,6 +22,8 @@ from landscape.results.headline_numbers import Measured
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 MARK = "◐"  # of what is unfinished
 MOST_COMMANDS = 24  # of one probe
+LARGEST, TALLEST = 250_000, 16_383  # bytes of a picture that is not made smaller, and pixels of a side of any WebP
+SCALES = (1.0, 0.75, 0.5, 0.35)  # by which one is made smaller
 
 
 def copied(command: str) -> Html:
@@ -139,24 +141,39 @@ def figure_sections(sections: Sequence[ProbeSection], numbered: Protocols, file:
 def _picture(image: Path, section: ProbeSection) -> Html:
     live = image.stem in FIGURES and bool(FIGURES[image.stem].live)
     title = image.stem.replace("_", " ")
-    picture = element("img", src=_embedded(image), alt=alternative(title, section), decoding="async")
+    address, scale = _embedded(image)
+    picture = element("img", src=address, alt=alternative(title, section), decoding="async")
     meaning, misleads = meaning_of(image.stem)
     words = [element("p", meaning), element("p", element("b", "How this misleads. "), misleads)] if meaning else []
+    words += [element("p", f"Shown at {scale:.0%} of its size; landscape plot draws it whole.")] if scale < 1 else []
     summary = element("summary", title)
     body = element("figure", picture, element("figcaption", *words, id=f"meaning-{image.stem}"))
     return element("details", summary, body, class_="picture", open=True, id=f"figure-{image.stem}", data_live=live)
 
 
-def _embedded(image: Path) -> str:
-    """The address of a figure inside the page: of a PNG the same pixels as WebP, in a third of the bytes."""
-    if image.suffix == ".png":
-        from PIL import Image
+def _embedded(image: Path) -> tuple[str, float]:
+    """The address of a figure inside the page and the scale that it is shown at.
 
-        stream = BytesIO()
-        with Image.open(image) as picture:
-            picture.save(stream, "webp", lossless=True, method=3)
-        return f"data:image/webp;base64,{base64.b64encode(stream.getvalue()).decode()}"
-    return f"data:{MEDIA[image.suffix]};base64,{base64.b64encode(image.read_bytes()).decode()}"
+    A PNG becomes WebP with the same pixels, in a third of the bytes. A large one, such as of sixty networks, is made
+    smaller until it has at most `LARGEST` bytes or the least of `SCALES`, so that the page stays small.
+    """
+    if image.suffix != ".png":
+        return f"data:{MEDIA[image.suffix]};base64,{base64.b64encode(image.read_bytes()).decode()}", 1.0
+    from PIL import Image
+
+    size = image.stat().st_size
+    with Image.open(image) as picture:
+        sides = [(scale, [max(1, int(side * scale)) for side in picture.size]) for scale in SCALES]
+        fitting = [(scale, to) for scale, to in sides if max(to) <= TALLEST] or sides[-1:]
+        # What is hopeless is not tried: a lossy picture has about a sixth of the bytes of its PNG.
+        worth = [(scale, to) for scale, to in fitting if size * scale**2 <= 6 * LARGEST] or fitting[-1:]
+        for scale, to in worth:
+            stream = BytesIO()
+            how = {"lossless": True} if scale == 1 and size <= 3 * LARGEST else {"quality": 70}
+            (picture if scale == 1 else picture.resize(to)).save(stream, "webp", method=3, **how)
+            if len(stream.getvalue()) <= LARGEST:
+                break
+    return f"data:image/webp;base64,{base64.b64encode(stream.getvalue()).decode()}", scale
 
 
 def alternative(title: str, section: ProbeSection) -> str:
