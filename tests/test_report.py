@@ -439,5 +439,5 @@ def test_a_picture_of_many_networks_is_made_smaller_and_the_page_says_so(few: Pa
     for attributes in found.of("img"):
         with Image.open(io.BytesIO(base64.b64decode(attributes["src"].partition(",")[2]))) as picture:
             sides.append(picture.size)
-    assert sorted(sides) == [(40, 30), (35, 5950)]
-    assert found.words.count("Shown at 35% of its size; landscape plot draws it whole.") == 1
+    assert sorted(sides) == [(40, 30), (50, 8500)]
+    assert found.words.count("Shown at 50% of its size; landscape plot draws it whole.") == 1
