@@ -63,6 +63,13 @@ class ByFrequency(nn.Module):
         return self.last(self.embedding(tokens).mean(1))
 
 
+def on_kinks() -> nn.Module:
+    model = Net(torch.relu)
+    for parameter in model.first.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
 GRADIENT, PRODUCT = "the gradient is not the derivative of the loss", "second derivatives are not those of the gradient"
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "detached weight of a loss": (Net, focal, GRADIENT),
@@ -74,6 +81,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "tanh": (Net, "", ""),
     "relu": (lambda: Net(torch.relu), "", ""),
     "kinks that lie close": (lambda: Net(lambda h: torch.remainder(2e4 * h, 2).sub(1).abs() / 2e4 + h.tanh()), "", ""),
+    "units exactly on their kinks": (on_kinks, "", ""),
     "linear": (lambda: nn.Linear(6, 3), "", ""),
     "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(),
                                           nn.Linear(8, 3)), "", ""),

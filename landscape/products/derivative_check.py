@@ -22,6 +22,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 DIRECTIONS = 3  # each with a tenth of the last step, as kinks of ReLU may lie within one; the best counts
+ASIDE = 1e-3  # of the weights, in their units, for all but the first direction: untrained ReLUs lie exactly on kinks
 FIRST, SECOND = 1e-5, 1e-7  # steps of differences of the loss and of the gradient, in units of the weights
 TOLERANCE = 1e-3
 LARGEST = 1 << 32  # bytes of the weights in double precision, above which nothing is checked
@@ -79,13 +80,15 @@ def _disagreement(subject: Subject, copy: nn.Module, weights: Tensors, inputs: N
     pairs: list[list[float]] = []
     found = ""
     for i in range(DIRECTIONS):
-        u, v = (
+        u, v, aside = (
             [scale * part for part in unflat(normal(size, seed, device=scale.device, dtype=scale.dtype), weights)]
-            for seed in (derived_seed(0, i, "u"), derived_seed(0, i, "v"))
+            for seed in (derived_seed(0, i, name) for name in ("u", "v", "aside"))
         )
+        _move(weights, aside, ASIDE if i else 0.0)
         pairs += torch.stack(
             [_slopes(weights, u, loss, gradient, FIRST / 10**i), _curvatures(weights, u, v, gradient)]
         ).tolist()
+        _move(weights, aside, -ASIDE if i else 0.0)
         found = _in_words(_closest(pairs[::2]), _closest(pairs[1::2]))
         if not found:
             break
