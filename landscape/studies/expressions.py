@@ -60,7 +60,14 @@ def at(values: xr.DataArray, **place: float) -> Any:
             values = values.sel({axis: where}, method="nearest", tolerance=EQUAL)
         else:
             values = values.isel({axis: int(where)})
-    return float(values) if not values.ndim else values
+    return _there(float(values)) if not values.ndim else values
+
+
+def _there(value: Any) -> Any:
+    """A value that a result has, not NaN."""
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError("what it names has none")
+    return value
 
 
 def first(values: Any, axis: str = "") -> Any:
@@ -152,13 +159,13 @@ class Expression:
     def value(self, scope: Mapping[str, Any]) -> float:
         """The number, where names mean what the scope says: results, or mappings of results by name.
 
+        NaN where there is nothing to take it of, such as a plateau that is not reached.
+
         Raises:
-            ValueError: a result has no such quantity or number, the value is no single number, or there is none.
+            ValueError: a result has no such quantity or number, or it is NaN there, or the value is no single number.
         """
         try:
-            if not math.isnan(value := float(self._value(self._tree, scope))):
-                return value
-            raise ValueError("what it names has none")
+            return float(self._value(self._tree, scope))
         except (ArithmeticError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             said = "it divides by zero" if isinstance(error, ZeroDivisionError) else " ".join(str(error).split())
             raise ValueError(f"{self.text} has no value: {said[:200]}") from error
@@ -238,8 +245,8 @@ def _taken(base: Any, key: str, *, headline: bool) -> Any:
             what = "number" if headline else "quantity"
             raise ValueError(f"the result has no {what} {key}{did_you_mean(key, known)}")
         if headline:
-            return number_of(base, key)
-        return base.attrs[key] if key not in base else base[key] if base[key].ndim else base[key].item()
+            return _there(number_of(base, key))
+        return _there(base.attrs[key] if key not in base else base[key] if base[key].ndim else base[key].item())
     if isinstance(base, Mapping):
         return base[key]
     raise ValueError(f"{key} is asked of a number")
