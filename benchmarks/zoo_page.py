@@ -22,12 +22,13 @@ def cells(row: Row) -> list[str]:
     layers = row["discovery"]
     known = "layers" in layers
     kinds = ", ".join(f"{count} {kind}" for kind, count in layers.get("kinds", {}).items())
-    read_maps = row.get("attention", {}).get("finite", 0)
+    read = row.get("attention", {})
+    measured = known and layers["attentions"] and read.get("outcome") != "limit"
     return [
         row["name"] if row["name"].endswith(f"/{row['member']}") else f"{row['name']} ({row['member']})",
         f"{layers['layers']} ({kinds}), {layers['stages']} stages" if known else SIGNS[layers["outcome"]],
         f"{layers['grids']}" if known else "",
-        f"{read_maps} of {layers['attentions']}" if known and layers["attentions"] else "",
+        f"{read.get('finite', 0)} of {layers['attentions']}" if measured else "",
         f"{row.get('lesion', {}).get('units', '')}",
         *(
             f"{SIGNS[row[c]['outcome']]}" + (f" {row[c]['finite']}/{row[c]['of']}" if "nan" in row[c] else "")

@@ -89,7 +89,7 @@ def test_networks_are_measured_and_drawn_by_one_command(
     code, out, err = command(*words, "--resolution", "3", "--batches", "1")
     assert code == 0, err
     assert out.split() == ["figures/heads.png"]
-    assert "b has no dropout" in err
+    assert "surface 2 of b each is left out: the model (ResNet) has no dropout" in err
     (study,) = kinds.heads(reader.groups(Path("results.h5")))
     assert [sorted(one.results) for one in study.networks.values()] == [
         [("hessian", False), ("hessian", True), ("surface", False), ("surface", True)],

@@ -50,7 +50,7 @@ def _subject(name: str, size: int, settings: Settings) -> Subject:
 
 def _measured(name: str, size: int, way: str, settings: Settings) -> Row:
     subject, (probe, options) = _subject(name, size, settings), WAYS[way]
-    few = {"vectors": 1, "steps": 2, "top": 1}
+    few = {"vectors": 4, "steps": 2, "top": 1}
     options = {key: few.get(key, value) if settings.small else value for key, value in options.items()}
     made: list[int] = []
 
