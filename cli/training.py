@@ -110,7 +110,7 @@ def run_training(
     model: str, data: str, overrides: dict[str, Any], *, recipe: str | None, out: Path, quiet: bool,
     tensorboard: bool = False, report: Callable[[int, int], None] | None = None, **options: Any,
 ) -> Path:  # fmt: skip
-    """Train with a line per epoch, of which `report` is told too, and a figure; return the path of `final.pt`."""
+    """Train, print and report every epoch, and draw a figure at the end; return the path of `final.pt`."""
     from landscape.data import recipes
     from landscape.training.train import train as train_model
 

@@ -199,7 +199,7 @@ class Standing:
 
 
 def standings(path: Path) -> list[Standing]:
-    """All results of a file and of the journals beside it.
+    """Return all results of a file and of the journals beside it.
 
     Raises:
         FileNotFoundError, ValueError: there is neither, or the file cannot be read.
