@@ -138,7 +138,7 @@ def test_a_command_imports_without_garbage_collection_and_collects_afterwards_an
     collected, waiting = _waiting(*lines).splitlines()
     enabled, frozen, collections = collected.split()
     assert (enabled, frozen) == ("True", "True")
-    assert int(collections) < 100  # about 1,500 otherwise
+    assert int(collections) < 300  # 90 with a CPU build of PyTorch, 110 with one for CUDA; about 1,500 otherwise
     assert waiting == "[None, None, None]"
 
 
