@@ -1,5 +1,6 @@
 """`plot` and `report` of files that nobody would draw on purpose: one line or a page, never a traceback."""
 
+import os
 import re
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_a_surface_of_one_point_is_drawn(command: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "depth"), [(3, 20), pytest.param(12, 100, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(("count", "depth"), [(3, 20), pytest.param(6, 80, marks=pytest.mark.campaign)])
 def test_many_networks_of_many_layers_with_long_names_are_drawn(count: int, depth: int, tmp_path: Path) -> None:
     networks = [synthetic.transformer(f"{HOSTILE} {i} {'long ' * 12}", depth=depth) for i in range(count)]
     path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "lesion"))
@@ -87,39 +88,35 @@ def test_many_networks_of_many_layers_with_long_names_are_drawn(count: int, dept
 
 STREAMED = """
 import resource, sys
-from landscape.cli.main import exit_code
-path, out = sys.argv[1:]
-commands = (["show", path], ["plot", path, "--out", out], ["report", path, "--out", out + ".html"])
-codes = [exit_code(words) for words in commands]
-assert exit_code(["doctor", path]) in (0, 3)
-print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-"""
-
-
-COMPARED = """
-import resource, sys
 import landscape
 from landscape.cli.main import exit_code
+size, path, out = int(sys.argv[1]), *sys.argv[2:]
 resource.setrlimit(resource.RLIMIT_AS, (5 * 2**30, 5 * 2**30))
-path, out = sys.argv[1:]
-codes = [exit_code(words) for words in (["compare", path], ["animate", path, "--out", out])]
+commands = (
+    ["show", path], ["plot", path, "--out", out], ["report", path, "--out", out + ".html"], ["compare", path],
+    ["animate", path, "--out", out + ".gif"],
+)
+codes = [exit_code(words) for words in commands]
+assert exit_code(["doctor", path]) in (0, 3)
 landscape.plots.surface_height(path)
 assert "net 1" in landscape.compare(path)._repr_html_()
-print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < size / 2)
 """
+SIZE = int(os.environ.get("GIGABYTES", "2")) * 2**30
 
 
 def swollen(group: h5py.Group) -> None:
-    """Add 5 GB: a hole in the file, which takes no place on the disk."""
+    """Add gigabytes: a hole in the file, which takes no place on the disk."""
     form = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     form.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     form.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    shape = (*group["loss"].shape, 5 * 2**30 // (8 * group["loss"].size))
+    shape = (*group["loss"].shape, SIZE // (8 * group["loss"].size))
     h5py.h5d.create(group.id, b"samples_loss", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple(shape), form)
 
 
 @pytest.mark.campaign
-def test_comparison_animation_and_figures_from_python_stream_a_file_of_five_gigabytes(tmp_path: Path) -> None:
+def test_a_file_of_gigabytes_is_streamed(tmp_path: Path) -> None:
+    """Of two networks at successive epochs, so that every command has something to draw, with less memory than half."""
     path = tmp_path / "large.h5"
     networks = [synthetic.transformer(f"net {i}", model=f"net_{i}") for i in range(2)]
     synthetic.write(path, networks, probes=("surface",))
@@ -127,23 +124,10 @@ def test_comparison_animation_and_figures_from_python_stream_a_file_of_five_giga
         for epoch, group in enumerate(file["surface"].values()):
             group.attrs.update(epoch=float(epoch), spec='{"checkpoint": "run/net.pt"}')
         swollen(group)
-    command = [sys.executable, "-c", COMPARED, str(path), str(tmp_path / "a.gif")]
+    assert path.stat().st_size > SIZE
+    command = [sys.executable, "-c", STREAMED, str(SIZE), str(path), str(tmp_path / "a")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    codes, _, peak = ended.stdout.splitlines()[-1].rpartition(" ")
-    assert codes == "[0, 0]", ended.stderr
-    assert int(peak) < 1024, "MiB"
+    assert ended.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0] True", ended.stdout + ended.stderr
     assert "not stored" in ended.stderr
     assert (tmp_path / "a.gif").exists()
-
-
-@pytest.mark.campaign
-def test_a_file_of_five_gigabytes_is_streamed(tmp_path: Path) -> None:
-    path = changed(tmp_path / "large.h5", swollen)
-    assert path.stat().st_size > 5e9
-    command = [sys.executable, "-c", STREAMED, str(path), str(tmp_path / "out")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    codes, _, peak = ended.stdout.splitlines()[-1].rpartition(" ")
-    assert codes == "[0, 0, 0]", ended.stderr
-    assert int(peak) < 1024, "MiB"

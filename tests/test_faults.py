@@ -11,9 +11,8 @@ pytestmark = pytest.mark.campaign
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FAULTS = (  # `sigterm` and Ctrl-C, also twice, are in test_executors.py, test_cli.py and test_process_setup.py
-    ("foreign_journals", "damaged_file", "clock_jumps", "fsync"),
-    ("read_only_folder", "torn_journal", "results_deleted"),
-    ("same_question_twice", "polling_reader", "checkpoint_replaced", "two_commands"),
+    ("foreign_journals", "damaged_file", "clock_jumps", "fsync", "read_only_folder", "torn_journal"),
+    ("results_deleted", "same_question_twice", "polling_reader", "checkpoint_replaced", "two_commands"),
 )
 
 

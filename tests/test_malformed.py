@@ -117,7 +117,7 @@ Case = tuple[Callable[[Path, Path], object], tuple[str, ...], int]
 CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few changes, and the campaign
     name: ((read, few, count), (read, many, most))
     for name, read, few, count, many, most in (
-        ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 30, EVERY, 600),
+        ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 30, EVERY, 300),
         ("pending", lambda path, good: standings(path), ("trace", "noise"), 20, ("trace", "noise"), 40),
         (
             "doctor",
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few chan
         ),
         ("merge", joined, ("trace", "noise"), 20, ("trace", "noise"), 40),
         ("export", exported, ("surface", "line"), 20, ("surface", "line"), 60),
-        ("plot", drawn, ("trace", "noise"), 6, EVERY, 40),
+        ("plot", drawn, ("trace", "noise"), 6, EVERY, 15),
     )
 }
 

@@ -6,8 +6,6 @@ import ctypes
 import json
 import os
 import resource
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -145,14 +143,11 @@ main(sys.argv[1:])
 
 def clock_jumps(folder: Path) -> str:
     """A clock that jumps by days to and fro, and a results file from the future: the same numbers, and it resumes."""
-    words = [sys.executable, "-c", CLOCK, *QUICK]
-    first = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    first = ended(start(QUICK, folder, CLOCK))
     os.utime(folder / "results.h5", (4e9, 4e9))
     code, said = ended(start(QUICK, folder))
     fine = same(folder / "results.h5", whole(folder, QUICK))
-    return expect(
-        (first.returncode == 0, first.stderr), (code == 0 and "already measured" in said, said), (fine, "other numbers")
-    )
+    return expect((first[0] == 0, first[1]), (code == 0 and "already measured" in said, said), (fine, "other numbers"))
 
 
 def fsync(folder: Path) -> str:
@@ -165,12 +160,10 @@ def fsync(folder: Path) -> str:
         "from landscape.cli.main import exit_code\n"
         f"code = exit_code(sys.argv[1:]); open({str(counted)!r}, 'w').write(str(n[0])); sys.exit(code)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program, *QUICK, "--fsync"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    ran = ended(start([*QUICK, "--fsync"], folder, program))
     enough = counted.exists() and int(counted.read_text()) >= 49
     return expect(
-        (ran.returncode == 0, ran.stderr),
+        (ran[0] == 0, ran[1]),
         (enough, "too few flushes"),
         (same(folder / "results.h5", whole(folder, QUICK)), "other numbers"),
     )

@@ -153,9 +153,7 @@ main(sys.argv[1:])
 def polling_reader(folder: Path) -> str:
     """A merge after every unit, and a reader all the time: it always finds a whole file, whose units only grow."""
     path, counts, errors = folder / "results.h5", [0], list[str]()
-    process = subprocess.Popen(
-        [sys.executable, "-c", OFTEN, *MIDDLE], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = start(MIDDLE, folder, OFTEN)
     over = threading.Event()
 
     def read() -> None:
@@ -216,9 +214,7 @@ def checkpoint_replaced(folder: Path) -> str:
 def results_deleted(folder: Path) -> str:
     """The results file deleted during a run, after merges: said once, all units are in the file at the end."""
     wanted = whole(folder, MIDDLE)
-    process = subprocess.Popen(
-        [sys.executable, "-c", OFTEN, *MIDDLE], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = start(MIDDLE, folder, OFTEN)
     until = time.monotonic() + 200
     while not (folder / "results.h5").exists() or done(folder / "results.h5") < 20:
         assert process.poll() is None
