@@ -13,8 +13,7 @@ import xarray as xr
 from landscape.options import require
 from landscape.plots import FIGURES, plane, style, turntable
 from landscape.plots.figure import Look
-from landscape.plots.figures import hessian, surface, surface_3d
-from landscape.plots.figures.hessian_phases import epoch, runs
+from landscape.plots.figures import hessian, hessian_phases, surface, surface_3d
 from landscape.plots.selection import Selection
 from landscape.plots.theme import Theme, applied, panel_width
 from landscape.results import reader
@@ -49,7 +48,7 @@ def animate(
     probe = FIGURES[kind].probe
     with reader.streaming(path, probe) as stored, applied(theme):
         found = FIGURES[kind].selected([data for _, data in selection.of(stored)])
-        lines = sorted(runs(found).values(), key=len)
+        lines = sorted(hessian_phases.runs(found).values(), key=len)
         if not lines:
             raise ValueError(
                 f"{path} holds no run with results of {probe} at two epochs or more; measure its snapshots with equal "
@@ -58,7 +57,7 @@ def animate(
         results = [found[i] for i in lines[-1]]
         looks = selection.looks(results, results)
         _write(out, list(_frames(results, looks, kind)), rate)
-        return [epoch(data) for data in results]
+        return [hessian_phases.epoch(data) for data in results]
 
 
 def _turned(path: Path | str, out: Path, selection: Selection, theme: Theme, rate: float) -> list[float]:
@@ -69,7 +68,7 @@ def _turned(path: Path | str, out: Path, selection: Selection, theme: Theme, rat
             raise ValueError(f"{path} holds no surface; measure one first: landscape surface CHECKPOINT --out {path}")
         require(len(results) <= turntable.MOST, "only", f"{len(results)} surfaces", f"at most {turntable.MOST}")
         _write(out, list(turntable.frames(results, selection.looks(results, results), DPI)), rate)
-        return [epoch(data) for data in results]
+        return [hessian_phases.epoch(data) for data in results]
 
 
 def _frames(results: Sequence[xr.Dataset], looks: Sequence[Look], kind: str) -> Iterator[np.ndarray]:
@@ -93,7 +92,7 @@ def _frames(results: Sequence[xr.Dataset], looks: Sequence[Look], kind: str) -> 
             surface.draw(data, axes[0], levels=levels)
         else:
             surface_3d.draw(data, axes[0], span=plane.vertical_range(results, SHARE))
-        axes[0].set_title(f"epoch {epoch(data):g}", loc="left")
+        axes[0].set_title(f"epoch {hessian_phases.epoch(data):g}", loc="left")
         if number == 0:
             figure.draw_without_rendering()
             figure.set_layout_engine("none")

@@ -12,8 +12,7 @@ import xarray as xr
 
 from landscape.plots.figure import Color, Line, Look, Named
 from landscape.plots.theme import dark
-from landscape.results.protocols import of_several, stored
-from landscape.results.reader import parameters_of
+from landscape.results import protocols, reader
 
 # family: pattern in its models' names, colour, marker; the first match counts
 FAMILIES: Mapping[str, tuple[str, Color, str]] = {
@@ -71,7 +70,7 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
     measured: set[str] = set()  # labels of single networks
     for data in results if among is None else among:
         families.setdefault(label_of(data), family(data))
-        measured |= {label_of(data)} if not of_several(data) else set()
+        measured |= {label_of(data)} if not protocols.of_several(data) else set()
     known = [(label, kind) for label, kind in families.items() if kind in FAMILIES]
     last = {kind: label for label, kind in sorted(known, key=lambda item: item[0] in measured)}
     taken = [FAMILIES[kind][1:] for kind in last]
@@ -151,7 +150,7 @@ def _in_words(key: str, value: Any) -> str:
 
 
 def _facts(data: xr.Dataset) -> dict[str, Any]:
-    spec = stored(data, "spec")
+    spec = protocols.stored(data, "spec")
     protocol: dict[str, Any] = {key: spec[key] for key in ("loss", "weight_decay", "split", "augment") if key in spec}
     if "loss" in protocol:
         protocol["loss"] = str(data.attrs.get("loss") or protocol["loss"] or "cross-entropy").rpartition("/")[2]
@@ -159,4 +158,4 @@ def _facts(data: xr.Dataset) -> dict[str, Any]:
     attributes["checkpoint_sha256"] = str(attributes["checkpoint_sha256"])[:6]
     protocol["smoothing"] = bool(data.attrs.get("smoothing", ""))
     digest = str(data.encoding.get("group", "")).rpartition("-")[2]
-    return {**parameters_of(data), **protocol, **attributes, "digest": digest}
+    return {**reader.parameters_of(data), **protocol, **attributes, "digest": digest}

@@ -7,10 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import LINES, escaped, loss_label
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import muted
 from landscape.statistics.intervals import NORMAL
 
 NOTE = (
@@ -50,8 +48,8 @@ def styles(results: Iterable[xr.Dataset]) -> dict[tuple[str, str], Look]:
             key = _key(str(name), str(kind))
             if key not in found:
                 color, marker = MARKS[len(found) % len(MARKS)]
-                label = " ".join(filter(None, (escaped(key[0]), escaped(key[1]))))
-                found[key] = Look(label, color, marker, LINES[len(found) % len(LINES)])
+                label = " ".join(filter(None, (appearance.escaped(key[0]), appearance.escaped(key[1]))))
+                found[key] = Look(label, color, marker, appearance.LINES[len(found) % len(appearance.LINES)])
     return found
 
 
@@ -107,7 +105,7 @@ def finish(axes: Sequence[Axes], data: xr.Dataset, xlabel: str, values: Sequence
     """Label the panels, the losses logarithmic where they span orders of magnitude; say where one has no score."""
     for i, (ax, name) in enumerate(zip(axes, ("loss", "accuracy"), strict=False)):
         units = {str(data["score_units"].values[s]) for s in range(data.sizes["score"]) if panel_of(data, s) == i}
-        ax.set(xlabel=xlabel, ylabel=loss_label([data]) if not i and len(units) < 2 else name)
+        ax.set(xlabel=xlabel, ylabel=appearance.loss_label([data]) if not i and len(units) < 2 else name)
         drawn = np.concatenate([part.ravel() for part in values[i]]) if values[i] else np.empty(0)
         if not np.isfinite(drawn).any():
             style.write_centred(ax, f"no finite {name}", va="center", fontsize=7)
@@ -138,4 +136,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: DrawsOne, n
 
 def vertical(ax: Axes) -> None:
     """Mark the checkpoint."""
-    ax.axvline(0.0, color=muted(), linewidth=0.5, zorder=0)
+    ax.axvline(0.0, color=theme.muted(), linewidth=0.5, zorder=0)

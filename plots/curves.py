@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.appearance import escaped
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import muted
 
 MEANING = (
     "Mean loss over the training samples as they were trained on (augmented, mixed, smoothed, while the weights move), "
@@ -27,7 +26,7 @@ def curves(run: Mapping[str, np.ndarray], axes: Sequence[Axes]) -> Sequence[Axes
     axes[0].set_ylabel("loss")
     axes[1].plot(epoch, run["accuracy"], color=TEST, marker=marker)
     axes[1].set_ylabel("test accuracy")
-    axes[2].plot(epoch, run["lr"], color=muted(), marker=marker)
+    axes[2].plot(epoch, run["lr"], color=theme.muted(), marker=marker)
     axes[2].set_ylabel("learning rate")
     axes[2].set_ylim(bottom=0.0)
     axes[2].ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)

@@ -6,8 +6,7 @@ from typing import Protocol
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, broken, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground
 from landscape.statistics.stored import error_of, half_width
@@ -29,7 +28,7 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
 
     Layers without a map are omitted, and the line is broken where they lie; smoothing blocks are hollow.
     """
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     shown = data[quantity].notnull().values
     depth, values = data["depth"].values[shown], data[quantity].values[shown]
     error = error_of(data, quantity)[shown] if f"{quantity}_se" in data else np.zeros_like(values)

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Look
-from landscape.plots.theme import narrow
 from landscape.statistics.paired import Difference
 
 LONGEST = 24  # characters of the label of a row; in one column of a paper two thirds
@@ -16,13 +15,13 @@ ROUNDING = 1e-12  # differences below it are zero: scores are of order 1
 
 def height(count: int) -> float:
     """Inches for the differences of so many networks from the first of them; 0 for none."""
-    rows = 2 if narrow() else 1
+    rows = 2 if theme.narrow() else 1
     return rows * (0.85 + 0.17 * (count - 1)) if count > 1 else 0.0
 
 
 def axes_in(figure: Any, scores: int) -> Sequence[Axes]:
     """Axes for the scores side by side, in two rows of narrow figures."""
-    rows = 2 if narrow() else 1
+    rows = 2 if theme.narrow() else 1
     return style.grid(figure, scores, -(-scores // rows), sharey=True)
 
 
@@ -56,5 +55,5 @@ def draw(
 
 def shortened(label: str) -> str:
     """A label of a row: the end of a long one, which tells snapshots apart."""
-    longest = LONGEST * 2 // 3 if narrow() else LONGEST
+    longest = LONGEST * 2 // 3 if theme.narrow() else LONGEST
     return label if len(label) <= longest else f"…{label[-longest:]}"

@@ -18,16 +18,13 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import OptionError, require
-from landscape.plots import FIGURES, IMPORTED, STUDIES, study_module
+from landscape.plots import FIGURES, IMPORTED, STUDIES, over_seeds, study_module, tidy
 from landscape.plots.appearance import label_of
 from landscape.plots.comparison.grouping import drawn_groups
 from landscape.plots.figure import Figure
-from landscape.plots.over_seeds import grouped
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import SCREEN, Theme, applied, captioned
-from landscape.plots.tidy import tidied
-from landscape.results import reader
-from landscape.results.malformed import readable
+from landscape.results import malformed, reader
 from landscape.results.replacing import replacing
 from landscape.studies.citation import latex
 
@@ -81,7 +78,7 @@ def draw(
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
     written = []
-    with reader.streaming(path) as stored, applied(theme), readable(path):
+    with reader.streaming(path) as stored, applied(theme), malformed.readable(path):
         everything = selection.of(reader.by_checkpoint(stored))
         for left, data in _left_out(everything):
             finished = "done" in data and bool((data["done"].values == 1).all())
@@ -90,11 +87,11 @@ def draw(
         groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in networks)), group)
         if groups is not None:
             _log.info("groups over seeds: %s; --group none draws every network", ", ".join(groups.members))
-        firsts, means = (grouped(networks, groups, mean=m) if groups else networks for m in (False, True))
+        firsts, means = (over_seeds.grouped(networks, groups, mean=m) if groups else networks for m in (False, True))
         for name, page in _pages(firsts, means, selection, probes, figures):
             if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
-            with readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
+            with malformed.readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
                 for file, part in _split(name, page) if theme.columns else [(name, page)]:
                     written += _save(file, part, folder, formats)
         if probes is None:
@@ -148,7 +145,7 @@ def draw_studies(
 
     They are named like the study, several of one kind with their labels: `smoothing.png`, `smoothing-LABEL.png`.
     """
-    with reader.streaming(path) as stored, applied(SCREEN), readable(path):
+    with reader.streaming(path) as stored, applied(SCREEN), malformed.readable(path):
         return _save_studies(stored, Path(out), formats, names)
 
 
@@ -274,7 +271,7 @@ def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence
     paths = [folder / f"{name}.{extension}" for extension in formats]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a label in any script is welcome
-        figure = tidied(page())
+        figure = tidy.tidied(page())
         for path, extension in zip(paths, formats, strict=True):
             dpi: Any = matplotlib.rcParams["savefig.dpi"] if extension == "png" else MESH_DPI
             drawn = BytesIO()  # the writer of PDF hides the error of a full disk behind one of its own

@@ -1,7 +1,7 @@
 """Headline numbers of each result, for `landscape show`, the report and the last line of a command.
 
-They are those that the result declares (`measured`); the module of its main figure may add `notes` in words. Neither
-torch nor matplotlib is imported.
+They are those that the result declares; the module of its main figure may add `notes` in words. Neither torch nor
+matplotlib is imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,7 @@ import xarray as xr
 from landscape.plots import FIGURES, STUDIES, study_module
 from landscape.plots.figure import Comparing, Dated, Noted, Numbers, Pairing
 from landscape.probe import MICRO_BATCHES
-from landscape.results import headline_numbers as measured
-from landscape.results import reader
-from landscape.results.headline_numbers import Measured
-from landscape.results.malformed import readable
+from landscape.results import headline_numbers, malformed, reader
 
 
 def numbers(data: xr.Dataset) -> Numbers:
@@ -30,9 +27,9 @@ def with_intervals(data: xr.Dataset) -> Numbers:
     return _found(data, lambda one: ", ".join(filter(None, (one.in_words(), one.at))))
 
 
-def _found(data: xr.Dataset, form: Callable[[Measured], float | str]) -> Numbers:
+def _found(data: xr.Dataset, form: Callable[[headline_numbers.Measured], float | str]) -> Numbers:
     """Numbers in a form, and notes, which replace a number of the same name."""
-    found: Numbers = {one.name: form(one) for headline, one in measured.numbers(data) if not headline.silent}
+    found: Numbers = {one.name: form(one) for headline, one in headline_numbers.numbers(data) if not headline.silent}
     return {**found, **notes_of(str(data.attrs.get("probe", "")))(data)}
 
 
@@ -76,7 +73,7 @@ def rows(
     """The rows of `summary`, of results that were read from a file."""
     found = []
     for name, data in stored:
-        with readable(path, name):
+        with malformed.readable(path, name):
             headline = text(_or_why(data) | compared(name, stored) | divided(data))
         row = {
             "probe": name.partition("/")[0],

@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots.appearance import label_of
-from landscape.plots.comparison.grouping import Groups
-from landscape.plots.comparison.networks import position
+from landscape.plots.comparison import grouping, networks
 from landscape.plots.selection import Stored
 from landscape.results import reader
 from landscape.results.protocols import Protocol, protocol_of
@@ -16,7 +15,7 @@ from landscape.statistics.intervals import BY_BOUNDS
 OVER = "seeds"  # what the errors of a mean are over
 
 
-def grouped(stored: Stored, groups: Groups, *, mean: bool) -> list[tuple[str, xr.Dataset]]:
+def grouped(stored: Stored, groups: grouping.Groups, *, mean: bool) -> list[tuple[str, xr.Dataset]]:
     """One result per group, probe and protocol in place of its finished members', and those of no group.
 
     It is their mean, or, where they have none or none is asked for, that of the first; its protocol says which.
@@ -32,7 +31,7 @@ def grouped(stored: Stored, groups: Groups, *, mean: bool) -> list[tuple[str, xr
         elif reader.unfinished(data):
             continue
         else:
-            key = probe, group, str(position(protocols.setdefault(probe, []), protocol_of(data)))
+            key = probe, group, str(networks.position(protocols.setdefault(probe, []), protocol_of(data)))
         names.setdefault(key, name)
         members.setdefault(key, []).append(data)
     return [

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look, Normalize
-from landscape.plots.theme import missing, muted
 
 COLORS = "viridis"
 VISIBLE, ABOVE = 2.0, 10.0  # of a vertical axis: times the rise of the flattest surface, and times the highest minimum
@@ -20,7 +18,7 @@ NBSP = "\u00a0"  # keeps units on one line where labels are broken
 def draw_cells(ax: Axes, data: xr.Dataset, quantity: str, norm: Normalize) -> np.ma.MaskedArray[Any, Any]:
     """Draw one cell per grid point, grey without a finite value; returns the masked values, (y, x)."""
     shown = np.ma.masked_invalid(data[quantity].transpose("y", "x").values)
-    ax.set_facecolor(missing())
+    ax.set_facecolor(theme.missing())
     ax.pcolormesh(data["x"].values, data["y"].values, shown, cmap=COLORS, norm=norm, shading="nearest", rasterized=True)
     return shown
 
@@ -33,7 +31,7 @@ def complete_cells(loss: np.ndarray) -> np.ndarray:
 
 def say_too_few_points(ax: Any) -> None:
     """Write on three-dimensional axes why they are empty."""
-    ax.text2D(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color=muted())
+    ax.text2D(0.5, 0.5, "too few points yet", transform=ax.transAxes, ha="center", color=theme.muted())
 
 
 def label_axes(data: xr.Dataset, ax: Axes, *, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
@@ -53,8 +51,8 @@ def _apart(limits: tuple[float, float]) -> tuple[float, float]:
 def axis_label(data: xr.Dataset, name: str) -> str:
     """Long name and units of a coordinate."""
     about = data[name].attrs
-    units = escaped(str(about.get("units", "1")))
-    long_name = escaped(str(about.get("long_name", name)))
+    units = appearance.escaped(str(about.get("units", "1")))
+    long_name = appearance.escaped(str(about.get("long_name", name)))
     return long_name if units in ("1", "") else f"{long_name} ({units.replace(' ', NBSP)})"
 
 
@@ -65,7 +63,7 @@ def mark_checkpoints(data: xr.Dataset, ax: Axes) -> None:
         others = data.attrs.get("plane") == "checkpoints"
         ax.plot(x, y, color="w", marker="o", markersize=2, linewidth=0.0 if others else 0.8, clip_on=True)
         for i in range(len(x)) if others and "path_name" in data else ():
-            annotate(ax, data, float(x[i]), float(y[i]), escaped(str(data["path_name"].values[i])))
+            annotate(ax, data, float(x[i]), float(y[i]), appearance.escaped(str(data["path_name"].values[i])))
     ax.plot(0.0, 0.0, "+", color="w", markersize=5, markeredgewidth=1)
 
 

@@ -7,10 +7,9 @@ import numpy as np
 import xarray as xr
 from scipy.interpolate import RegularGridInterpolator
 
-from landscape.plots import plane, style
+from landscape.plots import plane, style, theme
 from landscape.plots.figure import Look
 from landscape.plots.figures import surface_relief
-from landscape.plots.theme import ink, page_width
 
 MOST = 6  # surfaces side by side
 FRAMES = 36  # of one turn
@@ -23,7 +22,7 @@ def frames(results: Sequence[xr.Dataset], looks: Sequence[Look], dpi: int) -> It
     note = surface_relief.scale(results, span)
     note += " Black: the path of training." * any(map(_has_path, results))
     columns = min(len(results), 3)
-    rows, side = -(-len(results) // columns), page_width() / columns
+    rows, side = -(-len(results) // columns), theme.page_width() / columns
     figure = style.page(results, looks, height=0.9 * side * rows, note=note)
     figure.set_dpi(dpi)
     axes = [figure.add_subplot(rows, columns, i + 1, projection="3d") for i in range(len(results))]
@@ -59,4 +58,4 @@ def _path(data: xr.Dataset, ax: Any, span: tuple[float, float]) -> None:
     low, high = span
     z, low, high = (np.log10(v) for v in (z, low, high)) if low > 0 else (z, low, high)
     z = z + LIFT * (high - low)
-    ax.plot(x, y, z, color=ink(), marker=".", markersize=3, linewidth=1, zorder=10)
+    ax.plot(x, y, z, color=theme.ink(), marker=".", markersize=3, linewidth=1, zorder=10)

@@ -261,6 +261,6 @@ def test_no_number_is_printed_with_a_standard_error_for_its_interval() -> None:
         f"{module}: {ast.unparse(call)}"
         for module, file in modules().items()
         for call in nodes(file)
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "plus_minus"
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "plus_minus"
         and re.search(r"_se\b|\berrors?\b", ast.unparse(call))
     } == set()  # fmt: skip

@@ -16,9 +16,8 @@ from landscape.plots.comparison.grouping import Groups
 from landscape.plots.comparison.networks import Compared, Entry, compared
 from landscape.plots.figure import Pairing, Unpaired
 from landscape.plots.headlines import main_figure
-from landscape.results.headline_numbers import Measured
+from landscape.results import headline_numbers, reader
 from landscape.results.protocols import Protocol
-from landscape.results.reader import parameters_of
 from landscape.statistics.intervals import quantile
 from landscape.statistics.paired import Difference, unpaired
 from landscape.statistics.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, two_groups
@@ -36,7 +35,7 @@ class GroupMean:
     probe: str
     protocol: int
     group: str
-    like: Measured  # name, unit and reading
+    like: headline_numbers.Measured  # name, unit and reading
     values: tuple[float, ...]
     mean: float
     low: float
@@ -88,7 +87,7 @@ def compare_results(
         raise OptionError(f"--against {against} is unknown; expected one of {', '.join(sides)}{near}")
     made = tuple(c for probe in found.protocols for c in _of_probe(probe, found, against))
     means = tuple(_means(found.entries)) if found.groups else ()
-    networks = tuple(dict.fromkeys(e.network for e in found.entries if not parameters_of(e.data).get("members")))
+    networks = tuple(dict.fromkeys(e.network for e in found.entries if not reader.parameters_of(e.data).get("members")))
     tests = Counter(c.probe for c in made if np.isfinite(c.adjusted))
     parts = found.protocols, found.entries, means, made, found.notes
     return Comparison(networks, sides, found.groups, against, *parts, tests)
@@ -224,7 +223,7 @@ def _of_two(name: str, first: Entry, second: Entry) -> Difference:
     return unpaired(mine, theirs, why)
 
 
-def _error(one: Measured) -> float:
+def _error(one: headline_numbers.Measured) -> float:
     """The standard error; of a share of 0 or 1, whose samples are all alike, that which its interval implies."""
     return float((one.high - one.low) / (2 * quantile(one.n))) if one.error == 0 and one.high > one.low else one.error
 
@@ -253,7 +252,7 @@ def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:
 
 def _means(entries: Iterable[Entry]) -> Iterator[GroupMean]:
     """Every number over the finished members of every group."""
-    found: dict[tuple[str, int, str, str], list[Measured]] = {}
+    found: dict[tuple[str, int, str, str], list[headline_numbers.Measured]] = {}
     for entry in entries:
         if entry.side and not entry.partial:
             for name, one in entry.numbers.items():

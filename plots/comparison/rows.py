@@ -12,8 +12,7 @@ import xarray as xr
 
 from landscape.plots.comparison.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
 from landscape.plots.comparison.networks import NAME, compared
-from landscape.results import stored_table
-from landscape.results.headline_numbers import Measured
+from landscape.results import headline_numbers, stored_table
 from landscape.statistics.rounding import interval
 
 Row = dict[str, str]
@@ -150,7 +149,7 @@ def _members(comparison: Comparison) -> Mapping[str, Sequence[str]]:
     return comparison.groups.members if comparison.groups else {}
 
 
-def _about(one: Measured) -> dict[str, Any]:
+def _about(one: headline_numbers.Measured) -> dict[str, Any]:
     return {"number": one.name, "unit": one.unit, "reading": one.reading}
 
 
@@ -195,7 +194,7 @@ def _group_rows(comparison: Comparison, probe: str, position: int) -> list[Row]:
     return list(rows.values())
 
 
-def _columns(numbers: Iterable[Measured]) -> dict[str, str]:
+def _columns(numbers: Iterable[headline_numbers.Measured]) -> dict[str, str]:
     """Names of numbers with their short units, in order."""
     return {one.name: f"{one.name} ({one.unit})" if 0 < len(one.unit) < 8 else one.name for one in numbers}
 

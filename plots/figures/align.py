@@ -10,8 +10,7 @@ from landscape.plots.appearance import LINES, escaped, look_of, loss_label
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.line import band
 from landscape.plots.theme import ink, narrow, page_width
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import half_width
+from landscape.statistics import rounding, stored
 
 MEANING = (
     "Loss and accuracy on the straight line from one checkpoint to another, whose units are permuted or not: a "
@@ -27,7 +26,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     look = look or look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
         values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("curve", "t").values
-        halves = half_width(data.transpose("curve", "t", ...), name)
+        halves = stored.half_width(data.transpose("curve", "t", ...), name)
         for k, (value, half) in enumerate(zip(values, halves, strict=True)):
             band(ax, data["t"].values, value, half, look, LINES[k % len(LINES)])
         if not np.isfinite(values).any():
@@ -72,6 +71,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def _barrier(data: xr.Dataset, k: int) -> str:
     """The barrier of a curve with its 95 % interval; "" where it is not known."""
-    height, half = data["barrier"].values[k], half_width(data, "barrier")[k]
-    known = plus_minus(height, half) if np.isfinite(half) else f"{height:.3g}"
+    height, half = data["barrier"].values[k], stored.half_width(data, "barrier")[k]
+    known = rounding.plus_minus(height, half) if np.isfinite(half) else f"{height:.3g}"
     return known if np.isfinite(height) else ""

@@ -5,13 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import differences, style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, differences, headlines, style
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.headlines import change
-from landscape.statistics.intervals import positive_interval, share_interval
+from landscape.statistics import intervals, stored
 from landscape.statistics.paired import Difference, comparable, mcnemar, mean_difference, paired_t
-from landscape.statistics.stored import ends_of
 
 MEANING = (
     "The accuracy on images whose pixels are changed by at most eps so that the loss rises, with bands of 95 % over "
@@ -25,16 +22,16 @@ EPS = "eps (of 255 grey levels)"
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, method: int = 0) -> Axes:
     """Draw the accuracy (the loss where there is none) under one attack over eps in grey levels of 255."""
-    look, quantity = look or look_of(data), quantity_of(data)
+    look, quantity = look or appearance.look_of(data), quantity_of(data)
     row = data.isel(method=method)
     shown = np.isfinite(row[quantity].values)
     eps, value, low, high = (
-        values[shown] for values in (255 * row["eps"].values, row[quantity].values, *ends_of(row, quantity))
+        values[shown] for values in (255 * row["eps"].values, row[quantity].values, *stored.ends_of(row, quantity))
     )
     intact = float(data.attrs.get(f"intact_{quantity}", np.nan))
     if np.isfinite(intact) and not (eps == 0).any():
         own = float(data.attrs.get(f"intact_{quantity}_se", np.nan))  # of an accuracy the number of samples says it
-        of = share_interval if quantity == "accuracy" else positive_interval
+        of = intervals.share_interval if quantity == "accuracy" else intervals.positive_interval
         ends = of(intact, own, data.attrs.get("samples", np.nan))
         start = (0.0, intact, *ends)
         eps, value, low, high = (np.r_[one, rest] for one, rest in zip(start, (eps, value, low, high), strict=True))
@@ -113,7 +110,7 @@ def title_of(data: xr.Dataset, method: int) -> str:
 
 def quantity_of(data: xr.Dataset) -> str:
     """The quantity to draw: the loss where it defines no accuracy."""
-    return "accuracy" if change(data) == "accuracy_drop" else "loss"
+    return "accuracy" if headlines.change(data) == "accuracy_drop" else "loss"
 
 
 def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:

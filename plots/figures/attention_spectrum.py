@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import depth, style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, depth, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import narrow, page_width
 
 MEANING = (
     "Singular values of the tokens of one image and of the token means of a mini-batch, relative to the largest, from "
@@ -32,7 +30,7 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_singular_value") 
 
 def draw_over_depth(data: xr.Dataset, ax: Axes, quantity: str, rank: int, *, look: Look | None = None) -> Axes:
     """Draw the singular value of one rank, counted from 1, over the depth of the self-attentions."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     values = data[quantity].values[:, rank - 1]
     shown = np.isfinite(values)
     ax.plot(
@@ -58,7 +56,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for data, look in zip(results, looks, strict=True):
             draw_over_depth(data, ax, quantity, rank, look=look)
         ax.set_title(f"rank {rank}", fontsize=style.SMALL)
-        if narrow():  # the colour bar next to it has the same quantity
+        if theme.narrow():  # the colour bar next to it has the same quantity
             ax.set_xlabel("depth")
     for axes, data, look in zip(grid.T, results, looks, strict=False):
         for ax, (quantity, what) in zip(axes, PANELS.items(), strict=True):
@@ -66,7 +64,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             outer = data is results[0] if columns else ax is axes[0]
             ax.set_ylabel(f"{what}\n{ax.get_ylabel()}" if columns and outer else ax.get_ylabel() if outer else "")
             ax.set_title("" if columns else what, fontsize=style.SMALL)
-        title = style.fitted(look.label, page_width() / (count if columns else 2), 7)
+        title = style.fitted(look.label, theme.page_width() / (count if columns else 2), 7)
         axes[0].set_title(title if columns else f"{title}\n{axes[0].get_title()}", fontsize=7)
     depth.color_bar(figure, grid, aspect=40)
     return figure

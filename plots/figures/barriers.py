@@ -5,13 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import differences, style, theme
 from landscape.plots.appearance import escaped
-from landscape.plots.differences import shortened
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import narrow, page_width
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import half_width
+from landscape.statistics import rounding, stored
 
 MEANING = (
     "How far the loss rises above the straight line between its values at every two checkpoints: small everywhere "
@@ -24,7 +21,7 @@ NOTED = 8  # checkpoints up to which the values are written; in one column of a 
 def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | None = None) -> Axes:
     """Draw one matrix, by default the last curve's; values with 95 % intervals stand in the cells of small ones."""
     curve = data.sizes["curve"] - 1 if curve is None else curve
-    values, halves = data["barrier_matrix"].values[curve], half_width(data, "barrier_matrix")[curve]
+    values, halves = data["barrier_matrix"].values[curve], stored.half_width(data, "barrier_matrix")[curve]
     shown = np.where(np.eye(len(values), dtype=bool), np.nan, values)
     finite_values = shown[np.isfinite(shown)]
     top = top if top is not None else max(float(finite_values.max(initial=0.0)), 1e-12)
@@ -33,9 +30,9 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
     places = range(len(names))
     ax.set_xticks(places, [str(i + 1) for i in places], fontsize=style.SMALL)
     ax.set_yticks(places, [f"{name}  {i + 1}" for i, name in enumerate(names)], fontsize=style.SMALL)
-    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED // (1 + narrow()) else ():
+    for i, j in np.argwhere(np.isfinite(shown)) if len(names) <= NOTED // (1 + theme.narrow()) else ():
         known = np.isfinite(halves[i, j])
-        text = plus_minus(values[i, j], halves[i, j]).replace(" ± ", "\n±") if known else _digits(values[i, j])
+        text = rounding.plus_minus(values[i, j], halves[i, j]).replace(" ± ", "\n±") if known else _digits(values[i, j])
         dark = shown[i, j] < 0.6 * top
         ax.text(j, i, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
     ax.tick_params(length=0)
@@ -51,7 +48,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     columns = min(count, 2)
     rows = -(-count // columns)  # per set
     note = "Numbers of checkpoints on both axes; in the cells the barrier. Below it: its 95 % interval over samples."
-    height = (page_width() - 1.0) / columns + 0.45 if narrow() else 2.6 if columns == 1 else 2.3
+    height = (theme.page_width() - 1.0) / columns + 0.45 if theme.narrow() else 2.6 if columns == 1 else 2.3
     figure = style.page(results, looks, height=height * rows * len(results), note=note)
     grid = figure.subplots(rows * len(results), columns, squeeze=False).reshape(len(results), -1)
     values = np.concatenate([data["barrier_matrix"].values.ravel() for data in results])
@@ -63,7 +60,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 continue
             draw(data, ax, curve=k, top=top)
             ax.set_title(
-                style.fitted(escaped(str(data["name"].values[k])), (page_width() - 1.0) / columns, style.SMALL),
+                style.fitted(escaped(str(data["name"].values[k])), (theme.page_width() - 1.0) / columns, style.SMALL),
                 fontsize=style.SMALL,
             )
             if k % columns:
@@ -77,13 +74,13 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def _digits(value: float) -> str:
     """A barrier without a known error, short enough for its cell."""
-    return f"{value:.{3 - narrow() - (narrow() and value < 0.1)}g}"
+    return f"{value:.{3 - theme.narrow() - (theme.narrow() and value < 0.1)}g}"
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
     """Names without the words that all of them begin with."""
     if len(names) < 2:
-        return [shortened(name) for name in names]
+        return [differences.shortened(name) for name in names]
     same = next((i for i, letters in enumerate(zip(*names)) if len(set(letters)) > 1), 0)  # noqa: B905
     start = max(names[0].rfind(mark, 0, same) for mark in "-_/ ") + 1
-    return [shortened(name[start:] or name) for name in names]
+    return [differences.shortened(name[start:] or name) for name in names]

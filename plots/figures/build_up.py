@@ -8,8 +8,7 @@ import numpy as np
 from landscape.plots import style
 from landscape.plots.appearance import FAMILIES, escaped
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.statistics.intervals import quantile
-from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics import intervals, means
 
 PUBLISHED = {("alternet50", "cifar100"): (0.8248, 0.8345, 0.8366, 0.8377, 0.8402)}  # for 0 to 4 MSAs
 LABELS = {"accuracy": "test accuracy", "loss": "test loss (nats)"}
@@ -20,8 +19,8 @@ def draw(rows: Sequence[Mapping[str, Any]], ax: Axes, name: str) -> Axes:
     _, color, marker = FAMILIES["AlterNet"]
     counts = sorted({int(row["msa"]) for row in rows})
     values = [column(rows, name, count) for count in counts]
-    found = [mean_and_standard_error(of) for of in values]
-    errors = np.nan_to_num([quantile(len(of)) * error for of, (_, error) in zip(values, found, strict=True)])
+    found = [means.mean_and_standard_error(of) for of in values]
+    errors = np.nan_to_num([intervals.quantile(len(of)) * error for of, (_, error) in zip(values, found, strict=True)])
     ax.plot([row["msa"] for row in rows], [row[name] for row in rows], ".", color=color, alpha=0.35, markersize=4)
     ax.errorbar(counts, [mean for mean, _ in found], yerr=errors, color=color, marker=marker, elinewidth=0.8)
     published = PUBLISHED.get((str(rows[0]["model"]), str(rows[0]["data"])))

@@ -6,16 +6,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import differences, style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, differences, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import ground, muted, narrow, page_width
 from landscape.results.reader import parameters_of
 from landscape.statistics import calibration as statistics
-from landscape.statistics.intervals import share_interval
+from landscape.statistics import intervals, stored
 from landscape.statistics.paired import Difference, by_error, comparable, mcnemar, paired_t
 from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import half_width
 
 MEANING = (
     "How often a prediction of some confidence is right: below the diagonal the network is overconfident, above it "
@@ -34,10 +31,10 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 
     Pale is the half that the temperature was not fitted on, after temperature scaling.
     """
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     ax = axes[0]
-    ax.plot([0, 1], [0, 1], color=muted(), linewidth=0.7, linestyle="--", zorder=0)
-    for prefix, alpha, face in (("scaled_", 0.6, ground()), ("", 1.0, look.color)):
+    ax.plot([0, 1], [0, 1], color=theme.muted(), linewidth=0.7, linestyle="--", zorder=0)
+    for prefix, alpha, face in (("scaled_", 0.6, theme.ground()), ("", 1.0, look.color)):
         confidence, accuracy, low, high = diagram(data, prefix)
         ax.errorbar(
             confidence, accuracy, yerr=np.stack([accuracy - low, high - accuracy]), color=look.color, alpha=alpha,
@@ -51,7 +48,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
             how = {"fill": False, "linestyle": ":"} if prefix else {"alpha": 0.35}
             axes[1].bar(middle, share, width=width, color=look.color, edgecolor=look.color, linewidth=0.8, **how)
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    behind = {"facecolor": ground(), "alpha": 0.8, "linewidth": 0, "pad": 1.5}
+    behind = {"facecolor": theme.ground(), "alpha": 0.8, "linewidth": 0, "pad": 1.5}
     timid = float(data["ece_signed"]) < 0  # points above the diagonal leave the corner below it free
     at: Any = {"x": 0.98, "y": 0.03, "ha": "right", "va": "bottom"} if timid else {"x": 0.03, "y": 0.98, "va": "top"}
     ax.text(**at, s=words(data), transform=ax.transAxes, fontsize=style.SMALL, bbox=behind, zorder=4)
@@ -64,9 +61,9 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Diagram above histogram, one column per network; below, networks on the same samples against the first one."""
     compared = comparable(results)
-    columns = 2 if narrow() else min(COLUMNS, max(2, len(results)))
+    columns = 2 if theme.narrow() else min(COLUMNS, max(2, len(results)))
     rows = -(-len(results) // columns)
-    side = page_width() / columns
+    side = theme.page_width() / columns
     below = differences.height(len(compared))
     note = f"{NOTE} Open markers, dotted: after temperature scaling, on the half of the samples it was not fitted on."
     if compared:
@@ -111,7 +108,7 @@ def diagram(data: xr.Dataset, prefix: str = "") -> tuple[np.ndarray, ...]:
     count = data[f"{prefix}bin_count"].values
     shown = count > 0
     n, confidence, p = (data[f"{prefix}bin_{name}"].values[shown] for name in ("count", "confidence", "accuracy"))
-    return confidence, p, *share_interval(p, np.nan, n)
+    return confidence, p, *intervals.share_interval(p, np.nan, n)
 
 
 def words(data: xr.Dataset) -> str:
@@ -123,7 +120,7 @@ def words(data: xr.Dataset) -> str:
     if np.isfinite(scaled):
         lines.append(f"scaled {held:.1f} → {scaled:.1f} %")
     if np.isfinite(float(data["temperature"])):
-        lines.append(f"T = {plus_minus(float(data['temperature']), float(half_width(data, 'temperature')))}")
+        lines.append(f"T = {plus_minus(float(data['temperature']), float(stored.half_width(data, 'temperature')))}")
     return "\n".join(lines)
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.appearance import looks as looks_of
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import calibration_train
-from landscape.plots.theme import panel_width
 from landscape.results.protocols import stored
 
 MEANING = (
@@ -32,7 +31,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel with a point per network."""
     legend = [replace(look, line=" ") for look in looks]
     figure = style.page(
-        results, looks, height=2.6, width=panel_width(), legend=legend, note="Bars: 95 % intervals over samples."
+        results, looks, height=2.6, width=theme.panel_width(), legend=legend, note="Bars: 95 % intervals over samples."
     )
     ax = figure.subplots()
     for data, look in zip(results, looks, strict=True):

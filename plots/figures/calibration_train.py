@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.appearance import looks as looks_of
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import panel_width
 from landscape.results.protocols import stored
 
 MEANING = (
@@ -48,7 +47,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     both = [results[i] for pair in found for i in pair]
     named = [one for look in shown for one in (look, look)]
     figure = style.page(
-        both, named, height=2.6, width=panel_width(), legend=[replace(look, line=" ") for look in shown],
+        both, named, height=2.6, width=theme.panel_width(), legend=[replace(look, line=" ") for look in shown],
         caption=style.protocol(tested, shown), note="NLL: of the train split. Bars: 95 % intervals over samples.",
     )  # fmt: skip
     ax = figure.subplots()

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, style, theme
 from landscape.plots.comparison.networks import NAME
 from landscape.plots.comparison.rows import OF_SAMPLES, outdated
 from landscape.plots.figure import Axes, Figure
-from landscape.plots.theme import muted, narrow, page_width
 from landscape.results.stored_table import rows_of
 from landscape.studies.study import Row
 
@@ -60,7 +58,7 @@ class Records:
             kind = ("flatter" not in str(rows[0]["reading"])) + (not rows[0]["reading"])
             turn[key[0], kind] = turn.get((key[0], kind), 0) + 1
             order[key] = kind, turn[key[0], kind] if kind else 0
-        chosen = sorted(shared, key=order.__getitem__)[: MOST // 2 if narrow() else MOST]
+        chosen = sorted(shared, key=order.__getitem__)[: MOST // 2 if theme.narrow() else MOST]
         probes = list(dict.fromkeys(probe for probe, *_ in chosen))
         return sorted(chosen, key=lambda key: probes.index(key[0]))
 
@@ -88,7 +86,7 @@ def _label(data: xr.Dataset, age: str) -> str:
 def page(study: Records) -> Figure:
     """The panels, with the names at the left of each row of them."""
     panels = study.panels
-    columns = min(1 if narrow() else COLUMNS, len(panels))
+    columns = min(1 if theme.narrow() else COLUMNS, len(panels))
     lines = math.ceil(len(panels) / columns)
     each = ROW * max(len(study.names), 3) + 0.62
     figure = style.page([], [], height=lines * each, caption=_caption(study, panels), note=_note(study, panels))
@@ -107,7 +105,7 @@ def _caption(study: Records, panels: Sequence[tuple[str, str, str]]) -> str:
         if position < len(words):
             said.setdefault(words[position], []).append(f"{probe} [{protocol}]" if len(words) > 1 else probe)
     protocols = "; ".join(f"{', '.join(of)}: {words}" for words, of in said.items())
-    return escaped(f"{study.label}. {protocols}.".replace("..", "."))
+    return appearance.escaped(f"{study.label}. {protocols}.".replace("..", "."))
 
 
 def _note(study: Records, panels: Sequence[tuple[str, str, str]]) -> str:
@@ -131,7 +129,7 @@ def draw(study: Records, ax: Axes, panel: tuple[str, str, str], *, marked: bool 
         seeds = [row["value"] for row in own if row["kind"] == "network" and row["group"] == name]
         if study.kind == "group" and seeds:
             below = np.full(len(seeds), at + 0.22)
-            ax.plot(seeds, below, "o", color=muted(), markersize=2.5, fillstyle="none", markeredgewidth=0.6)
+            ax.plot(seeds, below, "o", color=theme.muted(), markersize=2.5, fillstyle="none", markeredgewidth=0.6)
         if name in shown:
             row = shown[name]
             value, low, high = (float(np.nan if row[key] is None else row[key]) for key in ("value", "low", "high"))
@@ -140,14 +138,14 @@ def draw(study: Records, ax: Axes, panel: tuple[str, str, str], *, marked: bool 
             ax.errorbar([value], [at], xerr=ends, color=MEAN, marker=marker, markersize=3.2, elinewidth=1.0)
     example = next(iter(shown.values()), {})
     unit = f" ({example['unit']})" if example.get("unit") else ""
-    ax.set_yticks(range(len(study.names)), [escaped(_shortened(name)) for name in study.names])
+    ax.set_yticks(range(len(study.names)), [appearance.escaped(_shortened(name)) for name in study.names])
     ax.set_ylim(len(study.names) - 0.4, -0.6)
     ax.tick_params(labelsize=style.SMALL)
     ax.locator_params(axis="x", nbins=5)
     ax.grid(axis="y", linewidth=0.5)
     ax.set_axisbelow(True)
-    title = escaped(f"{probe}: {number}{f' [{protocol}]' if marked else ''}")
-    side = page_width() / (1 if narrow() else COLUMNS) - 0.4
+    title = appearance.escaped(f"{probe}: {number}{f' [{protocol}]' if marked else ''}")
+    side = theme.page_width() / (1 if theme.narrow() else COLUMNS) - 0.4
     ax.set_title(style.fitted(title, side, style.SMALL), fontsize=style.SMALL)
     ax.set_xlabel(
         style.fitted(f"{example.get('reading') or ''}{unit}".strip(), side, style.SMALL), fontsize=style.SMALL

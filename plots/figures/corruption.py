@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import differences, rows
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, differences, rows
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.statistics import corruption_summary
+from landscape.statistics import corruption_summary, stored
 from landscape.statistics.paired import Difference, by_error, comparable
-from landscape.statistics.stored import ends_of
 
 MEANING = (
     "Scores on the test images under each common corruption, mean over the severities, with 95 % intervals over "
@@ -23,8 +21,8 @@ NOTE = "Points: means over severities, with 95 % intervals over images. Triangle
 
 def draw(data: xr.Dataset, ax: Axes, metric: str = "accuracy", *, look: Look | None = None, shift: float = 0.0) -> Axes:
     """Draw the mean over severities of every corruption, below each other, and a triangle for the clean images."""
-    look = look or look_of(data)
-    value, ends = data[f"type_{metric}"].values, ends_of(data, f"type_{metric}")
+    look = look or appearance.look_of(data)
+    value, ends = data[f"type_{metric}"].values, stored.ends_of(data, f"type_{metric}")
     rows.draw(ax, rows_of(data), value, ends, look=look, shift=shift)
     clean = float(data.attrs.get(f"clean_{metric}", np.nan))
     if np.isfinite(clean):

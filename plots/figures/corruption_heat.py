@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.corruption import METRICS, short_names
-from landscape.plots.theme import narrow, page_width
 
 MEANING = (
     "The score of every corruption (rows) at every severity (columns), each kind of score on one scale for all "
@@ -38,7 +37,7 @@ def draw(data: xr.Dataset, ax: Axes, *, metric: str = "accuracy", limits: tuple[
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per network, one column per score; in one column of a paper the scores below each other."""
-    stacked = narrow()
+    stacked = theme.narrow()
     across = 1 if stacked else len(METRICS)
     heights = [(0.11 if stacked else 0.125) * data.sizes["corruption"] + (0.35 if stacked else 0.6) for data in results]
     heights = [height for height in heights for _ in range(len(METRICS) // across)]
@@ -47,7 +46,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for axes, data, look in zip(grid.reshape(len(results), -1), results, looks, strict=True):
         for ax, (metric, name) in zip(axes, METRICS.items(), strict=True):
             draw(data, ax, metric=metric, limits=limits_of(results, metric))
-            title = style.fitted(look.label, 0.8 * page_width() / across, 7, lines=2)
+            title = style.fitted(look.label, 0.8 * theme.page_width() / across, 7, lines=2)
             ax.set_title(
                 name if ax is not axes[0] else f"{title}: {name}" if stacked else f"{title}:\n{name}", fontsize=7
             )

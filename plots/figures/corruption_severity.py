@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.corruption import METRICS
 from landscape.statistics.stored import ends_of
@@ -21,7 +20,7 @@ NOTE = "Mean over corruptions. Bands: 95 % intervals over images."
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = "accuracy") -> Axes:
     """Draw a score over severity, from the clean images at 0, with its 95 % band."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     shown = np.isfinite(data[f"severity_{metric}"].values)
     severity = data["severity"].values[shown]
     value = data[f"severity_{metric}"].values[shown]

@@ -6,13 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, headlines, style
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.headlines import missed_tol
-from landscape.statistics.intervals import FEWEST, positive_interval
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import half_width
+from landscape.statistics import intervals, rounding, stored
 
 MEANING = (
     "The density of all Hessian eigenvalues: the mean over random start vectors, with its 95 % interval "
@@ -39,12 +35,12 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: Ax
 
     By default the resolution comes from the distances between the nodes.
     """
-    look, resolution = look or look_of(data), resolution or axis_resolution_of([data])
+    look, resolution = look or appearance.look_of(data), resolution or axis_resolution_of([data])
     at, curves = broadened(*quadratures(data), resolution)
     mean, runs = curves.mean(axis=0), len(curves)
     ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)
-    if runs >= FEWEST:
-        low, high = positive_interval(mean, curves.std(axis=0, ddof=1) / np.sqrt(runs), runs)
+    if runs >= intervals.FEWEST:
+        low, high = intervals.positive_interval(mean, curves.std(axis=0, ddof=1) / np.sqrt(runs), runs)
         ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)
     style.asinh(ax, "x", resolution.linear)
     ax.set(xlabel="Hessian eigenvalue", ylabel="density", yscale="log")
@@ -105,10 +101,10 @@ def _median_distance(rows: Sequence[np.ndarray]) -> float:
 
 def _numbers(data: xr.Dataset) -> str:
     mean, low, high = (float(data[name]) for name in ("mean", "smallest", "largest"))
-    return f"mean {plus_minus(mean, float(half_width(data, 'mean')))}, from {low:.3g} to {high:.3g}"
+    return f"mean {rounding.plus_minus(mean, float(stored.half_width(data, 'mean')))}, from {low:.3g} to {high:.3g}"
 
 
 def notes(data: xr.Dataset) -> dict[str, str]:
     """What the heterogeneity of blocks is, and that `tol` is not met."""
     definition = str(data.attrs.get("heterogeneity_definition", ""))
-    return missed_tol(data) | ({"heterogeneity is the": definition} if "heterogeneity" in data else {})
+    return headlines.missed_tol(data) | ({"heterogeneity is the": definition} if "heterogeneity" in data else {})

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import page_width
+from landscape.statistics import rounding, stored
 from landscape.statistics.block_spectra import densities
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import half_width
 
 MEANING = (
     "Left, the spectral density of every diagonal block of the Hessian, in the order of the network; right, the "
@@ -42,7 +39,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
     spectra.set_xlim(*(linear * np.sinh(np.array([seen.min() - 0.2, seen.max() + 0.3]))))
     spectra.axvline(0, color="0.5", linewidth=0.4)
     matrix.imshow(data["js_distance"].values, vmin=0, vmax=1, interpolation="nearest", aspect="auto", cmap="magma")
-    names = [escaped(str(name)) for name in data["name"].values]
+    names = [appearance.escaped(str(name)) for name in data["name"].values]
     step = -(-len(names) // LABELS)
     spectra.set_yticks(range(0, len(names), step), names[::step], fontsize=style.SMALL - 1)
     matrix.set_yticks([])
@@ -65,7 +62,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     )
     for data, look, axes in zip(results, looks, rows, strict=True):
         draw(data, tuple(axes))
-        axes[0].set_title(style.fitted(look.label, 0.5 * page_width(), style.SMALL + 1), fontsize=style.SMALL + 1)
+        axes[0].set_title(style.fitted(look.label, 0.5 * theme.page_width(), style.SMALL + 1), fontsize=style.SMALL + 1)
         axes[1].set_title(f"heterogeneity {_number(data)}", fontsize=style.SMALL + 1)
     bars = (("probability per bin (log10)", MAP, (np.log10(FAINT), 0)), ("Jensen-Shannon distance", "magma", (0, 1)))
     for column, (label, colours, ends) in enumerate(bars):
@@ -75,4 +72,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _number(data: xr.Dataset) -> str:
-    return plus_minus(float(data["heterogeneity"]), float(half_width(data, "heterogeneity")))
+    return rounding.plus_minus(float(data["heterogeneity"]), float(stored.half_width(data, "heterogeneity")))

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped
-from landscape.plots.differences import shortened
+from landscape.plots import appearance, differences, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import narrow
 
@@ -22,7 +20,7 @@ NAMED = 10  # members up to which their names are written
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
     """Draw the matrices of disagreement and of CKA of every two members."""
-    names = [escaped(shortened(str(name))) for name in data["name"].values]
+    names = [appearance.escaped(differences.shortened(str(name))) for name in data["name"].values]
     for ax, (quantity, title) in zip(axes, QUANTITIES.items(), strict=False):
         values = data[quantity].values.copy()
         np.fill_diagonal(values, np.nan)

@@ -6,15 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, broken, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import muted
-from landscape.statistics.flatness import MEASURES, Parts, parts
-from landscape.statistics.intervals import interval
+from landscape.statistics import flatness, intervals, rounding, seed_groups
 from landscape.statistics.paired import Difference, paired_t
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.seed_groups import FEWEST
 
 MEANING = (
     "How much the loss around the weights rises or curves, by many measures, each relative to the first network: right "
@@ -50,7 +45,7 @@ def rows_of(data: xr.Dataset) -> Iterator[Row]:
     texts = [data[name].values.astype(str) for name in ("measure_name", "measure_units", "flatter")]
     numbers = [data[name].values for name in ("value", "se", "n")]
     for name, units, flatter, value, error, n in zip(*texts, *numbers, strict=True):
-        low, high = interval(value, error, n)
+        low, high = intervals.interval(value, error, n)
         yield Row(str(name), float(value), float(error), str(units), str(flatter), float(n), float(low), float(high))
 
 
@@ -61,7 +56,7 @@ def draw(
 
     A measure that the first result lacks, or that is not above 0 there, has no ratio and is left out.
     """
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     reference = {row.name: row.value for row in rows_of(data if first is None else first)}
     places = {name: float(k) for k, name in enumerate(reference)}
     found = [row for row in rows_of(data) if row.name in reference and reference[row.name] > 0]
@@ -77,7 +72,7 @@ def draw(
     below = at[np.isfinite(value) & ~drawn]
     if below.size:
         ax.plot(np.zeros_like(below), below, "<", color=look.color, transform=ax.get_yaxis_transform(), clip_on=False)
-    ax.axvline(1.0, color=muted(), linewidth=0.5, zorder=0)
+    ax.axvline(1.0, color=theme.muted(), linewidth=0.5, zorder=0)
     ax.set(xscale="log", xlabel="relative to the first network (right: sharper)", ylim=(len(places) - 0.5, -0.5))
     ax.set_yticks(list(places.values()), list(places))
     ax.tick_params(axis="y", length=0)
@@ -95,7 +90,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):
         draw(data, ax, look=look, first=results[0], shift=BESIDE * ((i + 0.5) / len(results) - 0.5))
     for k, row in enumerate(first):
-        ax.text(1.01, k, _number(row), transform=ax.get_yaxis_transform(), va="center", fontsize=6, color=muted())
+        ax.text(1.01, k, _number(row), transform=ax.get_yaxis_transform(), va="center", fontsize=6, color=theme.muted())
         if k % 2:
             ax.axhspan(k - 0.5, k + 0.5, color="0.5", alpha=0.12, linewidth=0, zorder=0)
     low, high = ax.get_xlim()
@@ -116,7 +111,7 @@ def _relative(row: Row, reference: Mapping[str, float]) -> tuple[float, float, f
 
 def _number(row: Row) -> str:
     units = {"loss per squared weight": "", "nats per squared weight": ""}.get(row.units, f" {row.units}")
-    return f"{plus_minus(row.value, row.high - row.value)}{units}"
+    return f"{rounding.plus_minus(row.value, row.high - row.value)}{units}"
 
 
 def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
@@ -138,7 +133,7 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
 
 def unpaired(name: str, data: xr.Dataset, other: xr.Dataset) -> Difference | str:
     """Why a measure of two results is not paired."""
-    over = MEASURES[name].over
+    over = flatness.MEASURES[name].over
     if over == "noise draws":
         return "its noise draws are not stored one by one"
     if over == "residual":
@@ -157,11 +152,11 @@ def unpaired(name: str, data: xr.Dataset, other: xr.Dataset) -> Difference | str
 
 def _fewest(name: str) -> int:
     """How many pairs a difference is tested by, at least."""
-    return OF_SAMPLES if MEASURES[name].over == "samples" else FEWEST
+    return OF_SAMPLES if flatness.MEASURES[name].over == "samples" else seed_groups.FEWEST
 
 
-def _parts(data: xr.Dataset) -> dict[str, Parts]:
-    return parts({str(name): data[name].values for name in data.variables})
+def _parts(data: xr.Dataset) -> dict[str, flatness.Parts]:
+    return flatness.parts({str(name): data[name].values for name in data.variables})
 
 
 def table(results: Sequence[xr.Dataset]) -> tuple[list[dict[str, Any]], list[str]]:

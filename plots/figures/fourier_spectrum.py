@@ -7,9 +7,8 @@ import xarray as xr
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import narrow
 
 MEANING = (
     "The whole Fourier spectrum of the feature maps, zero frequency in the middle of each tile and the highest of the "
@@ -35,7 +34,7 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
         values = row["spectrum"].values[: np.isfinite(sides[1]).sum(), : np.isfinite(sides[0]).sum()]
         x = place * PITCH
         ax.imshow(values, origin="lower", extent=(x + left, x + right, low, high), cmap=MAP, norm=norm)
-        name = str(layer) if narrow() else f"{layer} {row['kind'].item()}"
+        name = str(layer) if theme.narrow() else f"{layer} {row['kind'].item()}"
         ax.text(x, 1.15, name, ha="center", va="bottom", fontsize=style.SMALL)
     ax.set(xlim=(-1.15, max(len(layers) - 1, 0) * PITCH + 1.15), ylim=(-1.15, 1.6), aspect="equal")
     ax.axis("off")
@@ -60,7 +59,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _most() -> int:
-    return TILES // 2 if narrow() else TILES
+    return TILES // 2 if theme.narrow() else TILES
 
 
 def shown(data: xr.Dataset) -> list[int]:

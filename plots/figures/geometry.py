@@ -5,12 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, depth, style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, broken, depth, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import narrow
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import error_of, half_width
+from landscape.statistics import rounding, stored
 
 MEANING = (
     "How many dimensions the features of each layer fill, how well their classes are separated, and how far they have "
@@ -37,12 +34,12 @@ def draw(
     data: xr.Dataset, ax: Axes, *, quantity: str = "effective_rank", look: Look | None = None, shade: bool = True
 ) -> Axes:
     """Draw one quantity of every layer over normalised depth, and on the right that of the classifier's input."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     if quantity in data and np.isfinite(data[quantity].values).any():
         depth.over_depth(data, ax, quantity, look=look, shade=shade)
     if f"head_{quantity}" in data:
         name = f"head_{quantity}"
-        parts = (AT_HEAD, data[name], error_of(data, name), half_width(data, name))
+        parts = (AT_HEAD, data[name], stored.error_of(data, name), stored.half_width(data, name))
         at, value, error, half = (np.array([float(number)]) for number in parts)
         ax.errorbar(at, value, yerr=broken.bar(half), color=look.color, marker=look.marker, linestyle="",
                     elinewidth=0.8, markersize=3.5)  # fmt: skip
@@ -59,7 +56,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     bands = f"{depth.NOTE.removesuffix(depth.ERRORS)}" if one else ""
     legend = looks if not one else []
     note = f"{bands}{NOTE}{_self_duality(results, looks)}"
-    height = 1.4 if narrow() else 1.75
+    height = 1.4 if theme.narrow() else 1.75
     figure, axes = style.beside(results, looks, len(shown), height=height, legend=legend, note=note)
     for ax, quantity in zip(axes, shown, strict=True):
         for data, look in zip(results, looks, strict=True):
@@ -69,7 +66,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         else:
             ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     style.label_outer(axes, same=False)
-    for ax in axes[: -2 if narrow() else -4]:
+    for ax in axes[: -2 if theme.narrow() else -4]:
         ax.set_xlabel("")
     return figure
 
@@ -80,7 +77,7 @@ def _known(data: xr.Dataset, quantity: str) -> bool:
 
 def _self_duality(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
     """NC3 of every network that has one, in words."""
-    known = [(look.label, float(data["head_nc3"]), float(half_width(data, "head_nc3"))) for data, look in zip(
+    known = [(look.label, float(data["head_nc3"]), float(stored.half_width(data, "head_nc3"))) for data, look in zip(
         results, looks, strict=True) if "head_nc3" in data and np.isfinite(data["head_nc3"].values)]  # fmt: skip
-    parts = [f"{label} {plus_minus(value, half)}" for label, value, half in known]
+    parts = [f"{label} {rounding.plus_minus(value, half)}" for label, value, half in known]
     return f" NC3, classifier against class means: {', '.join(parts)}." if parts else ""

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import hessian, surface
-from landscape.plots.theme import page_width
 from landscape.studies import kinds
 from landscape.studies.study import Network, Study, members_of, smoothed
 
@@ -31,7 +29,7 @@ def page(study: Study) -> Figure:
         for wanted in ("surface", "hessian")
     )
     rows = [kind for kind in KINDS if any(("surface", kind) in one.results for one in networks)]
-    side = (page_width() - 0.9) / len(networks)
+    side = (theme.page_width() - 0.9) / len(networks)
     shown = [*surfaces, *spectra]
     looks = [Look(str(data.attrs.get("label", ""))) for data in shown]
     note = (
@@ -71,7 +69,7 @@ def _title(network: Network, data: xr.Dataset | None, row: int, side: float) -> 
     """The name of the network above its first panel, and the kind of prediction."""
     masks = members_of(data) if data is not None else 0
     kind = f"{masks} dropout masks" if masks else "deterministic" if data is not None else ""
-    name = style.fitted(escaped(label_of(network)), side, style.SMALL + 1, lines=2) if row == 0 else ""
+    name = style.fitted(appearance.escaped(label_of(network)), side, style.SMALL + 1, lines=2) if row == 0 else ""
     return f"{name}\n{kind}".strip()
 
 
@@ -122,5 +120,5 @@ def _protocols(surfaces: Sequence[xr.Dataset], spectra: Sequence[xr.Dataset]) ->
         )
         axes = {str(data[axis].attrs.get("long_name", axis)) for data in results for axis in ("x", "y") if axis in data}
         along = f", axes: {' and '.join(sorted(axes))}" if len(axes) == 2 else ""
-        said.append(f"{name}: {escaped('; '.join(texts))}{escaped(along)}.")
+        said.append(f"{name}: {appearance.escaped('; '.join(texts))}{appearance.escaped(along)}.")
     return " ".join(said)

@@ -6,13 +6,11 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.reader import parameters_of
+from landscape.statistics import ratio, rounding
 from landscape.statistics.paired import Difference, paired_t
-from landscape.statistics.ratio import linearised
-from landscape.statistics.rounding import plus_minus
 from landscape.statistics.seed_groups import FEWEST, two_groups
 from landscape.statistics.stored import half_width
 
@@ -36,7 +34,7 @@ def draw(
 
     By default the ranges of both sides follow the data's quantiles; the paper's are in `PAPER`.
     """
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     values = eigenvalues(data)
     for ax, (low, high) in zip(axes, ranges or axis_ranges([data]), strict=True):
         at = np.linspace(low, high, 400)
@@ -150,7 +148,7 @@ def _bandwidth(values: np.ndarray) -> float:
 def _numbers(data: xr.Dataset) -> str:
     parts = [f"{name.upper()} {with_interval(data, name)}" for name in ("nep", "ape") if name in data]
     if "stability" in data and data["stability"].ndim == 0:
-        stability = plus_minus(float(data["stability"]), float(half_width(data, "stability")))
+        stability = rounding.plus_minus(float(data["stability"]), float(half_width(data, "stability")))
         parts = [f"{stability} of the stability threshold {threshold(data):.3g}"]
     found = np.isfinite(data["eigenvalue"].values)
     unsure = int((found & (data["converged"].values == 0)).sum())
@@ -220,7 +218,7 @@ def _of_batches(data: xr.Dataset) -> dict[str, np.ndarray]:
     values = values[np.isfinite(values).any(axis=1)]
     positive = values > 0
     return {
-        "nep": linearised((values < 0).sum(axis=1), np.isfinite(values).sum(axis=1)),
-        "ape": linearised(np.where(positive, values, 0.0).sum(axis=1), positive.sum(axis=1)),
+        "nep": ratio.linearised((values < 0).sum(axis=1), np.isfinite(values).sum(axis=1)),
+        "ape": ratio.linearised(np.where(positive, values, 0.0).sum(axis=1), positive.sum(axis=1)),
         "largest eigenvalue": data["largest"].values,
     }

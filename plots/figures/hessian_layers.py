@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import rows, style
-from landscape.plots.appearance import escaped, look_of
+from landscape.plots import appearance, rows, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import muted
 from landscape.statistics.intervals import quantile
 
 MEANING = (
@@ -22,17 +20,17 @@ ROW = 0.115  # inches per layer
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw both ends of every layer's spectrum, the first layer on top; the result has an axis `group`."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     at = np.arange(data.sizes["group"])
     ends = [_mean(data, name) for name in ("largest", "smallest")]
     for (mean, error), alpha in zip(ends, (1.0, 0.45), strict=True):
         ax.barh(at, mean, xerr=error, height=0.75, color=look.color, alpha=alpha,
                 error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
-    ax.axvline(0, color=muted(), linewidth=0.6)
+    ax.axvline(0, color=theme.muted(), linewidth=0.6)
     sizes = np.abs(ends[0][0][np.isfinite(ends[0][0])])
     if sizes.size and sizes.max() > 20 * np.median(sizes) > 0:
         style.asinh(ax, "x", float(np.quantile(sizes, 0.25)) or float(np.median(sizes)))
-    ax.set_yticks(at, [escaped(str(name)) for name in data["name"].values], fontsize=6)
+    ax.set_yticks(at, [appearance.escaped(str(name)) for name in data["name"].values], fontsize=6)
     ax.set(ylim=(len(at) - 0.4, -0.6), xlabel="Hessian eigenvalue of the layer's block")
     return ax
 

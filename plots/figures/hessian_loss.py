@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of, loss_label
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.sensitivity import rank_correlation
 
@@ -20,13 +19,13 @@ MEANING = (
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw the eigenvalues of every finished mini-batch over its loss."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     loss, values = data["loss"].values, data["eigenvalue"].transpose("batch", "rank").values
     others = np.repeat(loss, values.shape[1] - 1)
     ax.plot(others, values[:, 1:].ravel(), ".", color=look.color, alpha=0.35, markersize=2)
     ax.plot(loss, values[:, 0], look.marker, color=look.color, markersize=3.2, label=look.label, markeredgewidth=0)
     ax.axhline(0, color="0.6", linewidth=0.5, zorder=0)
-    ax.set(xlabel=loss_label([data], "loss of the mini-batch"), ylabel="Hessian eigenvalue")
+    ax.set(xlabel=appearance.loss_label([data], "loss of the mini-batch"), ylabel="Hessian eigenvalue")
     return ax
 
 

@@ -10,8 +10,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import looks as looks_of
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.results.protocols import stored
-from landscape.results.reader import parameters_of
+from landscape.results import protocols, reader
 
 MEANING = (
     "NEP (share of negative eigenvalues) and APE (mean of the positive ones) with their 95 % bootstrap intervals over "
@@ -64,9 +63,9 @@ def runs(results: Sequence[xr.Dataset]) -> dict[tuple[str, str, str], list[int]]
     """Positions of results of equal parameters at several snapshots of one run, by epoch."""
     found: dict[tuple[str, str, str], dict[float, int]] = {}
     for i, data in enumerate(results):
-        folder = str(PurePath(str(stored(data, "spec").get("checkpoint") or "")).parent)
+        folder = str(PurePath(str(protocols.stored(data, "spec").get("checkpoint") or "")).parent)
         if np.isfinite(epoch(data)) and folder not in ("", "."):
-            key = (folder, str(data.attrs.get("protocol", "")), json.dumps(parameters_of(data), sort_keys=True))
+            key = (folder, str(data.attrs.get("protocol", "")), json.dumps(reader.parameters_of(data), sort_keys=True))
             found.setdefault(key, {})[epoch(data)] = i  # the newer of two at one epoch
     return {key: [i for _, i in sorted(line.items())] for key, line in found.items() if len(line) > 1}
 

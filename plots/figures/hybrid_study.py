@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.appearance import LINES, OTHERS, escaped, looks
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import panel_width
 from landscape.results.protocols import stored
 from landscape.statistics.stored import ends_of
 from landscape.studies import kinds
@@ -46,7 +45,7 @@ def page(study: Study) -> Figure:
         "encoders trained by reconstruction (mim), at 1 by contrast (simclr), level lines: others."
     )
     figure = style.page(
-        measured, shown, height=2.6, width=panel_width(5.0), legend=legend, caption=caption,
+        measured, shown, height=2.6, width=theme.panel_width(5.0), legend=legend, caption=caption,
         note=note if measured else "",
     )  # fmt: skip
     ax = figure.subplots()

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.figures import surface
-from landscape.plots.figures.input_surface import draw_contours, plane_of
-from landscape.plots.theme import narrow, page_width
+from landscape.plots.figures import input_surface, surface
 
 MEANING = (
     "The loss of single images when their pixels move along two directions of their own; the white line encloses the "
@@ -27,7 +25,7 @@ def draw(data: xr.Dataset, ax: Axes, *, image: int = 0, levels: np.ndarray | Non
         style.write_centred(ax, "not measured yet" if np.isnan(losses.values).all() else "no finite loss", va="center",
                             fontsize=7)  # fmt: skip
         return ax
-    draw_contours(data, losses, ax, levels)
+    input_surface.draw_contours(data, losses, ax, levels)
     right = data["image_accuracy"].isel(image=image).transpose("y", "x").values
     if (right < 0.5).any() and (right >= 0.5).any():
         ax.contour(data["x"].values, data["y"].values, right, levels=[0.5], colors="w", linewidths=1.1)
@@ -37,13 +35,13 @@ def draw(data: xr.Dataset, ax: Axes, *, image: int = 0, levels: np.ndarray | Non
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A row per network, a column per image, with common levels."""
     views = [
-        plane_of(data, losses)
+        input_surface.plane_of(data, losses)
         for data in results
         for losses in data["image_loss"].isel(image=slice(MOST))
         if np.isfinite(losses.values).any()
     ]
-    columns = min(2 if narrow() else MOST, max(data.sizes["image"] for data in results))
-    side = (page_width() - 0.55) / (columns if narrow() else max(columns, 3))
+    columns = min(2 if theme.narrow() else MOST, max(data.sizes["image"] for data in results))
+    side = (theme.page_width() - 0.55) / (columns if theme.narrow() else max(columns, 3))
     figure = style.page(results, looks, height=(side + 0.25) * len(results), note=NOTE)
     grid = figure.subplots(len(results), columns, squeeze=False, sharex=True, sharey=True)
     levels = surface.contour_levels(views) if views else None

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, plane, style
+from landscape.plots import broken, plane, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import surface
-from landscape.plots.theme import muted, page_width
 from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
@@ -78,7 +77,7 @@ def draw_lines(data: xr.Dataset, ax: Axes) -> Axes:
         ax.plot(t[shown], rise[shown], color=color, linestyle=line, marker=marker, markevery=(i % every, every),
                 markersize=3, label=NAMES.get(str(name), str(name)))  # fmt: skip
         broken.mark(ax, t, rise, error)
-    ax.axhline(0.0, color=muted(), linewidth=0.6, zorder=0)
+    ax.axhline(0.0, color=theme.muted(), linewidth=0.6, zorder=0)
     ax.set(xlabel="RMS change of a pixel", ylabel="rise of the loss", xlim=(t[0], t[-1]))
     return ax
 
@@ -103,7 +102,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
             draw_plane(data, column[0], levels=levels)
         draw_lines(data, column[-1])
         across = len(results) if columns else rows
-        column[0].set_title(style.fitted(look.label, page_width() / across, style.title_size(across)))
+        column[0].set_title(style.fitted(look.label, theme.page_width() / across, style.title_size(across)))
     for row in grid:
         style.label_outer(list(row), same=columns)
     if levels is not None:

@@ -7,11 +7,10 @@ from itertools import pairwise
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, style
+from landscape.plots import broken, style, theme
 from landscape.plots.appearance import escaped
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.headlines import change
-from landscape.plots.theme import ground, ink, narrow, page_width
 from landscape.statistics.stored import half_width
 
 MEANING = (
@@ -50,10 +49,10 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
     unit, height = data["unit"].values, data[quantity].where(np.isfinite(data[quantity])).values
     colors = [KINDS.get(str(kind), KINDS["other"]) for kind in data["kind"].values]
     hatches = [HATCHES.get(str(kind), "") for kind in data["kind"].values]
-    ax.bar(unit, height, color=colors, hatch=hatches, edgecolor=ground(), linewidth=0, width=0.8, zorder=2,
+    ax.bar(unit, height, color=colors, hatch=hatches, edgecolor=theme.ground(), linewidth=0, width=0.8, zorder=2,
            yerr=broken.bar(half_width(data, quantity)),
            error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
-    ax.axhline(0.0, color=ink(), linewidth=0.5)
+    ax.axhline(0.0, color=theme.ink(), linewidth=0.5)
     done = (data["done"] == 1).all([dim for dim in data["done"].dims if dim != "unit"]).values
     lost = np.isnan(data[quantity].values) & done & np.isfinite(height).any()
     broken.mark(ax, unit, np.where(lost, np.inf, data[quantity].values), data[f"{quantity}_se"].values)
@@ -75,7 +74,7 @@ def bars(data: xr.Dataset, ax: Axes, quantity: str, label: str) -> Axes:
 def name_units(data: xr.Dataset, ax: Axes) -> Axes:
     """Name the units below their bars."""
     unit = data["unit"].values
-    step, size = math.ceil(len(unit) / (25 if narrow() else 60)), style.SMALL
+    step, size = math.ceil(len(unit) / (25 if theme.narrow() else 60)), style.SMALL
     ax.set_xticks(unit[::step], shortened(data["name"].values)[::step], rotation=90, fontsize=size)
     ax.tick_params(axis="x", length=2, pad=1)
     return ax
@@ -91,7 +90,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     heights = [*ratios, *(0.055 * letters for letters in longest)]
     present = {str(kind) if str(kind) in KINDS else "other" for data in results for kind in data["kind"].values}
     patches = [
-        Patch(facecolor=color, hatch=HATCHES.get(kind, ""), edgecolor=ground(), linewidth=0, label=kind)
+        Patch(facecolor=color, hatch=HATCHES.get(kind, ""), edgecolor=theme.ground(), linewidth=0, label=kind)
         for kind, color in KINDS.items()
         if kind in present
     ]
@@ -102,7 +101,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for data, look, row in zip(results, looks, rows, strict=True):
         axes = [bars(data, next(free), quantity, LABELS[quantity]) for quantity in row]
         name_units(data, axes[-1])
-        axes[0].set_title(style.fitted(look.label, page_width(), 8, lines=1), loc="left")
+        axes[0].set_title(style.fitted(look.label, theme.page_width(), 8, lines=1), loc="left")
         drops += axes[: len(row) - 1]
     limits = [ax.get_ylim() for ax in drops]
     for ax in drops:  # one scale for all networks

@@ -8,9 +8,7 @@ import xarray as xr
 from landscape.plots import style
 from landscape.plots.appearance import DASHES, LINES, escaped, look_of, loss_label, names
 from landscape.plots.figure import Axes, Color, Figure, Line, Look
-from landscape.statistics.intervals import quantile
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import half_width
+from landscape.statistics import intervals, rounding, stored
 
 MEANING = (
     "Loss and accuracy along straight lines through the trained weights, or from one checkpoint (t = 0) to another "
@@ -39,13 +37,13 @@ def draw(
     look = look or look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
         values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("direction", "t").values
-        halves = half_width(data.transpose("direction", "t", ...), name)
+        halves = stored.half_width(data.transpose("direction", "t", ...), name)
         t = data["t"].values
         if _spread(data):
             for value in values:
                 ax.plot(t, value, color=look.color, linewidth=0.4, alpha=0.6)
             error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-            band(ax, t, values.mean(axis=0), quantile(len(values)) * error, look, lines[0])
+            band(ax, t, values.mean(axis=0), intervals.quantile(len(values)) * error, look, lines[0])
         else:
             for k, (value, half) in enumerate(zip(values, halves, strict=True)):
                 band(ax, t, value, half, look, lines[k % len(lines)])
@@ -148,7 +146,7 @@ def _checkpoint_and_directions(data: xr.Dataset) -> tuple[str, ...]:
 def _barrier(data: xr.Dataset, k: int) -> str:
     if "barrier" not in data or not np.isfinite(data["barrier"].values[k]):
         return ""
-    return f", barrier {plus_minus(data['barrier'].values[k], half_width(data, 'barrier')[k])}"
+    return f", barrier {rounding.plus_minus(data['barrier'].values[k], stored.half_width(data, 'barrier')[k])}"
 
 
 def _axis(data: xr.Dataset) -> str:

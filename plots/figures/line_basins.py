@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import basin_panels
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, basin_panels
 from landscape.plots.basin_panels import Mark
 from landscape.plots.figure import Axes, Figure, Look
 
@@ -45,7 +44,7 @@ def draw(
                     for end in ("", "_low", "_high")]  # fmt: skip
             marks = [Mark(*(side * end for end in found)) for side, *found in zip(sides, *ends, strict=True)]
             basin_panels.draw_marks(ax, edge, marks, look, small=several)
-    units = escaped(str(data["t"].attrs.get("units", "1")))
+    units = appearance.escaped(str(data["t"].attrs.get("units", "1")))
     basin_panels.finish(axes, data, f"position on the line ({units})", values)
     return axes
 

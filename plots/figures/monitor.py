@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import ground
 
 MEANING = (
     "The largest Hessian eigenvalue of the loss on one mini-batch (solid) and the largest one that the optimiser can "
@@ -36,7 +34,7 @@ def over_steps(
     data: xr.Dataset, ax: Axes, quantity: str, threshold: str, converged: str, name: str, look: Look | None
 ) -> Axes:
     """Draw the first rank of eigenvalues over the steps, and a threshold."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     step, value = data["step"].values, data[quantity].transpose("step", "rank").values[:, 0]
     known = np.isfinite(value)
     every = max(1, int(known.sum()) // MARKS)
@@ -47,7 +45,7 @@ def over_steps(
     limit = data[threshold].values
     there = np.isfinite(limit)
     ax.plot(step[there], limit[there], "--", color=look.color, linewidth=0.8, marker=look.marker, markersize=3.5,
-            markerfacecolor=ground(), markevery=[-1] if there.any() else None)  # fmt: skip
+            markerfacecolor=theme.ground(), markevery=[-1] if there.any() else None)  # fmt: skip
     for at in announced(data):
         ax.plot(at, 0.96, "v", transform=ax.get_xaxis_transform(), color=look.color, markersize=5)
     units = str(data[quantity].attrs.get("units", "1"))

@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, style
+from landscape.plots import appearance, broken, headlines, style, theme
 from landscape.plots.appearance import look_of
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.headlines import change
-from landscape.plots.theme import ink
 from landscape.results.reader import parameters_of
 from landscape.statistics.stored import half_width
 
@@ -27,13 +25,13 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 
     Where the loss defines no accuracy, draw the loss increase.
     """
-    look, quantity = look or look_of(data), change(data)
+    look, quantity = look or look_of(data), headlines.change(data)
     shown = np.isfinite(data[quantity].values)
     band, drop = data["band"].values[shown], data[quantity].values[shown]
     half = broken.bar(half_width(data, quantity)[shown])
     ax.fill_between(band, drop - half, drop + half, color=look.color, alpha=0.18, linewidth=0)
     ax.plot(band, drop, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
-    ax.axhline(0.0, color=ink(), linewidth=0.5)
+    ax.axhline(0.0, color=theme.ink(), linewidth=0.5)
     ax.set(xlabel="frequency of the noise", ylabel=quantity.replace("_", " "), xlim=(0, 1))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", r"0.25$\pi$", r"0.5$\pi$", r"0.75$\pi$", r"$\pi$"])
     return ax
@@ -47,7 +45,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     legend = {(seen.label, seen.line): seen for _, seen in sorted(drawn.items())}
     note, rows, columns = "Bands: 95 % intervals over samples.", -(-len(panels) // 2), min(2, len(panels))
     figure = style.page(results, looks, height=2.6 * rows, legend=list(legend.values()), note=note)
-    same = len(set(map(change, results))) == 1
+    same = len(set(map(headlines.change, results))) == 1
     axes = style.grid(figure, len(panels), columns, sharey=same)
     for ax, one, panel in zip(axes, kinds, panels, strict=True):
         for i in panel:
@@ -63,7 +61,7 @@ def kind(data: xr.Dataset) -> str:
     size = f"eps {float(parameters['eps']):g}" if "eps" in parameters else "eps not stored"
     equal = "equal energy in every band" if parameters.get("equal_energy") else "equal amplitude per pixel"
     linear = ", linear classifier" if parameters.get("classifier") == "linear" else ""
-    return f"{size}, {equal}{linear}{' (loss)' if change(data) == 'loss_increase' else ''}"
+    return f"{size}, {equal}{linear}{' (loss)' if headlines.change(data) == 'loss_increase' else ''}"
 
 
 def _looks_within(results: Sequence[xr.Dataset], looks: Sequence[Look], panel: Sequence[int]) -> list[Look]:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.mosaic import mosaic
-from landscape.plots.theme import page_width
 
 MEANING = (
     "What the networks were given: the frequencies that each band passes (bright, zero frequency in the centre), the "
@@ -33,7 +32,7 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """The first result."""
     count = len(results[0]["band"]) + 1
-    height = page_width() * (2 + min(ROWS, len(results[0]["picture"]))) / count
+    height = theme.page_width() * (2 + min(ROWS, len(results[0]["picture"]))) / count
     figure = style.page(results, looks, height=height)
     draw(results[0], figure.subplots())
     return figure

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import ground, muted
 
 MEANING = (
     "The gradient noise scale is the batch size at which the noise of a mini-batch's gradient equals the gradient: "
@@ -30,7 +28,7 @@ MOST = 30.0  # of the axis of steps and samples
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None, row: float = 0.0) -> tuple[Axes, ...]:
     """Draw both noise scales in a row (first axes), and the trade-off between steps and samples (second, if any)."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     for kind, (below, filled) in KINDS.items():
         if kind in data:
             _point(data, kind, axes[0], row + below, look, filled)
@@ -54,7 +52,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     axes = tuple(figure.subplots(1, 1 + resolved, squeeze=False)[0])
     left = axes[0]
     for right in axes[1:]:
-        right.axhline(2.0, color=muted(), linewidth=0.6, linestyle=":")
+        right.axhline(2.0, color=theme.muted(), linewidth=0.6, linestyle=":")
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):
         draw(data, axes, look=look, row=float(i))
     left.set(yticks=[], ylim=(len(results) - 0.5 + KINDS["curvature"][0], -0.5))
@@ -80,7 +78,7 @@ def notes(data: xr.Dataset) -> dict[str, str]:
 
 def _point(data: xr.Dataset, kind: str, ax: Axes, at: float, look: Look, filled: bool) -> None:
     value, low, high = (float(data[name]) for name in (kind, f"{kind}_low", f"{kind}_high"))
-    face = look.color if filled else ground()
+    face = look.color if filled else theme.ground()
     if np.isfinite(value):
         low = max(low, 1e-3 * value)  # a logarithmic axis has no 0
         ax.plot([low, high], [at, at], color=look.color, linewidth=1.0)

@@ -7,12 +7,9 @@ import numpy as np
 import xarray as xr
 from matplotlib import patheffects
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, plane, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.surface import add_colour_bar, contour_levels, fill_contours
-from landscape.plots.plane import annotate, axis_label, complete_cells
-from landscape.plots.theme import PAGE, narrow, page_width, panel_width
 
 MEANING = (
     "Snapshots of a run projected onto the plane that holds most of its path (or the checkpoints that span a plane), "
@@ -29,7 +26,7 @@ def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
     levels = contour_levels([data]) if levels is None else levels
     x, y = data["x"].values, data["y"].values
     loss = fill_contours(data, ax, levels)
-    if complete_cells(loss.filled(np.nan)).any():
+    if plane.complete_cells(loss.filled(np.nan)).any():
         ax.contour(x, y, loss, levels=levels, colors="k", linewidths=0.2, alpha=0.6)
     along, across = data["path_x"].values, data["path_y"].values
     outline = [patheffects.withStroke(linewidth=2.2, foreground="k")]
@@ -38,10 +35,10 @@ def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
             linewidth=1.0 if joined else 0.0, path_effects=outline if joined else None)  # fmt: skip
     ax.plot(0.0, 0.0, "*", color="w", markersize=9, markeredgecolor="k", markeredgewidth=0.5)
     for i in _labelled(along / np.ptp(x), across / np.ptp(y)):
-        annotate(ax, data, float(along[i]), float(across[i]), _name(data, i))
+        plane.annotate(ax, data, float(along[i]), float(across[i]), _name(data, i))
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     for name, label in (("x", ax.set_xlabel), ("y", ax.set_ylabel)):
-        label(style.fitted(axis_label(data, name), 0.35 * page_width(), 7), fontsize=7)
+        label(style.fitted(plane.axis_label(data, name), 0.35 * theme.page_width(), 7), fontsize=7)
     return ax
 
 
@@ -49,10 +46,10 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result with common contour levels and one colour bar."""
     levels = contour_levels(results)
     note = "A star: the weights through which the plane passes."
-    columns = 1 if narrow() else min(len(results), 2)
+    columns = 1 if theme.narrow() else min(len(results), 2)
     rows = math.ceil(len(results) / columns)
-    width = page_width() if columns > 1 else panel_width(0.7 * PAGE)
-    figure = style.page(results, looks, height=(1.9 if narrow() else 2.4) * rows, width=width, note=note)
+    width = theme.page_width() if columns > 1 else theme.panel_width(0.7 * theme.PAGE)
+    figure = style.page(results, looks, height=(1.9 if theme.narrow() else 2.4) * rows, width=width, note=note)
     axes = style.grid(figure, len(results), columns)
     for data, look, ax in zip(results, looks, axes, strict=True):
         draw(data, ax, levels=levels)
@@ -72,4 +69,4 @@ def _labelled(x: np.ndarray, y: np.ndarray) -> list[int]:
 
 
 def _name(data: xr.Dataset, i: int) -> str:
-    return escaped(str(data["path_name"].values[i])) if "path_name" in data else str(i)
+    return appearance.escaped(str(data["path_name"].values[i])) if "path_name" in data else str(i)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import xarray as xr
 
-from landscape.plots import rows
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, rows
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import ends_of
 
@@ -24,7 +23,7 @@ def draw(
 ) -> Axes:
     """Draw a score of every perturbation, below each other."""
     value, ends = data[score].values, ends_of(data, score)
-    rows.draw(ax, short_names(data), value, ends, look=look or look_of(data), shift=shift)
+    rows.draw(ax, short_names(data), value, ends, look=look or appearance.look_of(data), shift=shift)
     ax.set_xlabel(LABELS[score])
     return ax
 

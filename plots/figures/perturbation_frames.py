@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped, look_of
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -23,7 +22,7 @@ NOTE = "Solid: the same prediction as at the next frame. Dotted: accuracy."
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0) -> Axes:
     """Draw consistency and accuracy of one perturbation over its frames."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     frame = data["frame"].values
     same, right = (data[f"{name}_at"].values[which] for name in ("consistency", "accuracy"))
     shown = np.isfinite(same)
@@ -38,7 +37,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0
     ax.plot(frame[shown], right[shown], linestyle=":", **cue)
     style.whole_numbers(ax)
     ax.set(xlabel="frame", ylim=(0, 1.02), ylabel="share of images")
-    ax.set_title(escaped(str(data["perturbation_name"].values[which]).replace("_", " ")))
+    ax.set_title(appearance.escaped(str(data["perturbation_name"].values[which]).replace("_", " ")))
     return ax
 
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import depth
+from landscape.plots import depth, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import muted
 from landscape.results.reader import parameters_of
 
 MEANING = (
@@ -26,7 +25,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = 
         return ax
     intact = float(data.attrs.get("intact_accuracy", np.nan))
     if np.isfinite(intact):
-        ax.axhline(intact, color=muted(), linestyle=":", linewidth=0.9)
+        ax.axhline(intact, color=theme.muted(), linestyle=":", linewidth=0.9)
     return ax
 
 

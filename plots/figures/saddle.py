@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.appearance import escaped, loss_label
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.surface import contour_levels
 from landscape.plots.figures.surface import draw as draw_contours
 from landscape.plots.plane import axis_label
-from landscape.plots.theme import muted, page_width
 from landscape.statistics.stored import half_width
 
 MEANING = (
@@ -61,7 +60,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     legend = [
         Look("along x: smallest eigenvalue", X, ""),
         Look("along y: largest eigenvalue", Y, ""),
-        Look("quadratic model", muted(), "", "--"),
+        Look("quadratic model", theme.muted(), "", "--"),
     ]
     note = "Band: 95 % interval of the rise over the checkpoint's loss, paired over samples."
     figure = style.page(results, looks, height=2.9 * len(results), legend=legend, note=note)
@@ -69,7 +68,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     for data, look, axes in zip(results, looks, rows, strict=True):
         draw(data, tuple(axes))
         curvatures = escaped(f"curvature {data.attrs['curvature_x']:.3g} and {data.attrs['curvature_y']:.3g}")
-        axes[0].set_title(style.fitted(look.label, page_width() / 2, style.SMALL), fontsize=style.SMALL)
+        axes[0].set_title(style.fitted(look.label, theme.page_width() / 2, style.SMALL), fontsize=style.SMALL)
         axes[1].set_title(curvatures, fontsize=style.SMALL)
         for set_label, axis in ((axes[0].set_xlabel, "x"), (axes[0].set_ylabel, "y")):
             set_label(style.fitted(axis_label(data, axis), 2.4, style.SMALL), fontsize=style.SMALL)

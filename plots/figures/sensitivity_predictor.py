@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.sensitivity import hues_of, units_of
-from landscape.plots.theme import ink, narrow
 
 MEANING = (
     "The loss increase that was measured for each unit over the mean trace of its Hessian block times the squared "
@@ -44,13 +43,13 @@ def draw(data: xr.Dataset, ax: Axes, *, hues: Mapping[str, tuple[Any, str]] | No
     top = float(positive[1].max()) if positive[1].size else 10.0
     ax.set_ylim(low[1] / 1.5, top * (top / low[1]) ** (ROOM / (1 - ROOM)))
     ax.legend(fontsize=style.SMALL, loc="upper left", title="rank correlation", title_fontsize=style.SMALL,
-              labelcolor=ink(), handletextpad=0.3, borderaxespad=0.3)  # fmt: skip
+              labelcolor=theme.ink(), handletextpad=0.3, borderaxespad=0.3)  # fmt: skip
     return ax
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A panel per network."""
-    figure, axes = style.panels(results, looks, aspect=0.6 if narrow() else 0.95, note=NOTE, share=False, most=3)
+    figure, axes = style.panels(results, looks, aspect=0.6 if theme.narrow() else 0.95, note=NOTE, share=False, most=3)
     hues = hues_of(results)
     for data, ax in zip(results, axes, strict=True):
         draw(data, ax, hues=hues)

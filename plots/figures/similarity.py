@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -37,7 +36,7 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
         setter: Any = ax.set_yticks if axis == "layer" else ax.set_xticks
         setter(spaced, names)
     other = str(data.attrs.get("against", ""))
-    ax.set(ylabel="layer", xlabel=f"layer of {escaped(other)}" if other else "layer")
+    ax.set(ylabel="layer", xlabel=f"layer of {appearance.escaped(other)}" if other else "layer")
     ax.tick_params(length=2)
     return ax
 
@@ -59,7 +58,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def _title(data: xr.Dataset, look: Look) -> str:
     """The network's name without the path of the other network, whose name stands below the panel."""
-    label = escaped(str(data.attrs.get("label", "")))
+    label = appearance.escaped(str(data.attrs.get("label", "")))
     return label if look.label.startswith(f"{label} (against") else look.label
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground, ink, muted, narrow
 from landscape.statistics.stored import half_width
@@ -41,7 +40,7 @@ def draw(
     Small marks are single mini-batches; the dashed line is 2 / learning rate, if that is near. Open marks are the other
     mini-batches.
     """
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     ax = axes[0]
     for i, (name, (summary, _)) in enumerate(SHARPNESS.items()):
         _column(ax, data, name, summary, i + shift, look, width=width)

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import ground, muted, narrow, page_width
 
 MEANING = (
     "Whether a quadratic model of the loss predicts what the optimiser's update does: on the identity line it does, "
@@ -20,8 +18,8 @@ COLUMNS = 3
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw the actual over the predicted change, to second order, of every mini-batch, with the identity line."""
-    look = look or look_of(data)
-    for prefix, face in (("", look.color), ("other_", ground())):
+    look = look or appearance.look_of(data)
+    for prefix, face in (("", look.color), ("other_", theme.ground())):
         predicted, actual = (
             data[f"{prefix}{name}"].where(data["done"] == 1).values for name in ("predicted_change", "actual_change")
         )
@@ -29,7 +27,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
             predicted, actual, linestyle="none", marker=look.marker, markersize=4, color=look.color,
             markerfacecolor=face, label=None if prefix else look.label,
         )  # fmt: skip
-    ax.axline((0, 0), slope=1, color=muted(), linewidth=0.8, linestyle="--", zorder=0)
+    ax.axline((0, 0), slope=1, color=theme.muted(), linewidth=0.8, linestyle="--", zorder=0)
     units = str(data["actual_change"].attrs.get("units", ""))
     ax.set(xlabel=f"predicted change ({units})", ylabel=f"actual change ({units})")
     return ax
@@ -37,8 +35,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A square panel of equal axes per result: changes of two learning rates may be decades apart."""
-    columns = 2 if narrow() else min(COLUMNS, max(2, len(results)))
-    rows, side = -(-len(results) // columns), page_width() / columns
+    columns = 2 if theme.narrow() else min(COLUMNS, max(2, len(results)))
+    rows, side = -(-len(results) // columns), theme.page_width() / columns
     note = (
         "Predicted to second order. Dashed: identity. Filled: on the mini-batch of the gradient; open: mean of others."
     )
@@ -58,7 +56,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for axis in (ax.xaxis, ax.yaxis):  # no common factor beside the label
             axis.set_major_formatter("{x:.4g}")
         for line in (ax.axhline, ax.axvline):
-            line(0.0, color=muted(), linewidth=0.4, zorder=0)
+            line(0.0, color=theme.muted(), linewidth=0.4, zorder=0)
         size = style.title_size(columns)
         ax.set_title(style.fitted(look.label, 0.75 * side, size), fontsize=size)
     style.label_outer(axes)

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.appearance import LINES, escaped, look_of
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import muted
 
 MEANING = (
     "Scores of predictions that are averaged over neighbouring frames, against how far the average reaches: where the "
@@ -51,7 +50,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     kinds = kinds_of(results)
     # colours and markers are of networks, line styles of predictions
     legend = [replace(look, line=" ") for look in looks]
-    legend += [Look(kind, muted(), "", line) for kind, line in zip(kinds, LINES, strict=False)]
+    legend += [Look(kind, theme.muted(), "", line) for kind, line in zip(kinds, LINES, strict=False)]
     styles = "; ".join(f"{style.LINE_WORDS[line]}: {kind}" for kind, line in zip(kinds, LINES, strict=False))
     note = (
         f"Line styles are predictions ({escaped(styles)}); thin lines are without smoothing over time. Bands: 95 % "

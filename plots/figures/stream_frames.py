@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.stream import window
-from landscape.plots.theme import missing
 from landscape.results.reader import parameters_of
 
 MEANING = (
@@ -24,10 +22,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 
     Ticks below mark frames that are wrong, or less than half right; the lower row is that without smoothing.
     """
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     length = int(parameters_of(data).get("clip_length", 0))
     for start in range(length, min(MOST, data.sizes["frame"]), length) if length else ():
-        ax.axvline(start - 0.5, color=missing(), linewidth=0.6)
+        ax.axvline(start - 0.5, color=theme.missing(), linewidth=0.6)
     frames = data.isel(prediction=0, frame=slice(MOST))
     x = frames["frame"].values
     for row, (i, color, width) in enumerate(((0, "0.55", 0.7), (int(data["best"]), look.color, 1.2))):

@@ -10,10 +10,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.colors import Normalize
 
-from landscape.plots import plane, style
-from landscape.plots.appearance import loss_label
+from landscape.plots import appearance, plane, style, theme
 from landscape.plots.figure import Figure, Look
-from landscape.plots.theme import dark
 
 MEANING = (
     "The loss surface as a mesh seen from the side, on one vertical scale for all panels: it shows at a "
@@ -37,7 +35,7 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     if logarithmic:
         loss, low, high = np.log10(loss), math.log10(low), math.log10(high)
     height = Normalize(low, high)(np.nan_to_num(loss, nan=high))
-    colors = matplotlib.colormaps["plasma"](0.3 + 0.7 * height if dark() else height)  # its lower end is dark
+    colors = matplotlib.colormaps["plasma"](0.3 + 0.7 * height if theme.dark() else height)  # its lower end is dark
     corners = np.meshgrid(data["x"].values[x], data["y"].values[y])
     mesh = ax.plot_surface(*corners, loss, rstride=1, cstride=1, facecolors=colors, shade=False, linewidth=0.5)
     mesh.set_facecolor((0, 0, 0, 0))
@@ -54,7 +52,7 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One mesh per result on a common vertical scale."""
     span = plane.bowl_range(results, SHARE)
-    scale = f"{loss_label(results)} from {span[0]:.3g} to {span[1]:.3g}"
+    scale = f"{appearance.loss_label(results)} from {span[0]:.3g} to {span[1]:.3g}"
     kind = ", logarithmic" if is_logarithmic(span) else ""
     note = f"Vertical axis and colour: {scale}{kind}; cells above are left out."
     return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.8, note=note)

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import basin_panels
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, basin_panels
 from landscape.plots.basin_panels import Mark
 from landscape.plots.figure import Axes, Figure, Look
 
@@ -47,7 +46,7 @@ def draw(
             basin_panels.draw_curve(ax, r, value, np.full(len(r), np.nan) if worst else error, curve, thin=worst)
             mark = Mark(*(float(data[f"{basin}{end}"].values[s]) for end in ("", "_low", "_high")))
             basin_panels.draw_marks(ax, edge, [mark], look, hollow=worst)
-    units = escaped(str(data["x"].attrs.get("units", "1")))
+    units = appearance.escaped(str(data["x"].attrs.get("units", "1")))
     basin_panels.finish(axes, data, f"distance from the checkpoint ({units})", values)
     return axes
 

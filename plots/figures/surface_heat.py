@@ -8,8 +8,7 @@ import xarray as xr
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
-from landscape.plots import plane
-from landscape.plots.appearance import loss_label
+from landscape.plots import appearance, plane
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -36,7 +35,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result and one colour bar."""
     norm = colour_scale(results)
     figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm))
-    add_colour_bar(figure, axes, norm, loss_label(results))
+    add_colour_bar(figure, axes, norm, appearance.loss_label(results))
     return figure
 
 

@@ -10,8 +10,7 @@ import xarray as xr
 from matplotlib.colors import Normalize
 from scipy.interpolate import RectBivariateSpline
 
-from landscape.plots import plane
-from landscape.plots.appearance import loss_label
+from landscape.plots import appearance, plane
 from landscape.plots.figure import Figure, Look
 from landscape.plots.figures.surface_heat import round_ticks
 
@@ -96,7 +95,7 @@ def smooth(data: xr.Dataset, span: tuple[float, float]) -> xr.Dataset:
 def scale(results: Sequence[xr.Dataset], span: tuple[float, float]) -> str:
     """What the vertical axis is, for the caption."""
     kind = ", logarithmic" if span[0] > 0 else ""
-    return f"Upwards: {loss_label(results)}{kind}, cut at {span[1]:.3g}; smooth between the measured points."
+    return f"Upwards: {appearance.loss_label(results)}{kind}, cut at {span[1]:.3g}; smooth between the measured points."
 
 
 def apart(ticks: np.ndarray, span: float) -> np.ndarray:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.plots import style
-from landscape.plots.appearance import FAMILIES, OTHERS, escaped, family
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure
 from landscape.studies import kinds
 from landscape.studies.study import Number, Study
@@ -36,7 +35,7 @@ def page(study: Study) -> Figure:
     )
     protocols = dict.fromkeys(str(data.attrs.get("protocol", "")) for data in shown)
     model = next(iter(study.networks.values())).configuration["model"]
-    caption = f"{escaped(f'{model} over {study.argument}')}. {escaped('; '.join(protocols))}."
+    caption = f"{appearance.escaped(f'{model} over {study.argument}')}. {appearance.escaped('; '.join(protocols))}."
     figure = style.page([], [], height=3.8, caption=caption, note=note)
     for ax, (label, cell) in zip(figure.subplots(2, 3).flat, NUMBERS.items(), strict=True):
         if label:
@@ -99,6 +98,6 @@ def _look(study: Study) -> tuple[str, list[Any]]:
     """The marker of the network, and a colour for every value."""
     from matplotlib import colormaps
 
-    kind = family(next(iter(study.cells.values())))
-    marker = FAMILIES[kind][2] if kind in FAMILIES else OTHERS[0][1]
+    kind = appearance.family(next(iter(study.cells.values())))
+    marker = appearance.FAMILIES[kind][2] if kind in appearance.FAMILIES else appearance.OTHERS[0][1]
     return marker, [colormaps["viridis"](place) for place in np.linspace(0, 0.85, len(study.values))]

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import page_width
 
 MEANING = (
     "Every point is a token, its colour the image: groups of one colour mean that tokens encode the image they are of, "
@@ -62,7 +61,7 @@ def layers_in_rows(
     `titles` is the height of the titles of a row, in inches.
     """
     columns = max(len(data["layer"]) for data in results)
-    side = page_width() / max(columns, 3)
+    side = theme.page_width() / max(columns, 3)
     figure = style.page(results, looks, height=len(results) * (side + titles), legend=legend, note=note)
     grid = figure.subplots(len(results), columns, squeeze=False, subplot_kw={"projection": projection})
     for data, look, row in zip(results, looks, grid, strict=True):

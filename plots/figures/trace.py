@@ -6,12 +6,9 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, broken, headlines, style
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.headlines import missed_tol
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import error_of, half_width
+from landscape.statistics import rounding, stored
 
 MEANING = (
     "The sum of all Hessian eigenvalues, a measure of sharpness: points are mini-batches, the line is the mean over "
@@ -27,14 +24,14 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
 
     The points are shifted to the right, so that those of several results do not overlap.
     """
-    look = look or look_of(data)
-    at, values, errors = data["batch"].values + shift, data["batch_trace"].values, error_of(data, "batch_trace")
+    look = look or appearance.look_of(data)
+    at, values, errors = data["batch"].values + shift, data["batch_trace"].values, stored.error_of(data, "batch_trace")
     ax.errorbar(
-        at, values, broken.bar(half_width(data, "batch_trace")),
+        at, values, broken.bar(stored.half_width(data, "batch_trace")),
         color=look.color, marker=look.marker, linestyle="none", markersize=3, elinewidth=0.8, label=look.label,
     )  # fmt: skip
     broken.mark(ax, at, values, errors)
-    whole, half = float(data["trace"]), float(half_width(data, "trace"))
+    whole, half = float(data["trace"]), float(stored.half_width(data, "trace"))
     if np.isfinite(whole):
         ax.axhline(whole, color=look.color, linestyle=look.line, linewidth=0.9)
     if np.isfinite(whole) and np.isfinite(half):
@@ -64,7 +61,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def _number(data: xr.Dataset) -> str:
-    return plus_minus(float(data["trace"]), float(half_width(data, "trace")), 2)
+    return rounding.plus_minus(float(data["trace"]), float(stored.half_width(data, "trace")), 2)
 
 
 def notes(data: xr.Dataset) -> dict[str, str]:
@@ -74,4 +71,4 @@ def notes(data: xr.Dataset) -> dict[str, str]:
         done = data.variables["done"].values == 1
         done = done.any(data.variables["done"].dims.index("round")) if "round" in data.variables["done"].dims else done
         lost = int((done & ~np.isfinite(data.variables["batch_trace"].values)).sum())
-    return missed_tol(data) | ({"mini-batches not finite": str(lost)} if lost else {})
+    return headlines.missed_tol(data) | ({"mini-batches not finite": str(lost)} if lost else {})

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, rows, style
-from landscape.plots.appearance import escaped, look_of
+from landscape.plots import appearance, broken, rows, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import muted
 from landscape.statistics.stored import half_width
 
 MEANING = (
@@ -23,14 +21,14 @@ BARS = (("off_block", 1.0, "-", "between the blocks"), ("non_gauss_newton", 0.45
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     """Draw two bars for every block, the first block on top, and the values of all rows as lines."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     at = np.arange(data.sizes["block"])
     for i, (name, alpha, line, label) in enumerate(BARS):
         error = broken.bar(half_width(data, f"rows_{name}"))
         ax.barh(at + 0.4 * i - 0.2, data[f"rows_{name}"].values, xerr=error, height=0.38, color=look.color,
                 alpha=alpha, label=label, error_kw={"elinewidth": 0.6, "ecolor": "0.25"})  # fmt: skip
-        ax.axvline(float(data[name]), color=muted(), linewidth=0.8, linestyle=line)
-    ax.set_yticks(at, [escaped(str(name)) for name in data["name"].values], fontsize=style.SMALL)
+        ax.axvline(float(data[name]), color=theme.muted(), linewidth=0.8, linestyle=line)
+    ax.set_yticks(at, [appearance.escaped(str(name)) for name in data["name"].values], fontsize=style.SMALL)
     ax.set(ylim=(len(at) - 0.4, -0.6), xlabel="share of |H v|")
     return ax
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -21,7 +20,7 @@ MEANING = (
 
 def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
     """Draw the trajectory on polar axes (first) and on its principal plane (second); a star marks the final weights."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     polar, plane = axes
     draw_polar(data, polar, look)
     _path(plane, data["pc1"].values, data["pc2"].values, look)

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import look_of, loss_label
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import half_width
 
@@ -20,7 +19,7 @@ MEANING = (
 
 def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
     """Draw both losses with bands over the epochs (first axes), and the distances off the plane (second)."""
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     time, unit = epochs(data)
     for name, line in (("loss", "-"), ("plane_loss", "--")):
         value, half = data[name].values, half_width(data, name)
@@ -31,7 +30,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None)
     axes[1].plot(time, data["off_plane"], color=look.color, marker=look.marker, markersize=2.5, linewidth=1)
     for ax in axes:
         style.whole_numbers(ax)
-    axes[0].set(xlabel=unit, ylabel=loss_label([data]))
+    axes[0].set(xlabel=unit, ylabel=appearance.loss_label([data]))
     axes[1].set(xlabel=unit, ylabel="distance (norm of weights)")
     return axes
 
