@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy.interpolate import RegularGridInterpolator
 
 from landscape.options import require
-from landscape.plots import FIGURES, plane, style, turntable
+from landscape.plots import FIGURES, plane, style
 from landscape.plots.figure import Look
-from landscape.plots.figures import hessian, hessian_phases, surface, surface_3d
+from landscape.plots.figures import hessian, hessian_phases, surface, surface_3d, surface_relief
 from landscape.plots.selection import Selection
-from landscape.plots.theme import Theme, applied, panel_width
+from landscape.plots.theme import Theme, applied, ink, page_width, panel_width
 from landscape.results import reader
 from landscape.results.replacing import replacing
 
@@ -24,6 +25,9 @@ KINDS = ("surface", "surface_3d", "hessian", TURNTABLE)
 FORMATS = (".gif", ".mp4")
 DPI = 150
 SHARE = 0.9  # of a mesh's cells that are below the upper end of its vertical axis
+MOST = 6  # surfaces side by side
+FRAMES = 36  # of one turn
+LIFT = 0.02  # of the vertical axis, by which the path lies above the relief
 
 
 def animate(
@@ -66,8 +70,8 @@ def _turned(path: Path | str, out: Path, selection: Selection, theme: Theme, rat
         results = FIGURES["surface_relief"].selected([data for _, data in selection.of(stored)])
         if not results:
             raise ValueError(f"{path} holds no surface; measure one first: landscape surface CHECKPOINT --out {path}")
-        require(len(results) <= turntable.MOST, "only", f"{len(results)} surfaces", f"at most {turntable.MOST}")
-        _write(out, list(turntable.frames(results, selection.looks(results, results), DPI)), rate)
+        require(len(results) <= MOST, "only", f"{len(results)} surfaces", f"at most {MOST}")
+        _write(out, list(_turn(results, selection.looks(results, results), DPI)), rate)
         return [hessian_phases.epoch(data) for data in results]
 
 
@@ -96,9 +100,12 @@ def _frames(results: Sequence[xr.Dataset], looks: Sequence[Look], kind: str) -> 
         if number == 0:
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
-        figure.canvas.draw()
-        pixels: Any = figure.canvas
-        yield np.asarray(pixels.buffer_rgba())[..., :3].copy()
+        yield _pixels(figure)
+
+
+def _pixels(figure: Any) -> np.ndarray:
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
 def _draw_spectrum(data: xr.Dataset, axes: Sequence[Any], results: Sequence[xr.Dataset], look: Look) -> None:
@@ -142,3 +149,46 @@ def _write(out: Path, frames: Sequence[np.ndarray], rate: float) -> None:
             )
         with replacing(out) as stream:
             stream.write(part.read_bytes())
+
+
+def _turn(results: Sequence[xr.Dataset], looks: Sequence[Look], dpi: int) -> Iterator[np.ndarray]:
+    """The pictures of one turn, (height, width, 3) of bytes."""
+    span = plane.bowl_range(results, surface_relief.SHARE)
+    note = surface_relief.scale(results, span)
+    note += " Black: the path of training." * any(map(_has_run_path, results))
+    columns = min(len(results), 3)
+    rows, side = -(-len(results) // columns), page_width() / columns
+    figure = style.page(results, looks, height=0.9 * side * rows, note=note)
+    figure.set_dpi(dpi)
+    axes = [figure.add_subplot(rows, columns, i + 1, projection="3d") for i in range(len(results))]
+    for ax, data, look in zip(axes, results, looks, strict=True):
+        surface_relief.draw(data, ax, span=span)
+        _draw_path(data, ax, span)
+        size = style.title_size(columns)
+        ax.set_title(style.fitted(look.label, side, size), fontsize=size)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for angle in np.linspace(0, 360, FRAMES, endpoint=False):
+        for ax in axes:
+            ax.view_init(elev=28, azim=angle - 60)
+        yield _pixels(figure)
+
+
+def _has_run_path(data: xr.Dataset) -> bool:
+    return {"path_x", "path_y"} <= set(data) and data.attrs.get("plane") != "checkpoints"
+
+
+def _draw_path(data: xr.Dataset, ax: Any, span: tuple[float, float]) -> None:
+    """The path of training on the relief, where the plane holds one and as far as it lies inside."""
+    if not _has_run_path(data):
+        return
+    made = surface_relief.smooth(data, span)
+    height = RegularGridInterpolator(
+        (made["x"].values, made["y"].values), made["loss"].transpose("x", "y").values, bounds_error=False
+    )
+    x, y = data["path_x"].values, data["path_y"].values
+    z = height(np.stack([x, y], axis=-1))
+    low, high = span
+    z, low, high = (np.log10(v) for v in (z, low, high)) if low > 0 else (z, low, high)
+    z = z + LIFT * (high - low)
+    ax.plot(x, y, z, color=ink(), marker=".", markersize=3, linewidth=1, zorder=10)

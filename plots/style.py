@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.figure import Axes, Figure, Line2D, Look, Patch
 from landscape.plots.theme import COLUMN as COLUMN
@@ -24,6 +25,7 @@ LINE = 1.35 * SMALL / 72  # inches per line of a caption
 LEGEND_LINE = 0.135  # inches per row of a legend
 INTERVAL = "95 %"
 WARNING = "#c2500a"  # readable on white and on black
+GAP = 0.06  # between pictures, as a share of their width
 
 
 def page(
@@ -256,3 +258,22 @@ def bars(value: Any, low: Any, high: Any) -> np.ndarray:
     """How far intervals reach below and above their values, (2, n); nothing where an end is not known."""
     reach: np.ndarray = np.nan_to_num(np.stack([np.atleast_1d(value) - low, high - np.atleast_1d(value)]))
     return reach.clip(min=0.0)
+
+
+def mosaic(ax: Axes, rows: Sequence[Sequence[np.ndarray | None]], columns: Sequence[str], names: Sequence[str]) -> Axes:
+    """Draw rows of square pictures (height, width, 3) in [0, 1] with labelled rows and columns; None stays empty."""
+    for i, row in enumerate(rows):
+        for j, picture in enumerate(row):
+            if picture is not None:
+                low, high = GAP / 2, 1 - GAP / 2
+                extent = (j + low, j + high, i + high, i + low)
+                ax.imshow(picture, extent=extent, interpolation="nearest", vmin=0.0, vmax=1.0, aspect="auto")
+    ax.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
+    ax.set_aspect("equal")
+    ax.set_xticks(np.arange(len(columns)) + 0.5, columns, fontsize=style.SMALL)
+    ax.set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=style.SMALL)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0, pad=1)
+    for side in ax.spines.values():
+        side.set_visible(False)
+    return ax

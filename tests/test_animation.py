@@ -12,7 +12,7 @@ import xarray as xr
 from PIL import Image
 
 from landscape.options import OptionError
-from landscape.plots import animation, plane, style, theme, turntable
+from landscape.plots import animation, plane, style, theme
 from landscape.plots.figures import surface_relief
 from landscape.plots.selection import Selection
 from landscape.results import reader
@@ -63,7 +63,7 @@ def test_a_turntable_shows_every_network_from_all_sides_with_a_visible_bowl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("surface",))
-    monkeypatch.setattr(turntable, "FRAMES", 4)
+    monkeypatch.setattr(animation, "FRAMES", 4)
     options: dict[str, Any] = {"selection": Selection(), "theme": theme.Theme()}
     assert len(animation.animate(study, tmp_path / "a.gif", "turntable", **options)) == 2
     with Image.open(tmp_path / "a.gif") as picture:
@@ -94,9 +94,9 @@ def test_a_path_of_training_lies_on_the_relief_just_above_it() -> None:
     bowl = xr.Dataset({"loss": (("x", "y"), 0.1 * np.exp(axis[:, None] ** 2 + axis**2))}, {"x": axis, "y": axis})
     data = bowl.assign(path_x=("snapshot", path), path_y=("snapshot", path / 2))
     span, ax = (0.1, 0.8), style.page([], [], height=2).add_subplot(projection="3d")
-    turntable._path(data, ax, span)
+    animation._draw_path(data, ax, span)
     (line,) = ax.lines
     x, y, z = line.get_data_3d()
     np.testing.assert_allclose((x, y), (path, path / 2))
-    above = turntable.LIFT * np.log10(span[1] / span[0])
+    above = animation.LIFT * np.log10(span[1] / span[0])
     np.testing.assert_allclose(z, np.log10(0.1 * np.exp(path**2 + path**2 / 4)) + above, atol=2e-3)

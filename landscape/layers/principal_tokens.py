@@ -9,9 +9,9 @@ from torch import Tensor
 
 from landscape.discovery.layer import Layer
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.pictures import first_inputs
 from landscape.layers.selection import spatial_layers
 from landscape.probe import NotApplicable, Values
+from landscape.subject.pixels import first_inputs
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

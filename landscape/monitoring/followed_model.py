@@ -1,10 +1,14 @@
-"""The model that a monitor follows, and its mini-batches, refused before the training where they do not fit."""
+"""The model that a monitor follows: its mini-batches, its updates, and the learning rate of each."""
 
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Container
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from landscape.data.structure import common_length
 from landscape.options import OptionError
@@ -12,6 +16,65 @@ from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.weight_space.optimizer_step import loss_on
+
+
+def rate_of(optimizer: Optimizer, parameters: Container[int] | None = None) -> float:
+    """The learning rate of an update, whose threshold is 2 / rate: the largest of the groups that take part in it.
+
+    These hold one of the `parameters`, by `id`, with a gradient; where none does, or none are given, all groups count.
+    """
+    groups = [
+        float(group["lr"]) for group in optimizer.param_groups
+        if parameters is None or any(id(p) in parameters and p.grad is not None for p in group["params"])
+    ]  # fmt: skip
+    return max(groups or [float(group["lr"]) for group in optimizer.param_groups])
+
+
+class UpdatesSeen:
+    """Watches every optimiser of PyTorch that holds a parameter of the model, by its hook for finished steps.
+
+    Until one of them has made a step, and in a training without such an optimiser, the sums of the weights tell.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._rates: list[float] = []  # learning rates of the optimisers that have made the update
+        self._known = False  # that an optimiser of PyTorch moves the weights
+        self._updated = False
+        self._model, self._sums = model, _sums(model)
+        own, parameters = weakref.ref(self), {id(p) for p in model.parameters()}
+
+        def seen(optimizer: Optimizer, *_: Any) -> None:
+            watcher = own()
+            if watcher is not None and any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
+                watcher._known = watcher._updated = True
+                watcher._rates.append(rate_of(optimizer, parameters))
+
+        self._handle = register_optimizer_step_post_hook(seen)
+        weakref.finalize(self, self._handle.remove)
+
+    def since_last_call(self) -> bool:
+        """Whether there has been an update since the last call, or the construction."""
+        if not self._known:
+            before, self._sums = self._sums, _sums(self._model)
+            return before != self._sums
+        updated, self._updated = self._updated, False
+        return updated
+
+    def rate(self) -> float:
+        """The largest learning rate since the last call, NaN where none is known."""
+        rates, self._rates = self._rates, []
+        return max(rates, default=math.nan)
+
+    def forget(self) -> None:
+        """Stop watching."""
+        self._handle.remove()
+
+
+def _sums(model: nn.Module) -> list[float]:
+    """The sum of every trainable parameter."""
+    sums = torch.stack([p.detach().double().sum() for p in model.parameters() if p.requires_grad])
+    found: list[float] = getattr(sums, "full_tensor", lambda: sums)().tolist()  # of divided weights
+    return found
 
 
 def subject_of(module: nn.Module, loss: str | Callable[..., Any], batch: Any, label: str, other: Any) -> Subject:

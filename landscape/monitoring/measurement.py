@@ -17,9 +17,9 @@ from landscape.curvature.preconditioner import NoUpdateYet, UnknownThreshold, pr
 from landscape.curvature.spectrum import memory
 from landscape.monitoring.along_update import AlongUpdate
 from landscape.monitoring.budget import Kind
+from landscape.monitoring.followed_model import rate_of
 from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
 from landscape.monitoring.shards import own_parts
-from landscape.monitoring.updates_seen import rate_of
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import dot, flat, length, random_unit

@@ -18,14 +18,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from landscape.monitoring.budget import Budget, Kind
-from landscape.monitoring.early_warning import IN_A_ROW, RISE, SHARE, EarlyWarning
-from landscape.monitoring.followed_model import check_other, followed, subject_of
+from landscape.monitoring.followed_model import UpdatesSeen, check_other, followed, subject_of
 from landscape.monitoring.gradients import Start
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
 from landscape.monitoring.micro_batches import MicroBatches
 from landscape.monitoring.shards import Shards
-from landscape.monitoring.stored_series import Place, about_of, identity_of, opened, plan_of
-from landscape.monitoring.updates_seen import UpdatesSeen
+from landscape.monitoring.stored_series import (
+    IN_A_ROW,
+    RISE,
+    SHARE,
+    EarlyWarning,
+    Place,
+    about_of,
+    identity_of,
+    opened,
+    plan_of,
+)
 from landscape.options import at_least, require
 from landscape.results import reader
 from landscape.results.series import SeriesWriter

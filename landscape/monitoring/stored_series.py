@@ -3,9 +3,12 @@
 import hashlib
 import json
 import logging
+import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,6 @@ from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
-from landscape.monitoring.early_warning import EARLIER, IN_A_ROW, RISE, SHARE
 from landscape.monitoring.gradients import BUCKETS
 from landscape.monitoring.gradients import parts_of as parts_of_batch
 from landscape.monitoring.micro_batches import UPDATES
@@ -47,6 +49,9 @@ HEADLINES = (
     ),
     Headline("distance", "distance", {"step": "last"}),
 )
+SHARE, RISE = 0.05, 4.0  # of the loss, and of the median of earlier rows, that the cost of an update exceeds
+EARLIER, LEAST = 20, 10  # rows before those in question, and the least of them
+IN_A_ROW = 2  # rows above both
 ALARM = (
     f"1 where actual - predicted change exceeds {SHARE:g} of the loss and {RISE:g} times its median over {EARLIER} "
     f"earlier rows, in {IN_A_ROW} rows that follow each other"
@@ -222,3 +227,26 @@ def _name(path: Path, key: RunKey) -> str:
     name = groups.stored_group(path, key.probe, key.digest)
     assert name is not None
     return name
+
+
+class EarlyWarning:
+    """Follows the second-order cost of the updates, actual - predicted change of the loss, which is about u'Hu / 2.
+
+    Critical sharpness over its threshold is about this cost over -g'u. On mini-batches g'u has either sign, and single
+    rows lie far above the threshold in sound trainings too; the cost does not depend on that sign.
+    """
+
+    def __init__(self) -> None:
+        self._costs: deque[float] = deque(maxlen=EARLIER + IN_A_ROW)
+        self.above = 0  # rows in a row
+
+    def alarm(self, loss: float, actual: float, predicted: float) -> float:
+        """1 where a spike is announced, 0 where not, NaN where that is not known: no update, or few rows before."""
+        cost, earlier = actual - predicted, [*self._costs][:-IN_A_ROW]
+        if math.isfinite(cost):
+            self._costs.append(cost)
+        if not math.isfinite(cost) or len(earlier) < LEAST:
+            return math.nan
+        above = cost > max(RISE * median(earlier), SHARE * (loss - actual))
+        self.above = self.above + 1 if above else 0
+        return float(self.above >= IN_A_ROW)

@@ -14,12 +14,12 @@ from landscape.layers import attention_statistics as statistics
 from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.pictures import colours, first_inputs
 from landscape.layers.selection import layer_labels
 from landscape.options import at_least, parse_numbers, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.probes.attention import attention_layers
 from landscape.subject.loading.identity import protocol
+from landscape.subject.pixels import colours, first_inputs
 from landscape.subject.sample_statistics import first_row
 from landscape.subject.subject import Subject
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from landscape.headline import Headline
 from landscape.layers.fourier import band_pass, published_ring, ring, signs
 from landscape.layers.linear_readout import with_linear_classifier
-from landscape.layers.pictures import colours, first_inputs
 from landscape.layers.pooled_features import LEAST_SAMPLES, training_samples
 from landscape.options import OptionError, at_least, one_of, parse_count, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.subject import sample_statistics
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import unpositioned, with_inputs
+from landscape.subject.pixels import colours, first_inputs
 from landscape.subject.subject import Subject
 
 Ring = Literal["symmetric", "park2022"]

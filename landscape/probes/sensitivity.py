@@ -11,7 +11,7 @@ import numpy as np
 
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers.head_rows import rows_of_heads
+from landscape.layers.attention_maps import rows_of_heads
 from landscape.layers.partial_forward import Prefixes, ResumePoint, flow_of, resume_before, resumed
 from landscape.layers.resume_verification import verified
 from landscape.layers.selection import layers_of

@@ -12,7 +12,6 @@ from landscape.discovery.layer import Layer
 from landscape.headline import Headline
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.pictures import first_inputs
 from landscape.layers.principal_tokens import AXES, attended_layers, on_principal_axes, tokens_around
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
@@ -20,6 +19,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.undefined import unmeasured
 from landscape.subject.loading.identity import protocol
+from landscape.subject.pixels import first_inputs
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

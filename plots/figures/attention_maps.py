@@ -7,7 +7,6 @@ import xarray as xr
 
 from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.mosaic import mosaic
 from landscape.plots.theme import narrow, page_width
 
 MEANING = (
@@ -37,7 +36,7 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
             rows.append(cells)
             places.append(place)
     names = [f"{depth:.2f}" if narrow() else f"depth {depth:.2f}" for depth in data["depth"].values[layers]]
-    mosaic(ax, rows, ["image", *names], [""] * len(rows))
+    style.mosaic(ax, rows, ["image", *names], [""] * len(rows))
     for i, (y, x) in enumerate(places):
         for j in range(len(layers) + 1):
             ax.plot(j + 0.03 + 0.94 * x, i + 0.03 + 0.94 * y, "+", color="w" if j else "r", markersize=4)

@@ -7,7 +7,6 @@ import xarray as xr
 
 from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.mosaic import mosaic
 
 MEANING = (
     "What the networks were given: the frequencies that each band passes (bright, zero frequency in the centre), the "
@@ -26,7 +25,7 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
     for k, image in enumerate(images):
         rows.append([image.transpose(1, 2, 0), *(one[k].transpose(1, 2, 0) for one in noisy)])
     columns = ["image", *(f"{band:.2g}π" for band in bands)]
-    return mosaic(ax, rows, columns, ["mask", "noise", *([""] * len(images))])
+    return style.mosaic(ax, rows, columns, ["mask", "noise", *([""] * len(images))])
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
