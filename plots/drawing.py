@@ -23,7 +23,7 @@ from landscape.plots.appearance import label_of
 from landscape.plots.comparison.grouping import drawn_groups
 from landscape.plots.figure import Figure
 from landscape.plots.selection import Selection, Stored
-from landscape.plots.theme import SCREEN, Theme, applied, captioned
+from landscape.plots.theme import HIGHEST, SCREEN, Theme, applied, captioned
 from landscape.results import malformed, reader
 from landscape.results.replacing import replacing
 from landscape.studies.citation import latex
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from landscape.studies.correlations import Correlation
 
 EVERYTHING = Selection()
-HIGHEST = 7.0  # inches of a figure of a paper
 MESH_DPI = 200  # of meshes in PDF and SVG, whatever the style
 FORMATS = ("png", "pdf", "svg")
 NAMES = (*FIGURES, *STUDIES)
@@ -126,14 +125,14 @@ def draw_layout(
         stored = selection.of(reader.by_checkpoint(read))
         everything = [data for _, data in stored]
         for name, parts in park2022.PAGES.items():
-            found = {}
+            found = []
             for part in parts:
                 entry = FIGURES[part.figure]
                 results = entry.selected([data for name, data in stored if name.partition("/")[0] == entry.probe])
-                found[part.figure] = park2022.one_each(results, selection.looks(results, everything))
+                found.append(park2022.chosen(part, results, selection.looks(results, everything)))
             for command in park2022.missing(parts, found):
                 _log.info("%s: nothing of %s yet", name, command)
-            if any(found.values()):
+            if any(found):
                 written += _save(name, partial(park2022.page, parts, found), Path(out), formats)
     return written
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of a paper, both columns
+HIGHEST = 7.0  # inches of a figure of a paper
 RC: dict[Any, Any] = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,

@@ -19,6 +19,7 @@ import matplotlib
 import numpy as np
 import pytest
 import synthetic
+import xarray as xr
 from drawable import ERRORS, EVERYDAY, OF_STUDY, UNFINISHED, VIT, axes_for, result_of, spoilt, stored_in
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -161,7 +162,7 @@ def test_a_figure_of_a_paper_is_readable_and_fits_its_column_and_page(
             check_text(figure, name)
             figure.draw_without_rendering()
             assert figure.get_figwidth() == (style.COLUMN, style.PAGE)[columns - 1]
-            assert figure.get_figheight() <= drawing.HIGHEST
+            assert figure.get_figheight() <= theme.HIGHEST
             sides = [ax.get_window_extent().size / figure.dpi for ax in figure.axes if ax.get_label() != "<colorbar>"]
             assert min(side.min() for side in sides) >= 0.6
             boxes = [(text.get_text(), text.get_window_extent()) for text in texts(figure)]
@@ -325,16 +326,68 @@ def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS, probes=probes)
     with caplog.at_level("INFO"):
         drawn = drawing.draw_layout(path, tmp_path, theme=theme.Theme(columns=2))
-    assert [file.name for file in drawn] == ["park2022_weights.png", "park2022_features.png"]
-    assert [r.getMessage() for r in caplog.records] == ["park2022_weights: nothing of landscape trajectory yet"]
+    assert [file.stem for file in drawn] == ["park2022_weights", "park2022_spectra", "park2022_features"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "park2022_weights: nothing of landscape trajectory yet",
+        "park2022_spectra: nothing of landscape hessian of early snapshots yet",
+        "park2022_alternet: nothing of landscape lesion of networks that differ in their self-attentions yet",
+        "park2022_alternet: nothing of landscape corruption yet",
+    ]
     results = [data for name, data in reader.groups(path) if name.startswith("hessian")]
     parts = park2022.PAGES["park2022_weights"]
-    found = dict.fromkeys((part.figure for part in parts), park2022.one_each(results, appearance.looks(results)))
-    page = park2022.page(parts, {**found, "surface_3d": [], "trajectory": []})
+    page = park2022.page(parts, [[], [], park2022.chosen(parts[2], results, appearance.looks(results))])
     texts = " ".join(" ".join(text.get_text().split()) for text in page.texts)
     assert "Not measured: landscape surface, landscape trajectory." in texts
     assert [len(ax.lines) for ax in page.axes] == [3, 3]
     assert {text.get_text() for text in page.legends[0].get_texts()} == {n.label for n in synthetic.NETWORKS}
+
+
+def of_run(result: xr.Dataset, run: str, stage: str, epoch: float) -> xr.Dataset:
+    spec = json.dumps({"checkpoint": f"{run}/{stage}.pt"})
+    return result.assign_attrs(label=f"{run}-{stage}", spec=spec, epoch=epoch)
+
+
+@pytest.mark.slow
+def test_the_layout_of_the_paper_takes_early_spectra_for_one_part_and_the_last_snapshots_for_the_others(
+    study: Path,
+) -> None:
+    spectrum = result_of(study, "hessian")
+    results = [
+        of_run(spectrum, run, stage, epoch)
+        for run in "ab"
+        for stage, epoch in (("final", 9.0), ("init", 0.0), ("warmup", 0.5), ("epoch_005", 5.0))
+    ]
+    results += [spectrum.assign_attrs(label="alone"), of_run(spectrum, "c", "warmup", 1.0)]
+    parts = park2022.PAGES["park2022_spectra"]
+    end, early = (park2022.chosen(part, results, appearance.looks(results)) for part in parts)
+    assert [look.label for _, look in end] == ["a-final", "b-final", "alone", "c-warmup"]
+    assert [(data.attrs["label"], look.label) for data, look in early] == [
+        ("a-warmup", "a-final"), ("b-warmup", "b-final"),
+    ]  # fmt: skip
+    page = park2022.page(parts, [end, early])
+    assert [len(ax.lines) for ax in page.axes] == [4, 4, 2, 2]
+    assert "Early in training: epoch 0.5 of a-final, 0.5 of b-final." in page.caption  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_the_layout_of_the_paper_draws_the_accuracy_of_a_model_over_its_self_attentions(study: Path) -> None:
+    alternet, vit = (result_of(study, "lesion", synthetic.NETWORKS[i].label) for i in (2, 0))
+    convolutional = alternet.assign(kind=alternet["kind"].where(alternet["kind"] != "msa", "conv"))
+    built = [
+        data.assign_attrs(label=f"{seed} {data is alternet}", intact_accuracy=accuracy + 0.02 * seed)
+        for data, accuracy in ((alternet, 0.8), (convolutional, 0.7))
+        for seed in (0, 1)
+    ]
+    partial_result = alternet.assign_attrs(label="half", parameters=json.dumps({"layers": ["1"]}))
+    part = park2022.PAGES["park2022_alternet"][0]
+    results = [vit, *built, partial_result]
+    chosen = park2022.chosen(part, results, appearance.looks(results))
+    assert [data.attrs["label"] for data, _ in chosen] == [data.attrs["label"] for data in built]
+    (ax,) = park2022.page([part], [chosen]).axes
+    _, mean = ax.lines[:2]
+    assert list(mean.get_xdata()) == [0, 4]
+    assert list(mean.get_ydata()) == pytest.approx([0.71, 0.81])
+    assert park2022.chosen(part, [vit], appearance.looks([vit])) == []
 
 
 def test_unknown_formats_and_probes_are_usage_errors(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ HATCHES: Mapping[str, str] = {
 LABELS: Mapping[str, str] = {"accuracy_drop": "accuracy drop", "loss_increase": "loss increase"}
 LONGEST = 22  # characters of a unit's name
 HIGH = 100.0  # nats
+PARTIAL = ("layers", "pairs", "stages")  # parameters of results that do not hold every unit by itself
 LOSS_ONLY = ("loss_increase",)  # the rows of a network whose loss defines no accuracy
 
 

@@ -21,13 +21,13 @@ MEANING = (
 
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw the rise of the objective over its least value, as `surface_3d` draws the loss."""
-    return surface_3d.draw(_rise(data), ax, span=span)
+    return surface_3d.draw(rise(data), ax, span=span)
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One mesh per result on a common vertical scale."""
-    span = plane.bowl_range([_rise(data) for data in results], surface_3d.SHARE)
-    decays = sorted({f"{_decay(data):g}" for data in results})
+    span = plane.bowl_range([rise(data) for data in results], surface_3d.SHARE)
+    decays = sorted({f"{decay(data):g}" for data in results})
     least = ", ".join(f"{float(data['objective'].min()):.5g}" for data in results)
     note = (
         f"Vertical axis and colour: loss + {' or '.join(decays)} x l2 above its least value "
@@ -36,11 +36,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return plane.page_3d(results, looks, partial(draw, span=span), aspect=0.8, note=note)
 
 
-def _decay(data: xr.Dataset) -> float:
+def decay(data: xr.Dataset) -> float:
     """The coefficient of l2: stored with a measured surface, an attribute of an imported one."""
     return float(data["weight_decay"] if "weight_decay" in data else data.attrs.get("weight_decay", np.nan))
 
 
-def _rise(data: xr.Dataset) -> xr.Dataset:
+def rise(data: xr.Dataset) -> xr.Dataset:
+    """The surface with the rise of the objective over its least value in place of the loss."""
     finite = data["objective"].where(np.isfinite(data["objective"]))
     return data.assign(loss=finite - finite.min())

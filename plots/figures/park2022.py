@@ -1,22 +1,80 @@
-"""Lay out several networks as the multi-panel figures of Park & Kim 2022: weight space, and feature maps."""
+"""Lay out several networks as figures of Park & Kim 2022: weights (Fig. 1), spectra (4, 6), features, AlterNet (12)."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES, depth, plane, style
-from landscape.plots.appearance import escaped
+from landscape.plots.appearance import escaped, label_of
 from landscape.plots.figure import Figure, Look
-from landscape.plots.figures import fourier_depth, hessian, lesion, surface_3d, trajectory, variance
+from landscape.plots.figures import (
+    build_up,
+    fourier_depth,
+    hessian,
+    hessian_phases,
+    lesion,
+    objective,
+    surface_3d,
+    trajectory,
+    variance,
+)
 from landscape.plots.headlines import change
-from landscape.plots.theme import narrow
+from landscape.plots.theme import HIGHEST, narrow
+from landscape.results.protocols import stored
+from landscape.results.reader import parameters_of
+from landscape.statistics.stored import ends_of
 
 HEIGHT = 2.3  # inches of a row of panels
+OF_TRAINER = re.compile(r"init|warmup|final|epoch_\d+")  # names of the snapshots of a run
 Results = Sequence[tuple[xr.Dataset, Look]]
+
+
+def at_end(results: Results) -> list[tuple[xr.Dataset, Look]]:
+    """The last snapshot of every run, and every other checkpoint."""
+    return [item for run in _runs(results) for epoch, item in run if epoch == run[-1][0]]
+
+
+def early(results: Results) -> list[tuple[xr.Dataset, Look]]:
+    """The first trained snapshot of every run that has a later one, in the look of the last."""
+    trained = [[step for step in run if step[0] > 0] for run in _runs(results)]
+    return [(run[0][1][0], run[-1][1][1]) for run in trained if run and run[0][0] < run[-1][0]]
+
+
+def built_up(results: Results) -> list[tuple[xr.Dataset, Look]]:
+    """The networks of the model that has the most numbers of self-attentions, at least two, all units of each known."""
+    whole = [
+        (data, look)
+        for data, look in at_end(results)
+        if "intact_accuracy" in data.attrs and not any(parameters_of(data).get(key) for key in lesion.PARTIAL)
+    ]
+    kinds: dict[tuple[str, str], list[tuple[xr.Dataset, Look]]] = {}
+    for data, look in whole:
+        kinds.setdefault((str(data.attrs.get("model", "")), str(data.attrs.get("data", ""))), []).append((data, look))
+    numbers = {key: len({_attentions(data) for data, _ in of}) for key, of in kinds.items()}
+    most = max(numbers, key=lambda key: numbers[key], default=("", ""))
+    return kinds[most] if numbers.get(most, 0) > 1 else []
+
+
+def _runs(results: Results) -> list[list[tuple[float, tuple[xr.Dataset, Look]]]]:
+    """Epochs and results by run, the newest of each checkpoint; what the trainer's names do not tell is no run."""
+    found: dict[tuple[str, ...], dict[str, tuple[float, tuple[xr.Dataset, Look]]]] = {}
+    for data, look in results:
+        path, label = PurePath(str(stored(data, "spec").get("checkpoint") or "")), label_of(data)
+        epoch = hessian_phases.epoch(data)
+        named = OF_TRAINER.fullmatch(path.stem) and np.isfinite(epoch)
+        key = (str(path.parent), str(data.attrs.get("model", ""))) if named else (label,)
+        found.setdefault(key, {})[label] = epoch if named else 0.0, (data, replace(look, label=escaped(label)))
+    return [sorted(run.values(), key=lambda step: step[0]) for run in found.values()]
+
+
+def _attentions(data: xr.Dataset) -> int:
+    return int((data["kind"] == "msa").sum())
 
 
 @dataclass(frozen=True)
@@ -27,18 +85,31 @@ class Part:
     figure: str
     draw: Callable[[Any, Results], None]
     width: float = 1.0
-    note: str = ""  # for the caption
+    note: str | Callable[[Results], str] = ""  # for the caption
+    choose: Callable[[Results], list[tuple[xr.Dataset, Look]]] = at_end
+    of: str = ""  # what is measured where `choose` finds nothing
 
 
 def surfaces(figure: Any, results: Results) -> None:
-    """A mesh per network on one vertical scale."""
-    columns = math.ceil(math.sqrt(len(results)))
-    rows = math.ceil(len(results) / columns)
-    span = plane.bowl_range([data for data, _ in results], surface_3d.SHARE)
-    for i, (data, look) in enumerate(results):
+    """A mesh per network on one vertical scale, of the objective as published where every result has one."""
+    (_, _, width, height), count = figure.bbox.bounds, len(results)
+    columns = max(range(1, count + 1), key=lambda n: min(width / n, height / math.ceil(count / n)))
+    rows = math.ceil(count / columns)
+    heights = [objective.rise(data) if _regularised(results) else data for data, _ in results]
+    span = plane.bowl_range(heights, surface_3d.SHARE)
+    for i, (data, (_, look)) in enumerate(zip(heights, results, strict=True)):
         ax = figure.add_subplot(rows, columns, i + 1, projection="3d")
         surface_3d.draw(data, ax, span=span)
         ax.set_title(style.fitted(look.label, 1.5, style.SMALL, 2), fontsize=style.SMALL, color=look.color, pad=-4)
+
+
+def _regularised(results: Results) -> bool:
+    return all("objective" in data and objective.decay(data) > 0 for data, _ in results)
+
+
+def _height(results: Results) -> str:
+    height = "loss + weight decay x l2, above its least value" if _regularised(results) else "loss"
+    return f"Meshes: {height}, on one vertical scale."
 
 
 def trajectories(figure: Any, results: Results) -> None:
@@ -60,6 +131,11 @@ def spectra(figure: Any, results: Results) -> None:
     figure.supxlabel("Hessian eigenvalue", fontsize=8)
 
 
+def _epochs(results: Results) -> str:
+    epochs = [f"{hessian_phases.epoch(data):.3g} of {look.label}" for data, look in results]
+    return f"Early in training: epoch {', '.join(epochs)}."
+
+
 def over_depth(draw: Callable[..., Any]) -> Callable[[Any, Results], None]:
     """All networks over depth, on one pair of axes, the bands of several as strips."""
 
@@ -75,7 +151,7 @@ def over_depth(draw: Callable[..., Any]) -> Callable[[Any, Results], None]:
 
 def lesions(figure: Any, results: Results) -> None:
     """The bars of every network below each other; units from the first to the last."""
-    axes = figure.subplots(len(results), 1, squeeze=False)[:, 0]
+    axes = figure.subplots(len(results), 1, squeeze=False, sharey=True)[:, 0]
     for ax, (data, look) in zip(axes, results, strict=True):
         lesion.bars(data, ax, change(data), "")
         title = style.fitted(look.label, 2.0, style.SMALL, 1)
@@ -84,11 +160,45 @@ def lesions(figure: Any, results: Results) -> None:
     figure.supylabel(" / ".join(dict.fromkeys(lesion.LABELS[change(data)] for data, _ in results)), fontsize=8)
 
 
+def by_attentions(figure: Any, results: Results) -> None:
+    """Accuracy over the number of self-attentions, mean over seeds with its interval."""
+    about = {key: str(results[0][0].attrs.get(key, "")) for key in ("model", "data")}
+    accuracies = [(_attentions(data), float(data.attrs["intact_accuracy"])) for data, _ in results]
+    rows = [about | {"msa": count, "accuracy": accuracy} for count, accuracy in accuracies]
+    build_up.draw(rows, figure.subplots(), "accuracy")
+
+
+def _seeds(results: Results) -> str:
+    published = (str(results[0][0].attrs.get("model")), str(results[0][0].attrs.get("data"))) in build_up.PUBLISHED
+    numbers = [_attentions(data) for data, _ in results]
+    seeds = " Dots: networks; bars: 95 % intervals over seeds." if len(set(numbers)) < len(numbers) else ""
+    return f"Build-up: accuracy of the intact networks.{seeds}{' Dotted: published.' * published}"
+
+
+def robustness(figure: Any, results: Results) -> None:
+    """Mean accuracy under corruption over that of clean samples, a point per network, a panel per data set."""
+    of = list(dict.fromkeys(str(data.attrs.get("data", "")) for data, _ in results))
+    for ax, name in zip(figure.subplots(1, len(of), squeeze=False)[0], of, strict=True):
+        ax.set_title(style.fitted(escaped(name), 1.5, style.SMALL, 1) if len(of) > 1 else "", fontsize=style.SMALL)
+        ax.set(xlabel="accuracy", ylabel="accuracy under corruption" if name == of[0] else "")
+        for data, look in results:
+            if str(data.attrs.get("data", "")) == name:
+                value, (low, high) = float(data["mean_accuracy"]), map(float, ends_of(data, "mean_accuracy"))
+                ax.errorbar(
+                    [data.attrs["clean_accuracy"]], [value], yerr=style.bars(value, low, high), color=look.color,
+                    marker=look.marker, elinewidth=0.7,
+                )  # fmt: skip
+
+
 PAGES: Mapping[str, Sequence[Part]] = {
     "park2022_weights": (
-        Part("loss surface", "surface_3d", surfaces, 1.1, "Meshes share one vertical scale."),
+        Part("loss surface", "surface_3d", surfaces, 1.1, _height),
         Part("training", "trajectory", trajectories, 0.9),
         Part("Hessian spectrum", "hessian", spectra, 1.2),
+    ),
+    "park2022_spectra": (
+        Part("at the end of training", "hessian", spectra),
+        Part("early in training", "hessian", spectra, note=_epochs, choose=early, of=" of early snapshots"),
     ),
     "park2022_features": (
         Part(
@@ -100,39 +210,61 @@ PAGES: Mapping[str, Sequence[Part]] = {
         Part("variance of feature maps", "variance", over_depth(variance.draw)),
         Part("lesion study", "lesion", lesions, note="Removed: attention (hatched), MLPs (dotted), others."),
     ),
+    "park2022_alternet": (
+        Part(
+            "build-up",
+            "lesion",
+            by_attentions,
+            note=_seeds,
+            choose=built_up,
+            of=" of networks that differ in their self-attentions",
+        ),
+        Part(
+            "robustness",
+            "corruption",
+            robustness,
+            note="Robustness: mean over corruptions and severities; bars: 95 % intervals over images.",
+        ),
+    ),
 }
 
 
-def missing(parts: Sequence[Part], found: Mapping[str, Results]) -> list[str]:
+def chosen(part: Part, results: Sequence[xr.Dataset], looks: Sequence[Look]) -> list[tuple[xr.Dataset, Look]]:
+    """The results of a part, each under its checkpoint's name alone."""
+    return part.choose(list(zip(results, looks, strict=True)))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def missing(parts: Sequence[Part], found: Sequence[Results]) -> list[str]:
     """Commands of the parts that no result shows."""
-    return [f"landscape {FIGURES[part.figure].probe}" for part in parts if not found[part.figure]]
+    return [f"landscape {FIGURES[part.figure].probe}{part.of}" for part, of in zip(parts, found, strict=True) if not of]
 
 
-def page(parts: Sequence[Part], found: Mapping[str, Results]) -> Figure:
+def page(parts: Sequence[Part], found: Sequence[Results]) -> Figure:
     """One row of parts, in a narrow figure one below the other; those without results are named in the caption."""
-    shown = [part for part in parts if found[part.figure]]
-    looks = {look.label: look for part in shown for _, look in found[part.figure]}
+    shown = [(part, results) for part, results in zip(parts, found, strict=True) if results]
+    looks = {look.label: look for _, results in shown for _, look in results}
     lacking = missing(parts, found)
     protocols: dict[str, list[str]] = {}
-    for part in shown:
-        results, among = zip(*found[part.figure], strict=True)
-        protocols.setdefault(style.protocol(results, among), []).append(part.title)
-    caption = " ".join(f"{', '.join(titles).capitalize()}: {text}" for text, titles in protocols.items())
+    for part, results in shown:
+        protocols.setdefault(style.protocol(*zip(*results, strict=True)), []).append(part.title)
+    caption = " ".join(f"{_sentence(', '.join(titles))}: {text}" for text, titles in protocols.items())
     notes = [
-        *(part.note for part in shown if part.note),
+        *(part.note if isinstance(part.note, str) else part.note(results) for part, results in shown if part.note),
         *([f"Not measured: {', '.join(lacking)}."] if lacking else []),
     ]
     height = HEIGHT * (len(shown) if narrow() else 1)
-    figure = style.page([], [], height=height, legend=list(looks.values()), caption=caption, note=" ".join(notes))
+    about = {"legend": list(looks.values()), "caption": caption, "note": " ".join(notes)}
+    figure = style.page([], [], height=height, **about)
+    if narrow() and (beyond := figure.get_figheight() - HIGHEST) > 0:
+        figure = style.page([], [], height=height - beyond, **about)
     grid = (len(shown), 1) if narrow() else (1, len(shown))
-    ratios: dict[str, Any] = {} if narrow() else {"width_ratios": [part.width for part in shown]}
-    for i, (part, under) in enumerate(zip(shown, np.ravel(figure.subfigures(*grid, **ratios)), strict=True)):
+    ratios: dict[str, Any] = {} if narrow() else {"width_ratios": [part.width for part, _ in shown]}
+    panels = np.ravel(figure.subfigures(*grid, **ratios))
+    for i, ((part, results), under) in enumerate(zip(shown, panels, strict=True)):
         under.suptitle(f"({'abc'[i]}) {part.title}", fontsize=8)
-        part.draw(under, found[part.figure])
+        part.draw(under, results)
     return figure
-
-
-def one_each(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> list[tuple[xr.Dataset, Look]]:
-    """The last result of every checkpoint, under the checkpoint's name alone."""
-    last = {str(data.attrs.get("label", "")): (data, look) for data, look in zip(results, looks, strict=True)}
-    return [(data, replace(look, label=escaped(label))) for label, (data, look) in last.items()]
