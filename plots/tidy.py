@@ -39,8 +39,10 @@ def tidied(figure: Any) -> Any:
         _sparse([text for text in ax.texts if text.get_gid() == CROWDED])
     for row in _rows(plain):
         for left, right in pairwise(row):
-            if along[left] and along[right] and _touch(along[left][-1], along[right][0], 0):
-                along[right].pop(0).set_visible(False)
+            if along[left] and along[right]:
+                last, first = along[left][-1].get_window_extent(), along[right][0].get_window_extent()
+                if _touch(last, first, 0, _gap(figure, 0)):
+                    along[right].pop(0).set_visible(False)
     figure.set_layout_engine(None)  # with "none", saving would draw the figure twice
     figure.dpi = shown
     return figure
@@ -65,7 +67,7 @@ def _broken(text: str, width: float, size: float) -> str:
 
 def _shown(axis: Any) -> list[Any]:
     """The labels of the ticks that are drawn, in order."""
-    axis.get_tightbbox(axis.get_figure(root=True).canvas.get_renderer())  # places the ticks for the present size
+    axis.get_majorticklabels()  # places the ticks for the present size
     low, high = sorted(axis.get_view_interval())
     margin = 1e-6 * (high - low)
     every = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
@@ -79,10 +81,12 @@ def _shown(axis: Any) -> list[Any]:
 def _thinned(axis: Any, side: int) -> list[Any]:
     """The labels of an axis that stay: every second, third, ... where they would touch; the others are hidden."""
     labels = _shown(axis)
+    boxes = [label.get_window_extent() for label in labels]
+    gap = _gap(axis.get_figure(root=True), side)
     kept: Sequence[Any] = []
     for step in range(1, len(labels) + 1):
         kept = labels[::step]
-        if not any(_touch(one, other, side) for one, other in pairwise(kept)):
+        if not any(_touch(one, other, side, gap) for one, other in pairwise(boxes[::step])):
             break
     for label in labels:
         label.set_visible(label in kept)
@@ -98,10 +102,13 @@ def _sparse(texts: Sequence[Any]) -> None:
         shown += [box] if text.get_visible() else []
 
 
-def _touch(one: Any, other: Any, side: int) -> bool:
-    """Whether a label comes too close to the next one, along x (side 0) or y (side 1)."""
-    first, second = one.get_window_extent(), other.get_window_extent()
-    gap = GAP * one.figure.dpi / 72 if side == 0 else 0.0
+def _gap(figure: Any, side: int) -> float:
+    """The distance that neighbouring tick labels need, in pixels, along x (side 0) or y (side 1)."""
+    return GAP * figure.dpi / 72 if side == 0 else 0.0
+
+
+def _touch(first: Any, second: Any, side: int, gap: float) -> bool:
+    """Whether a label comes too close to the next one along a side, by the boxes of both."""
     return bool(
         first.max[side] + gap > second.min[side]
         and first.min[1 - side] < second.max[1 - side]
