@@ -1,6 +1,6 @@
 """The commands `smoothing`, `heads`, `sweep` and `build-up`: one table and one figure that compare several networks.
 
-All but the last are shipped studies whose files their options change.
+They are shipped studies whose files their options change.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import typer
 
 from landscape.cli.command_options import OWN, RUN, Debug, Quiet, loading_options, loading_values, option, with_options
 from landscape.cli.loading import CHECKPOINT, several_checkpoints
-from landscape.cli.study import of_checkpoints
-from landscape.cli.training import run_training
+from landscape.cli.study import carry_out, of_checkpoints, study_named
 from landscape.options import OptionError, at_least, invalid, parse_arguments
 from landscape.reporting.progress import say
 
@@ -146,16 +145,14 @@ def build_up(
     arguments = parse_arguments("model_arg", model_arg)
     if "msa" in arguments:
         raise OptionError(f"--model-arg msa={arguments['msa']}: build-up sets the self-attentions itself; drop it")
-    trained = list(runs or [])
-    for seed in range(seeds if data else 0):
-        for count, placement in enumerate(models.build_up(model)):
-            final = run_training(
-                model, data, {} if epochs is None else {"epochs": epochs}, recipe=recipe,
-                out=out / "checkpoints" / f"{model}-msa{count}-s{seed}", data_root=data_root,
-                model_args={**arguments, "msa": placement}, fraction=fraction, seed=seed, device=device, quiet=quiet,
-            )  # fmt: skip
-            trained.append(final)
-    rows = list(build_up_rows(trained))
+    if data:
+        network = {"model": model, "args": arguments, "over": {"msa": list(map(list, models.build_up(model)))}}
+        train = {"seeds": seeds, "fraction": fraction, "recipe": recipe, "epochs": epochs}
+        train = {name: value for name, value in train.items() if value is not None}
+        study = study_named("build-up", data_root=data_root, data=data, train=train, networks={"alternet": network})
+        carry_out(study, out, device=device, quiet=quiet)
+        runs = [one.file(out, seed) for seed in study.seeds for one in study.networks.values()]
+    rows = list(build_up_rows(runs))
     csv.writer(text := io.StringIO(), lineterminator="\n").writerows([[*rows[0]], *(row.values() for row in rows)])
     file = write_text(out / "build_up.csv", text.getvalue())
     for count in sorted({row["msa"] for row in rows}):
@@ -163,5 +160,5 @@ def build_up(
         of = f" over {len(accuracies)} seeds" if len(accuracies) > 1 else ""
         typer.echo(f"{count} MSA  accuracy {interval(*mean_interval(accuracies, 'share'))}{of}")
     typer.echo(file)
-    for path in drawing.draw_build_up(rows, out):
+    for path in drawing.draw_page("build_up", rows, out):
         typer.echo(path)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from landscape.options import OptionError, alternatives, at_least, did_you_mean,
 from landscape.reporting.progress import say
 
 if TYPE_CHECKING:
+    from landscape.running.process_pool import Each
     from landscape.studies.claims import Claim
     from landscape.studies.conduct import Conducted
     from landscape.studies.study_file import StudyFile
@@ -85,27 +87,21 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train and measure what is left of a study; write its table, figures and report."""
-    from landscape.doctor.rules import examine
-    from landscape.plots import drawing, report
-
-    study = _study(file, checkpoint, data_root=data_root)
+    study = study_named(file, checkpoint, data_root=data_root)
     folder = out or Path(Path(file).stem)
     number, of = parse_shard("shard", shard)
     results = folder / (f"results-{number}-of-{of}.h5" if of > 1 else "results.h5")
-    how: dict[str, Any] = {"results": results, "table": folder / "study.md"}
-    text, wrong, correlations = _conduct(study, folder, workers, scheduler, shard, device=device, quiet=quiet, **how)
-    if of > 1:
-        merge = f"landscape merge {folder}/results-*-of-{of}.h5 --out {folder}/results.h5"
-        say(f"shard {shard} is in {results}; after all of them: {merge}, then run without --shard", quiet=quiet)
-        return
-    typer.echo(text, nl=False)
-    if results.exists():
-        _tables(results)
-        figures = drawing.draw_correlations(correlations, folder / "figures")
-        figures = [*drawing.draw(results, folder / "figures"), *figures]
-        page = report.report(results, folder / "report.html", figures, examine([results]))
-        say(f"{results}, {len(figures)} figures in {folder / 'figures'}, {page}", quiet=quiet)
-    _refuse(wrong)
+    with workers_of(study, workers, scheduler, shard, device=device) as how:
+        found = carry_out(study, folder, **how, results=results, device=device, quiet=quiet)
+        if of > 1:
+            merge = f"landscape merge {folder}/results-*-of-{of}.h5 --out {folder}/results.h5"
+            say(f"shard {shard} is in {results}; after all of them: {merge}, then run without --shard", quiet=quiet)
+            return
+        typer.echo(found.text, nl=False)
+        if results.exists():
+            _tables(results)
+            illustrate(study, found, results, how["each"], workers, quiet=quiet)
+    _refuse(found.wrong)
 
 
 @app.command()
@@ -113,7 +109,7 @@ def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debu
     """Check the whole file of a study, and say what it trains and measures; nothing runs."""
     from landscape.studies.conduct import steps_of
 
-    study = _study(file, checkpoint, data_root=data_root)
+    study = study_named(file, checkpoint, data_root=data_root)
     steps = steps_of(study, study.claims)
     trainings = sum(step.endswith(" training") for step in steps)
     typer.echo(f"{study.title}: {len(study.networks)} networks, {trainings} trainings, "
@@ -125,7 +121,7 @@ def show(file: File, checkpoint: Given = None, out: Out = None, debug: Debug = F
     """Show what of a study is done, what is left, and for how long."""
     from landscape.studies.conduct import Progress, steps_of
 
-    study = _study(file, checkpoint)
+    study = study_named(file, checkpoint)
     progress = Progress.of(study, out or Path(Path(file).stem))
     rows, left = [], []
     for step in steps_of(study, study.claims):
@@ -143,7 +139,7 @@ def show(file: File, checkpoint: Given = None, out: Out = None, debug: Debug = F
 def list_(debug: Debug = False) -> None:
     """List the studies that are shipped."""
     for name in shipped():
-        typer.echo(f"{name:{max(map(len, shipped()))}}  {_study(name).title}")
+        typer.echo(f"{name:{max(map(len, shipped()))}}  {study_named(name).title}")
 
 
 @app.command()
@@ -155,7 +151,7 @@ def new(
 ) -> None:
     """Write a commented file that compares two groups of checkpoints, or SGD with SAM, to be changed by hand."""
     from landscape.results.replacing import write_text
-    from landscape.studies.study_file import NAME
+    from landscape.studies.network_tables import NAME
 
     if file.exists():
         raise OptionError(f"{file} exists; give another name")
@@ -210,14 +206,14 @@ def reproduce(
     at_least("seeds", seeds, 1)
     at_least("epochs", epochs, 1)
     train = {"seeds": seeds, "fraction": fraction, "epochs": epochs}
-    study = _study("reproduce", data_root=data_root, data=data, train=train)
+    study = study_named("reproduce", data_root=data_root, data=data, train=train)
     claims = _claims_named(claim, study.claims)
     # a selection has a table of its own, which does not replace that of all claims
     part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
     how: dict[str, Any] = {"claims": claims, "measured": measure, "table": out / f"CLAIMS{part}.md"}
-    text, wrong, _ = _conduct(study, out, device=device, quiet=quiet, **how)
-    typer.echo(text, nl=False)
-    _refuse(wrong)
+    found = carry_out(study, out, device=device, quiet=quiet, **how)
+    typer.echo(found.text, nl=False)
+    _refuse(found.wrong)
 
 
 def of_checkpoints(
@@ -229,13 +225,51 @@ def of_checkpoints(
 
     for path in given or [None]:
         load(path, dict(loading), quiet=quiet)
-    study = _study(name, given, load=loading, **changes)
+    study = study_named(name, given, load=loading, **changes)
     with TemporaryDirectory() as folder:  # what the results file holds is not measured again
-        _conduct(study, Path(folder), results=out, quiet=quiet)
+        carry_out(study, Path(folder), results=out, quiet=quiet)
     found, drawn = _tables(out, name), drawing.draw_studies(out, figures, names=(name,))
     for path in drawn:
         typer.echo(path)
     return found, drawn
+
+
+@contextmanager
+def workers_of(
+    study: StudyFile, workers: int, scheduler: str = "", shard: str = "", *, device: str
+) -> Iterator[dict[str, Any]]:
+    """Options of `conduct` for workers that take a step each, or units of one step where steps are few or on GPUs."""
+    from landscape import api
+    from landscape.running.process_pool import pool
+    from landscape.studies.conduct import steps_of
+    from landscape.subject.device import device_count
+
+    at_least("workers", workers, 1)
+    steps = 0 if scheduler or (device != "cpu" and device_count()) else len(steps_of(study, study.claims))
+    of_units, of_steps = (1, workers) if steps >= workers else (workers, 1)
+    with executor_of(of_units, scheduler) as executor, pool(of_steps) as each:
+        yield {"measure": partial(api.measure, executor=executor, shard=shard, quiet=True), "each": each}
+
+
+def illustrate(study: StudyFile, found: Conducted, results: Path, each: Each, workers: int, *, quiet: bool) -> None:
+    """Draw the figures of a study beside its results, and write its report."""
+    from landscape.doctor.rules import examine
+    from landscape.plots import drawing, report
+
+    folder, names = results.parent / "figures", study.figures or drawing.NAMES
+    shares = [study.figures] if each is map else [names[k::workers] for k in range(workers)]  # each reads results once
+    drawn = each(partial(_drawn, results, folder), shares)
+    figures = [path for paths in drawn for path in paths]
+    for name in ("correlations", "diagrams"):
+        figures += drawing.draw_page(name, getattr(found, name), folder)
+    page = report.report(results, results.with_name("report.html"), figures, examine([results]))
+    say(f"{results}, {len(figures)} figures in {folder}, {page}", quiet=quiet)
+
+
+def _drawn(results: Path, folder: Path, names: Sequence[str]) -> list[Path]:
+    from landscape.plots import drawing
+
+    return drawing.draw(results, folder, figures=names)
 
 
 def _tables(results: Path, *names: str) -> list[Any]:
@@ -256,32 +290,33 @@ def _refuse(wrong: Sequence[str]) -> None:
         raise ValueError("; ".join(wrong))
 
 
-def _study(
+def study_named(
     file: str, given: Sequence[Path | None] | None = None, data_root: Path | None = None, **changes: Any
 ) -> StudyFile:
     """A study, with checkpoints for its networks and changes of the file."""
     from landscape.api import check_options
+    from landscape.plots import FIGURES, STUDIES
     from landscape.studies.study_file import study_of
+    from landscape.studies.study_tables import require_known
 
     known = shipped()
     if file not in known and not Path(file).is_file():
         raise FileNotFoundError(f"there is no study {file}; expected a file, or one of {', '.join(known)}"
                                 f"{did_you_mean(file, known)}")  # fmt: skip
     changes |= {"data_root": str(data_root)} if data_root else {}
-    return study_of(
-        Path(file) if Path(file).is_file() else known[file], check_options, changes=changes, given=given or ()
-    )
+    path = Path(file) if Path(file).is_file() else known[file]
+    made = study_of(path, check_options, changes=changes, given=given or ())
+    for name in made.figures:
+        require_known(name, (*FIGURES, *STUDIES), f"{file}: figures")
+    return made
 
 
-def _conduct(
-    study: StudyFile, out: Path, workers: int = 1, scheduler: str = "", shard: str = "", **how: Any
-) -> Conducted:
+def carry_out(study: StudyFile, out: Path, **how: Any) -> Conducted:
+    """Train and measure what is left of a study and write its table, as `conduct` does."""
     from landscape import api
     from landscape.studies.conduct import conduct
 
-    with executor_of(workers, scheduler) as executor:
-        measure = partial(api.measure, executor=executor, shard=shard, quiet=True)
-        return conduct(study, out, train=run_training, measure=measure, **how)
+    return conduct(study, out, **{"train": run_training, "measure": partial(api.measure, quiet=True), **how})
 
 
 def _claims_named(names: Sequence[str], claims: Sequence[Claim]) -> list[Claim]:

@@ -174,10 +174,10 @@ def study(
     source = file if isinstance(file, Mapping) else Path(file)
     folder = Path(out) if out is not None else Path(source.stem if isinstance(source, Path) else "study")
     how: Any = {"train": _trained, "measure": partial(measure, quiet=True), "device": device, "quiet": quiet}
-    text, wrong, _ = conduct(study_of(source, check_options), folder, **how)
-    if wrong:
-        _log.warning("; ".join(wrong))
-    return text
+    found = conduct(study_of(source, check_options), folder, **how)
+    if found.wrong:
+        _log.warning("; ".join(found.wrong))
+    return found.text
 
 
 def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, quiet: bool, **options: Any) -> Path:

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
@@ -30,7 +31,6 @@ from landscape.studies.citation import latex
 
 if TYPE_CHECKING:
     from landscape.plots.comparison.comparison import Comparison
-    from landscape.studies.correlations import Correlation
 
 EVERYTHING = Selection()
 MESH_DPI = 200  # of meshes in PDF and SVG, whatever the style
@@ -227,20 +227,12 @@ def draw_run(folder: Path, out: Path, formats: Sequence[str] = ("png",), *, them
         return _save("curves", lambda: curves.page(run, folder.resolve().name), out, formats)
 
 
-def draw_build_up(rows: Sequence[Mapping[str, Any]], out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Draw accuracy and loss of networks by their number of self-attentions; return the files, `build_up.*`."""
-    from landscape.plots.figures import build_up
-
+def draw_page(name: str, shown: Sequence[Any], out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Draw what a study gives by the module of figures of that name; return the files, none for nothing."""
+    if not shown:
+        return []
     with applied(SCREEN):
-        return _save("build_up", partial(build_up.page, rows), Path(out), formats)
-
-
-def draw_correlations(found: Sequence[Correlation], out: Path | str, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Draw how numbers of a study's networks are correlated, `correlations.*`; nothing for none."""
-    from landscape.plots.figures import correlations
-
-    with applied(SCREEN):
-        return _save("correlations", partial(correlations.page, found), Path(out), formats) if found else []
+        return _save(name, partial(import_module(f"landscape.plots.figures.{name}").page, shown), Path(out), formats)
 
 
 def left_out(path: Path | str) -> list[str]:

@@ -1,8 +1,11 @@
 """Files of studies: what is refused, the language of expressions, and what a study of made-up results says."""
 
 import contextlib
+import json
 import math
+import multiprocessing
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,12 @@ import xarray as xr
 
 from landscape.api import check_options
 from landscape.cli.main import exit_code
+from landscape.cli.study import carry_out, study_named, workers_of
 from landscape.plots import drawing
 from landscape.probe import NotApplicable
+from landscape.running.process_pool import pool
+from landscape.statistics.rounding import interval
+from landscape.statistics.seed_groups import mean_interval
 from landscape.studies.conduct import Progress, conduct, steps_of
 from landscape.studies.expressions import Expression
 from landscape.studies.study_file import study_of
@@ -92,6 +99,16 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("[numbers]", f"a = {'[' * 20_000}\n[numbers]", r"not a TOML file \(maximum recursion depth"),
         ("[measure.trace]", "[measure.trace]\nover = { vectors = 3 }", "over must name options with lists of values"),
         ("[measure.trace]", "[measure.trace]\notherwise = 3", "otherwise a table of options"),
+        ("[measure.trace]", "[measure.trace]\nwith = ['b']", "with: trace measures one network; drop it"),
+        ("[measure.trace]", "[measure.line]\nwith = ['c']\n[measure.trace]", "there is no c; expected one of a, b"),
+        ("[networks.b]", "[networks.b]\nover = { lr = 0.1 }", "over must name options with lists of values"),
+        ("[[claims]]", "[[diagrams]]\nnumber = 'twice'\n[[claims]]", "it needs a number, and over of 1 or 2"),
+        (
+            "[[claims]]",
+            "[[diagrams]]\nnumber = 'twice'\nover = ['lr']\n[[claims]]",
+            "over of the networks: there is no lr",
+        ),
+        ("[networks.a]", "figures = ['surfac']\n[networks.a]", "figures: there is no surfac.*did you mean surface"),
         ("[measure.trace]", "[measure.trace]\notherwise = { vector = 3 }", "trace has no option vector"),
         ('files = "b-*.pt"', 'files = "b-*.pt"\nload = { sample = 3 }', "there is no sample; .*did you mean samples"),
         ("[numbers]", f"# {'a' * 2**16}\n[numbers]", "expected at most 65,536"),
@@ -102,7 +119,7 @@ def test_a_wrong_file_is_refused_in_one_line_before_anything_runs(
 ) -> None:
     file = written(tmp_path, (old, new))
     with pytest.raises(ValueError, match=said):
-        study_of(file, check_options)
+        study_named(str(file))
     assert exit_code(["study", "check", str(file)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"landscape: {file}: ")
@@ -161,7 +178,7 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
 
     out = tmp_path / "out"
     how: Any = {"train": None, "measure": measure, "quiet": True}
-    text, wrong, _ = conduct(study, out, **how)
+    text, wrong, *_ = conduct(study, out, **how)
     assert wrong == []
     assert asked[:3] == ["trace a-s0", "trace b-s0", "calibration a-s0"]
     row = next(line for line in text.splitlines() if line.startswith("| sharpness |"))
@@ -170,7 +187,7 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
     assert "1, 1.02, 1.04, 1.06 | **holds** |" in text
     assert (out / "study.md").read_text() == text
     assert Progress.of(study, out).seconds.keys() == set(steps_of(study, study.claims))
-    assert conduct(study, out, **how) == (text, [], [])
+    assert conduct(study, out, **how) == (text, [], [], [])
     with pytest.raises(ValueError, match="holds the study 'a against b', not 'another'"):
         conduct(study_of(written(tmp_path, ("a against b", "another")), check_options), out, **how)
     samples = "t"
@@ -207,6 +224,10 @@ def test_checkpoints_of_the_command_are_networks_measured_over_values_and_otherw
     assert [one["model_arg"] for one in asked[3:5]] == [{"width": 4}, {"width": 4, "depth": 1}]
     assert {one["samples"] for one in asked} == {4}
     assert set(Progress.of(study, tmp_path).left_out) == {f"{name}-s0 masks" for name in study.networks}
+    content["measure"] = {"masks": {"probe": "density", "mc_dropout": 5, "otherwise": {"samples": 2}}}
+    study = study_of(content, check_options, given=[Path("a.pt")])
+    with pytest.raises(ValueError, match=r"nothing to measure: it has no dropout\notherwise: it has no dropout"):
+        conduct(study, tmp_path / "b", train=None, measure=measure, quiet=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it names its networks, got 1 checkpoints"):
         study_of({**content, "networks": {"a": {"model": "vit_demo"}}}, check_options, given=[Path("a.pt")])
 
@@ -235,8 +256,81 @@ def test_correlations_are_over_networks_with_their_seeds_kept_together(tmp_path:
     assert one.within == (-1, pytest.approx(np.nan, nan_ok=True), pytest.approx(np.nan, nan_ok=True))
     row = next(line for line in found.text.splitlines() if line.startswith("| sharpness and accuracy | 12 |"))
     assert row.endswith("| -1, without an interval |")
-    (file,) = drawing.draw_correlations(found.correlations, tmp_path)
+    (file,) = drawing.draw_page("correlations", found.correlations, tmp_path)
     assert file.name == "correlations.png"
+
+
+def test_networks_over_values_are_drawn_as_a_diagram_and_measured_together_with_others(tmp_path: Path) -> None:
+    content: Any = {
+        "data": "digits",
+        "train": {"model": "vit_demo", "seeds": 4},
+        "networks": {
+            "a": {"over": {"lr": [0.1, 0.2], "heads": [2, 4, 8]}},
+            "b": {"over": {"depths": [[8, 8], [4]]}, "model": "pit_xs", "seeds": 2},
+            "other": {"seeds": [5, 6, 7, 8], "measure": False},
+        },
+        "measure": {"line": {"with": ["other"]}},
+        "numbers": {"loss": "line.loss"},
+        "diagrams": [{"number": ["loss"], "over": ["lr", "heads"]}, {"number": "loss", "over": ["depths"]}],
+    }
+    trained, asked = list[str](), list[tuple[str, str]]()
+
+    def train(*_: Any, overrides: Any = None, out: Path, **options: Any) -> None:
+        trained.append(out.name)
+
+    def measure(probe: str, file: Path, *, along: str, **_: Any) -> xr.Dataset:
+        asked.append((file.parent.name, Path(along).parent.name))
+        name, seed = file.parent.name.rsplit("-s", 1)
+        return xr.Dataset({"loss": math.prod(map(float, name.split("-")[1:])) + 0.01 * int(seed)})
+
+    study = study_of(content, check_options)
+    one = study.networks["a-0.2-8"]
+    assert (one.overrides["lr"], one.model_args["heads"], one.measured) == (0.2, 8, True)
+    assert study.networks["b-8-8"].model_args["depths"] == (8, 8)
+    found = conduct(study, tmp_path, train=train, measure=measure, quiet=True)
+    assert len(trained) == len(set(trained)) == 4 * 6 + 2 * 2 + 4
+    assert trained.index("other-s5") < trained.index("other-s6")
+    assert {other for name, other in asked if name.endswith("-s1")} == {"other-s6"}  # the pairs are those of the seeds
+    assert "| other |" not in found.text
+    assert "| loss of a, lr by heads [95 %] | 0.1 | 0.2 |" in found.text
+    by_hand = [mean_interval(0.01 * np.arange(4) + rate * 8) for rate in (0.1, 0.2)]
+    assert f"| 8 | {interval(*by_hand[0])} | {interval(*by_hand[1])} |" in found.text
+    assert found.diagrams[0].cells[0.2, 8] == pytest.approx(by_hand[1])
+    assert "| loss of b, depths [95 %] | 8,8 | 4 |" in found.text
+    (file,) = drawing.draw_page("diagrams", found.diagrams, tmp_path)
+    assert file.name == "diagrams.png"
+
+
+@pytest.mark.slow
+def test_steps_that_two_workers_carry_out_at_once_give_the_same_numbers(tmp_path: Path) -> None:
+    """Of networks, one of which diverges, with a probe that does not apply."""
+    content: Any = {
+        "data": "digits", "train": {"model": "resnet_demo", "epochs": 1, "fraction": 0.05, "seeds": 1},
+        "networks": {"a": {}, "b": {"lr": 1e30}, "c": {"seeds": [0, 1]}},
+        "measure": {"attention": {"samples": 8}, "trace": {"samples": 16, "vectors": 4}},
+    }  # fmt: skip
+    study, texts = study_of(content, check_options), []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        with workers_of(study, workers, device="cpu") as how:
+            texts.append(carry_out(study, out, **how, device="cpu", quiet=True).text)
+    assert texts[0] == texts[1]
+    assert "Diverged: 1 (b-s0)." in texts[0]
+    found, expected = (
+        {re.sub("[ac]-s0", "either", name): data for name, data in contents(tmp_path / one / "results.h5").items()}
+        for one in "21"
+    )  # whichever of two equal networks is the first names the result
+    assert found == expected
+    assert len({name.rpartition("/")[0] for name in expected}) == 2
+    states = [json.loads((tmp_path / name / "study.json").read_text()) for name in "12"]
+    assert [state["left_out"].keys() for state in states] == [{f"{n} attention" for n in ("a-s0", "c-s0", "c-s1")}] * 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_study_in_one_line() -> None:
+    with pytest.raises(RuntimeError, match="one of 2 workers died"), pool(2) as each:
+        list(each(os._exit, [1, 1]))
+    assert not multiprocessing.active_children()
 
 
 def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study(
@@ -261,7 +355,7 @@ def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study
             super().__init__(lambda *at: shown.append(at))
 
     monkeypatch.setattr("landscape.studies.conduct.Bar", Bar)
-    text, wrong, _ = conduct(study, tmp_path / "out", train=train, measure=measure, quiet=True)  # type: ignore[arg-type]
+    text, wrong, *_ = conduct(study, tmp_path / "out", train=train, measure=measure, quiet=True)  # type: ignore[arg-type]
     steps = steps_of(study, ())
     assert shown == sorted(shown)  # one bar over epochs and units of the whole study
     assert (shown[0], shown[-1]) == ((0.5, len(steps)), (len(steps) - 1, len(steps)))  # less the last one, of b-s3

@@ -75,7 +75,7 @@ def test_the_command_without_a_sweep_fails_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as of networks of which one has no second token."""
-    for step in ("load", "_conduct"):
+    for step in ("load", "carry_out"):
         monkeypatch.setattr(f"landscape.cli.study.{step}", lambda *_, **options: None)
     monkeypatch.setattr(reader, "groups", lambda path: [*results(4), *results(8)])
     monkeypatch.setattr(drawing, "draw_studies", lambda *_, **options: [])

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xarray as xr
 
+from landscape.probes import probe_class
 from landscape.statistics.intervals import FEWEST, LEVEL, p_value, quantile
 from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.rounding import interval, plus_minus
@@ -24,6 +25,7 @@ RULE = (
     "fails if on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Intervals are given from "
     f"{FEWEST} seeds on. Small networks with short training decide little."
 )
+JOINTLY = {"ends": "along", "pair": "against", "members": "members"}  # option for other checkpoints, by `Probe.several`
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # batch-norm buffers, not parameters
 Verdict: TypeAlias = Literal["holds", "fails", "cannot tell"]
 
@@ -57,6 +59,9 @@ class Network:
     load: Mapping[str, Any] = field(default_factory=dict)  # options that files are loaded with
     group: str = ""  # of networks, for correlations within
     label: str | None = None  # of its results; None: name and seed
+    measured: bool = True  # False: it is measured together with others only
+    base: str = ""  # the table that it was made of, of one that makes several networks
+    at: Mapping[str, Any] = field(default_factory=dict)  # the arguments that they differ in
 
     def file(self, out: Path, seed: int, snapshot: str = "final.pt") -> Path | None:
         """The checkpoint of a seed."""
@@ -77,12 +82,18 @@ class Measurement:
     snapshot: str = "final.pt"
     networks: Sequence[str] = ()  # of which it is measured; none: of all
     otherwise: Mapping[str, Any] = field(default_factory=dict)  # options where it does not apply with its own
+    others: Sequence[str] = ()  # networks that are measured together with each
 
-    def of(self, checkpoint: Path | None, label: str, measure: Callable[..., xr.Dataset], **how: Any) -> xr.Dataset:
+    def of(
+        self, checkpoint: Path | None, label: str, measure: Callable[..., xr.Dataset], *,
+        others: Sequence[Path | None] = (), **how: Any,
+    ) -> xr.Dataset:  # fmt: skip
         """The result for a checkpoint, from the results file if that holds it; `measure`: as `landscape.measure`."""
         from landscape.checkpoints.checkpoint import read_checkpoint
 
         out, options = how.pop("out"), merged(how, self.options)
+        if others:
+            options[JOINTLY[probe_class(self.probe).several]] = ",".join(map(str, others))
         if self.probe == "metrics" and checkpoint is not None:
             return xr.Dataset(read_checkpoint(checkpoint).metrics)
         label = label if self.snapshot == "final.pt" else f"{label}-{Path(self.snapshot).stem}"

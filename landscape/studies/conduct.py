@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from landscape.options import format_duration
-from landscape.probe import NotApplicable
 from landscape.reporting.progress import Progress as Bar
 from landscape.reporting.progress import say
 from landscape.results.replacing import write_text
@@ -25,15 +23,16 @@ from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.paired import Difference, by_error
 from landscape.statistics.rounding import interval
 from landscape.statistics.seed_groups import holm, mean_interval, two_groups
-from landscape.studies import merged
-from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol, run_folder
+from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol
 from landscape.studies.correlations import Correlation, correlation
 from landscape.studies.correlations import table as table_of_correlations
-from landscape.studies.edge_of_stability import SERIES, followed, table_of
+from landscape.studies.diagrams import Diagram, diagram
+from landscape.studies.diagrams import table as table_of_diagram
+from landscape.studies.edge_of_stability import SERIES, table_of
+from landscape.studies.steps import Done, Setting, Step, Train, name_of
 from landscape.studies.study import Cell
 from landscape.studies.study_file import StudyFile
 
-Train: TypeAlias = Callable[..., Path]
 STATE = "study.json"
 
 
@@ -92,154 +91,137 @@ class Conducted(NamedTuple):
     text: str  # its table
     wrong: list[str]  # expressions without a value
     correlations: list[Correlation]
+    diagrams: list[Diagram]
 
 
 def steps_of(study: StudyFile, claims: Sequence[Claim]) -> list[str]:
     """The names of all steps in order: of every seed the trainings, then the measurements."""
     cells = study.cells(claims)
-    steps = []
+    steps, cells = [], study.cells(claims)
     for seed in study.seeds:
-        own = [name for name, one in study.networks.items() if seed in one.seeds and name in {n for n, _ in cells}]
-        steps += [_step(name, seed, "training") for name in own if study.networks[name].model]
-        steps += [_step(name, seed, key) for name, key in cells if name in own]
-    return steps
+        steps += [name_of(*network) for network in study.trained(cells, seed)]
+        steps += [name_of(name, seed, key) for name, key in cells if seed in study.networks[name].seeds]
+    return list(dict.fromkeys(steps))
 
 
 def conduct(
     study: StudyFile, out: Path, *, train: Train, measure: Callable[..., xr.Dataset], results: Path | None = None,
     table: Path | None = None, claims: Sequence[Claim] | None = None, device: str = "auto", quiet: bool = False,
-    measured: bool = True,
+    measured: bool = True, each: Callable[..., Iterable[Done]] = map,
 ) -> Conducted:  # fmt: skip
     """Train and measure what is left, write the table after every seed.
 
     `train` is called with model, data, fields of the recipe and the options of `training.train`; `measure` as
-    `landscape.measure`. Trainings that diverge stay in the study without numbers.
+    `landscape.measure`. Trainings that diverge stay in the study without numbers. `each` is `map`, or that of a pool of
+    processes, which carries out several steps at once: all trainings, then all measurements.
 
     Raises:
         ValueError: the folder holds another study, the data changed, or no measurement applies to any network.
     """
     out.mkdir(parents=True, exist_ok=True)
     claims = study.claims if claims is None else claims
-    run = _Run(study, out, results or out / "results.h5", train, measure, device, quiet, Progress.of(study, out))
-    run.steps, text = steps_of(study, claims), ""
+    setting = Setting(
+        out, results or out / "results.h5", study.data, study.data_root, study.load, device, quiet, train, measure
+    )
+    run = _Run(study, out, setting, each, quiet, Progress.of(study, out))
+    run.steps, cells, text = steps_of(study, claims), study.cells(claims), ""
     with Bar(study.title, quiet=quiet, lines=False) as run.bar:
-        for position, seed in enumerate(study.seeds):
-            run.train_all(seed, [name for name, _ in study.cells(claims)])
-            if measured:
-                run.seeds.append(run.measure_all(seed, study.cells(claims)))
+        for seeds in [[seed] for seed in study.seeds] if each is map else [study.seeds]:
+            run.train_all(seeds, cells)
+            for found in run.measure_all(seeds, cells) if measured else ():
+                run.seeds.append(found)
                 run.wrong.clear()
-                text = _text(run, study.seeds[: position + 1], claims)
+                text = _text(run, study.seeds[: len(run.seeds)], claims)
                 write_text(table or out / "study.md", text)
     if (why := list(run.progress.left_out.values())) and not any(run.seeds):
         raise ValueError(f"nothing to measure: {why[0]}")
-    return Conducted(text, list(dict.fromkeys(run.wrong)), run.correlated)
+    return Conducted(text, list(dict.fromkeys(run.wrong)), run.correlated, run.diagrams)
 
 
 @dataclass
 class _Run:
     study: StudyFile
     out: Path
-    results: Path
-    train: Train
-    measure: Callable[..., xr.Dataset]
-    device: str
+    setting: Setting
+    each: Callable[..., Iterable[Done]]
     quiet: bool
     progress: Progress
     steps: list[str] = field(default_factory=list)
     position: int = 0  # of the step that runs
     bar: Callable[[float, int], object] = max
+    trained: set[tuple[str, int]] = field(default_factory=set)  # networks with their seeds
     seeds: list[dict[Cell, xr.Dataset]] = field(default_factory=list)  # results of each
     wrong: list[str] = field(default_factory=list)  # expressions without a value
     correlated: list[Correlation] = field(default_factory=list)
+    diagrams: list[Diagram] = field(default_factory=list)
 
     def part(self, finished: int, total: int) -> None:
         """Show how far the study is, with the finished epochs or units of the step that runs."""
         self.bar(self.position + finished / max(total, 1), len(self.steps))
 
-    def train_all(self, seed: int, names: Sequence[str]) -> None:
-        """Train every network of a seed, unless it is trained."""
-        from landscape.training.train import Diverged
+    def train_all(self, seeds: Sequence[int], cells: Sequence[Cell]) -> None:
+        """Train every network of some seeds, unless it is trained."""
+        wanted = dict.fromkeys(pair for seed in seeds for pair in self.study.trained(cells, seed))
+        steps = [Step(self.study.networks[name], seed) for name, seed in wanted if (name, seed) not in self.trained]
+        for step, done in self._carried_out([step for step in steps if step.name not in self.progress.diverged]):
+            if done.why:
+                self.progress.diverged[step.name] = done.why
+                say(f"note: {step.network.name}, seed {step.seed} diverged: {done.why}", quiet=self.quiet)
+            self._done(step, done.seconds, anew=done.anew)
+        self.trained |= wanted.keys()
 
-        study = self.study
-        for name in dict.fromkeys(names):
-            one, step = study.networks[name], _step(name, seed, "training")
-            if not one.model or seed not in one.seeds or step in self.progress.diverged:
-                continue
-            folder = run_folder(self.out, name, seed)
-            began, there = time.monotonic(), (folder / "final.pt").exists()
-            try:
-                self.train(
-                    one.model, study.data, dict(one.overrides), recipe=one.recipe, seed=seed, fraction=one.fraction,
-                    out=folder, model_args=one.model_args, data_root=study.data_root,
-                    device=self.device, quiet=self.quiet, report=self.part,
-                )  # fmt: skip
-            except Diverged as error:
-                self.progress.diverged[step] = str(error)
-                say(f"note: {name}, seed {seed} diverged: {error}", quiet=self.quiet)
-            self._done(step, began, anew=not there)
+    def measure_all(self, seeds: Sequence[int], cells: Sequence[Cell]) -> Iterator[dict[Cell, xr.Dataset]]:
+        """The results of every seed, each from the file or, where that lacks it, by measuring it."""
+        steps = {seed: [step for cell in cells if (step := self._step(*cell, seed))] for seed in seeds}
+        outcomes = iter(self._carried_out([step for of_seed in steps.values() for step in of_seed]))
+        for of_seed in steps.values():
+            found: dict[Cell, xr.Dataset] = {}
+            for step, done in islice(outcomes, len(of_seed)):
+                name, key = step.network.name, step.key
+                if done.result is None:
+                    self.progress.left_out[step.name] = done.why
+                    self.progress.write(self.out)
+                    for why in done.why.splitlines():
+                        say(f"note: {key} of {name} is left out: {why}", quiet=self.quiet)
+                    continue
+                found[name, key] = done.result
+                self._check_samples(step.name, str(done.result.attrs.get("data_sha256", "")))
+                left = self._done(step, done.seconds, anew=step.name not in self.progress.seconds)
+                of = f", seed {step.seed}" if step.network.label is None else ""
+                say(f"{name}{of}: {key} in {format_duration(done.seconds)}{left}", quiet=self.quiet)
+            yield found
 
-    def measure_all(self, seed: int, cells: Sequence[Cell]) -> dict[Cell, xr.Dataset]:
-        """The results of a seed, each from the file or, where that lacks it, by measuring it."""
-        found: dict[Cell, xr.Dataset] = {}
-        for name, key in cells:
-            one, step, began = self.study.networks[name], _step(name, seed, key), time.monotonic()
-            if seed not in one.seeds or _step(name, seed, "training") in self.progress.diverged:
-                continue
-            try:
-                found[name, key] = self._result(name, seed, key)
-            except NotApplicable as error:
-                self.progress.left_out[step] = str(error)
-                self.progress.write(self.out)
-                say(f"note: {key} of {name} is left out: {error}", quiet=self.quiet)
-                continue
-            self._check_samples(step, str(found[name, key].attrs.get("data_sha256", "")))
-            left = self._done(step, began, anew=step not in self.progress.seconds)
-            took = format_duration(time.monotonic() - began)
-            say(f"{name}{f', seed {seed}' if one.label is None else ''}: {key} in {took}{left}", quiet=self.quiet)
-        return found
+    def _carried_out(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Done]]:
+        work = partial(self.setting, report=self.part) if self.each is map else self.setting
+        return zip(steps, self.each(work, steps), strict=True)
 
-    def _result(self, name: str, seed: int, key: str) -> xr.Dataset:
+    def _step(self, name: str, key: str, seed: int) -> Step | None:
+        """A measurement; None without such a seed, or where the training of a network in it diverged."""
         study, one = self.study, self.study.networks[name]
-        if one.full_batch:
-            return followed(
-                name, one.full_batch, data=study.data, data_root=study.data_root, seed=seed, device=self.device,
-                out=self.results,
-            )  # fmt: skip
-        how: dict[str, Any] = {"data_root": study.data_root, "device": self.device, "out": self.results}
-        if one.files and study.data:
-            how = {"data": study.data, **how}
-        how, measurement = how | merged(study.load, one.load), study.measurements[key]
-        label = f"{name}-s{seed}" if one.label is None else one.label
-        checkpoint, measure = one.file(self.out, seed, measurement.snapshot), partial(self.measure, report=self.part)
-        try:
-            return measurement.of(checkpoint, label, measure, **how)
-        except NotApplicable:
-            if not measurement.otherwise:
-                raise
-            other = replace(measurement, options=merged(measurement.options, measurement.otherwise))
-            with contextlib.suppress(ValueError):
-                return other.of(checkpoint, label, measure, **how)
-            raise
+        if seed not in one.seeds:
+            return None
+        measurement, partners = study.measurements.get(key), study.partners(name, key, seed)
+        if any(name_of(*network) in self.progress.diverged for network in [(name, seed), *partners]):
+            return None
+        snapshot = measurement.snapshot if measurement else ""
+        others = tuple(study.networks[other].file(self.out, of, snapshot) for other, of in partners)
+        return Step(one, seed, key, measurement, others)
 
     def _check_samples(self, step: str, samples: str) -> None:
         if samples and self.progress.samples.setdefault(step, samples) != samples:
             raise ValueError(f"the data changed since {step} was measured; restore it, or give another --out")
 
-    def _done(self, step: str, began: float, *, anew: bool) -> str:
+    def _done(self, step: Step, seconds: float, *, anew: bool) -> str:
         """Keep that a step is done; how many are left, and for how long, in words."""
         if anew:
-            self.progress.seconds[step] = round(time.monotonic() - began, 3)
+            self.progress.seconds[step.name] = round(seconds, 3)
             self.progress.write(self.out)
-        self.position = position = self.steps.index(step) + 1
+        self.position = position = self.steps.index(step.name) + 1
         self.part(0, 1)
         rest = [one for one in self.steps[position:] if self.progress.state(one) == "left"]
-        seconds = self.progress.left(rest)
-        about = f", about {format_duration(seconds)} left" if math.isfinite(seconds) and rest else ""
+        expected = self.progress.left(rest)
+        about = f", about {format_duration(expected)} left" if math.isfinite(expected) and rest else ""
         return f" ({position} of {len(self.steps)}{about})"
-
-
-def _step(network: str, seed: int, key: str) -> str:
-    return f"{network}-s{seed} {key}"
 
 
 def _kind(step: str) -> str:
@@ -272,6 +254,11 @@ def _text(run: _Run, seeds: Sequence[int], claims: Sequence[Claim]) -> str:
         for names, of in study.correlations if all((names[0], name) in values for name in of)
     ]  # fmt: skip
     text += table_of_correlations(run.correlated)
+    run.diagrams = [
+        diagram(number, over, base, {one.name: one.at for one in trained if one.base == base}, values)
+        for number, over, base in study.diagrams
+    ]  # fmt: skip
+    text += "".join(map(table_of_diagram, run.diagrams))
     if run.progress.diverged:
         text += f"\nDiverged: {len(run.progress.diverged)} ({', '.join(run.progress.diverged)}).\n".replace(
             " training", ""

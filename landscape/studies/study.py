@@ -87,7 +87,7 @@ class Study:
 
 def in_words(value: Any) -> str:
     """A value as on the command line."""
-    return "none" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "none" if value is None else ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def identity(data: xr.Dataset) -> str:

@@ -1,0 +1,123 @@
+"""Carry out one step of a study, a training or a measurement of a network, in this process or in another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import xarray as xr
+
+from landscape.probe import NotApplicable
+from landscape.results.journal import Busy
+from landscape.studies import merged
+from landscape.studies.claims import Measurement, Network, run_folder
+from landscape.studies.edge_of_stability import followed
+
+Train: TypeAlias = Callable[..., Path]
+Report: TypeAlias = Callable[[int, int], None]
+TRAINING = "training"
+AGAIN_SECONDS = 5.0  # until a result that another worker measures is asked for again
+
+
+class Step(NamedTuple):
+    """A training, or a measurement, of a network with a seed."""
+
+    network: Network
+    seed: int
+    key: str = TRAINING  # or the name of the measurement
+    measurement: Measurement | None = None
+    others: Sequence[Path | None] = ()  # checkpoints that are measured together with that of the network
+
+    @property
+    def name(self) -> str:
+        """Its name in the study."""
+        return name_of(self.network.name, self.seed, self.key)
+
+
+class Done(NamedTuple):
+    """What became of a step."""
+
+    seconds: float
+    result: xr.Dataset | None = None  # of a measurement
+    why: str = ""  # it diverged, or does not apply
+    anew: bool = True  # False: the network was trained already
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all steps of a study have in common; `train` and `measure` as for `conduct`. Called with a step."""
+
+    out: Path
+    results: Path
+    data: str
+    data_root: Path | None
+    load: Mapping[str, Any]
+    device: str
+    quiet: bool
+    train: Train
+    measure: Callable[..., xr.Dataset]
+
+    def __call__(self, step: Step, report: Report | None = None) -> Done:
+        """Carry it out; `report` is called with finished and all epochs or units. Without it others may run beside."""
+        while True:
+            try:
+                return self._done(step, report)
+            except Busy:  # another step asks the same question, such as of a network with equal weights
+                if report is not None:
+                    raise
+                time.sleep(AGAIN_SECONDS)
+
+    def _done(self, step: Step, report: Report | None) -> Done:
+        from landscape.training.train import Diverged
+
+        began, there = time.monotonic(), False
+        try:
+            if step.key == TRAINING:
+                folder = run_folder(self.out, step.network.name, step.seed)
+                there, result = (folder / "final.pt").exists(), None
+                self._train(step.network, step.seed, folder, report)
+            else:
+                result = self._measured(step, report)
+        except (Diverged, NotApplicable) as error:
+            return Done(time.monotonic() - began, why=str(error))
+        return Done(time.monotonic() - began, result, anew=not there)
+
+    def _train(self, one: Network, seed: int, folder: Path, report: Report | None) -> None:
+        self.train(
+            one.model, self.data, dict(one.overrides), recipe=one.recipe, seed=seed, fraction=one.fraction, out=folder,
+            model_args=one.model_args, data_root=self.data_root, device=self.device, quiet=self.quiet, report=report,
+        )  # fmt: skip
+
+    def _measured(self, step: Step, report: Report | None) -> xr.Dataset:
+        one, seed = step.network, step.seed
+        if one.full_batch:
+            return followed(
+                one.name, one.full_batch, data=self.data, data_root=self.data_root, seed=seed, device=self.device,
+                out=self.results,
+            )  # fmt: skip
+        assert step.measurement is not None
+        how: dict[str, Any] = {"data_root": self.data_root, "device": self.device, "out": self.results}
+        if one.files and self.data:
+            how = {"data": self.data, **how}
+        how |= merged(self.load, one.load)
+        label = f"{one.name}-s{seed}" if one.label is None else one.label
+        checkpoint, of = one.file(self.out, seed, step.measurement.snapshot), partial(self.measure, report=report)
+        try:
+            return step.measurement.of(checkpoint, label, of, others=step.others, **how)
+        except NotApplicable as error:
+            if not (otherwise := step.measurement.otherwise):
+                raise
+            other = replace(step.measurement, options=merged(step.measurement.options, otherwise))
+            try:
+                return other.of(checkpoint, label, of, others=step.others, **how)
+            except ValueError as second:
+                raise NotApplicable(f"{error}\notherwise: {second}") from second
+
+
+def name_of(network: str, seed: int, key: str = TRAINING) -> str:
+    """The name of a step in the study."""
+    return f"{network}-s{seed} {key}"

@@ -1,0 +1,57 @@
+"""Draw numbers of a study's networks over arguments that they were trained with: a curve over one, a map over two."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from landscape.plots import style
+from landscape.plots.appearance import OTHERS, escaped
+from landscape.plots.figure import Axes, Figure
+from landscape.statistics.intervals import FEWEST
+from landscape.statistics.rounding import plus_minus
+from landscape.studies.diagrams import Diagram
+
+COLUMNS = 2  # panels side by side
+MAP = "viridis"
+NOTE = f"Means over seeds; after ±, or as error bars: half the 95 % interval by Student's t, from {FEWEST} seeds on."
+
+
+def page(found: Sequence[Diagram]) -> Figure:
+    """A panel per diagram."""
+    columns = min(COLUMNS, len(found))
+    rows = -(-len(found) // columns)
+    figure = style.page([], [], height=2.6 * rows, caption="", note=NOTE)
+    for ax, one in zip(style.grid(figure, len(found), columns), found, strict=True):
+        (draw_map if len(one.over) > 1 else draw_curve)(one, ax)
+        ax.set_title(escaped(f"{one.number} of {one.of}"), fontsize=style.SMALL)
+        ax.set_xlabel(escaped(one.over[0]))
+        ax.set_xticks(range(len(one.values(0))), [escaped(value) for value in one.values(0)])
+    return figure
+
+
+def draw_curve(found: Diagram, ax: Axes) -> Axes:
+    """Draw the number over one argument with error bars."""
+    color, marker = OTHERS[0]
+    for place, cell in enumerate(found.row()):
+        if cell is not None:
+            ax.errorbar([place], [cell[0]], yerr=style.bars(*cell), color=color, marker=marker, elinewidth=0.8)
+    ax.plot([np.nan if cell is None else cell[0] for cell in found.row()], color=color)
+    ax.set_ylabel(escaped(found.number))
+    return ax
+
+
+def draw_map(found: Diagram, ax: Axes) -> Axes:
+    """Draw the number in the colour of a cell, and in words with its error."""
+    cells = [found.row(second) for second in found.values(1)]
+    means = np.array([[np.nan if cell is None else cell[0] for cell in row] for row in cells])
+    image = ax.imshow(means, origin="lower", cmap=MAP, interpolation="nearest", aspect="auto")
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            if cell is not None:
+                mean, low, high = cell
+                dark = image.norm(mean) < 0.6
+                text = plus_minus(mean, (high - low) / 2).replace(" ± ", "\n± ")
+                ax.text(x, y, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
+    ax.set_yticks(range(len(cells)), [escaped(value) for value in found.values(1)])
+    ax.set_ylabel(escaped(found.over[1]))
+    return ax
