@@ -6,8 +6,11 @@ What a probe needs is counted while it runs, at its default options: samples of 
 of Hessian products, by the size of their mini-batches. A forward pass that gives the same outputs for the same inputs
 as an earlier one is not needed. The bare cost of each is measured right after, on the same mini-batches: the model in
 inference mode, the gradient of its loss, and a product by the faster backend, once it is prepared. A pass from the
-middle of the network counts as a whole one. A run beyond `--seconds` ends with its next unit, and its floor is that of
-what was made until then. Ratios are medians over `--rounds`, each on a freshly loaded subject; loading is not timed.
+middle of the network counts as a whole one. To these the arithmetic of the probe's definition is added, such as a
+Fourier transform of every map or the distances between all samples, at the cost of the few calls of `ARITHMETIC`, on
+the maps of the first mini-batch. Files, checks, the search for layers and most summaries are not in the floor. A run
+beyond `--seconds` ends with its next unit, and its floor is that of what was made until then. Ratios are medians over
+`--rounds`, each on a freshly loaded subject; loading is not timed.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ from torch import Tensor
 import landscape
 from landscape.api import loading_defaults, parameter_defaults
 from landscape.data.structure import Forward, Nested, rows_of, tensors_in
+from landscape.discovery.layer import Layer
+from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers.selection import layers_of
 from landscape.options import OptionError
 from landscape.probes import PROBES, probe_class
 from landscape.products.hvp_backends import curvature
@@ -59,6 +65,7 @@ class Needs:
 
     samples: Counter[tuple[str, int]] = field(default_factory=Counter)
     spent: float = 0.0
+    share: float = 0.0  # of the run that was made
     _seen: set[object] = field(default_factory=set)
     _with_graph: int = 0  # samples of the last pass that can be differentiated
     _product: bool = False
@@ -160,6 +167,7 @@ def measured(probe: str, subject: Subject, most: float, folder: Path) -> tuple[f
     end = time.process_time() + most
 
     def report(finished: int, total: int) -> None:
+        needs.share = finished / total
         if time.process_time() > end and finished < total:
             raise Enough
 
@@ -195,6 +203,98 @@ def bare(subject: Subject, kind: str, samples: int) -> float:
     return min(costs)
 
 
+def _log_amplitudes(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    np.log(np.abs(torch.fft.rfft2(maps).numpy()) + 1e-6).mean(axis=(0, 1))
+
+
+def _moments(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    maps.mean((2, 3)), torch.linalg.vector_norm(maps, dim=(2, 3))
+
+
+def _products_of_samples(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    maps.flatten(1) @ maps.flatten(1).T
+
+
+def _of_attention(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    """The maps, their entropy, distance, marginal, and the cosines of heads and tokens; singular values of tokens."""
+    tokens = maps.flatten(2).mT if maps.ndim == 4 else maps  # (image, token, channel)
+    heads = tokens.unflatten(2, (layer.attention.heads if layer.attention else 1, -1)).transpose(1, 2)
+    weights = (heads @ heads.mT).softmax(-1)
+    (np.log(weights.numpy()) * weights.numpy()).sum(axis=(2, 3))
+    weights.flatten(2) @ torch.ones(weights[0, 0].numel()), weights.mean(-2)
+    for parts, axis in ((weights, 1), (heads, 1), (tokens, 1)):
+        (parts / torch.linalg.vector_norm(parts, dim=-1, keepdim=True)).sum(axis).square().sum(-1)
+    (tokens * tokens).sum(-1)
+    torch.linalg.svdvals(tokens[:4].double()), torch.linalg.svdvals(tokens.mean(1).double())
+
+
+def _around_the_centre(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    """The moments of two passes, and in double precision the products of the points around the centre with it."""
+    for _ in range(2):
+        _moments(maps, layer, subject)
+        row, column = (side // 2 for side in maps.shape[2:])
+        window = maps[:, :, max(row - 7, 0) : row + 8, max(column - 7, 0) : column + 8].double()
+        torch.einsum("ncij,nc->nij", window, window[:, :, window.shape[2] // 2, window.shape[3] // 2])
+
+
+def _of_all_samples(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    """Two nearest neighbours, the covariance's spectrum, and nearest of class means of 41 sets, NC1 of 21 others."""
+    rows, classes = torch.randn(len(subject), maps.shape[1], dtype=torch.float64).numpy(), 10
+    squared = rows @ rows.T
+    squared.argmin(axis=1), squared.argmin(axis=1), np.linalg.eigvalsh(rows.T @ rows)
+    means = (np.ones((41 + 2 * 21, len(rows))) @ rows).repeat(classes, axis=0) / len(rows)
+    (rows @ means[: 41 * classes].T).reshape(-1, 41, classes).argmin(axis=2), np.square(rows @ means[-21 * classes :].T)
+
+
+def _of_readout(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    """Two ridge regressions by eigenvectors, and the held-out scores of 19 penalties."""
+    rows, targets = torch.randn(1437, maps.shape[1], dtype=torch.float64), torch.randn(1437, 10, dtype=torch.float64)
+    for _ in range(2):
+        solved = torch.linalg.eigh(rows.T @ rows)[1] @ (rows.T @ targets)
+    for _ in range(19):
+        rows[: len(rows) // 5] @ solved
+
+
+def _resampled(maps: Tensor, layer: Layer, subject: Subject) -> None:
+    """A thousand resamples of all samples, and their sums of 50 numbers."""
+    n = len(subject)
+    drawn = np.random.default_rng(0).integers(n, size=(1000, n)) + n * np.arange(1000)[:, None]
+    np.bincount(drawn.ravel(), minlength=1000 * n).reshape(1000, n).astype(float) @ np.ones((n, 50))
+
+
+Arithmetic = Callable[[Tensor, Layer, Subject], None]  # of a layer's maps
+ARITHMETIC: Mapping[str, tuple[Arithmetic, ...]] = {  # of every mini-batch, or of the whole run
+    "fourier": (_log_amplitudes,), "variance": (_moments,), "similarity": (_products_of_samples,),
+    "attention": (_of_attention,), "uncertainty": (_around_the_centre,), "geometry": (_of_all_samples,),
+    "probe-linear": (_of_readout,), "calibration": (_resampled,), "ensemble": (_resampled,),
+}  # fmt: skip
+ONCE = (_of_all_samples, _of_readout)  # per layer in a run
+ALONE = (_resampled,)  # once in a run
+
+
+def arithmetic(probe: str, subject: Subject) -> float:
+    """CPU seconds of what a probe's definition computes beside passes and products, in a whole run."""
+    if probe not in ARITHMETIC:
+        return 0.0
+    layers, found = layers_of(subject, ()), dict[int, Tensor]()
+    if probe == "attention":
+        layers = [layer for layer in layers if layer.attention]
+    elif probe in ("fourier", "variance", "uncertainty"):
+        layers = [layer for layer in layers if layer.spatial]
+
+    def keep(at: int, tensor: Tensor) -> None:
+        found[at] = (layers[at].maps(tensor) if layers[at].spatial else tensor).contiguous().clone()
+
+    with subject.evaluating(), feature_hooks(subject.model, layers, keep):
+        subject.outputs(subject.batch(0)[0])
+    total = 0.0
+    for work in ARITHMETIC[probe]:
+        several = [0] if work in ALONE else list(found)
+        costs = [_median(lambda at=at: work(found[at], layers[at], subject)) for at in several]  # type: ignore[misc]  # noqa: B023
+        total += sum(costs) * (1 if work in (*ONCE, *ALONE) else len(subject) / subject.samples(0))
+    return total
+
+
 def _median(work: Callable[[], object]) -> float:
     work()
     took = [seconds(work)]
@@ -209,11 +309,14 @@ def row_of(network: str, probe: str, given: Any, folder: Path) -> str:
     for _ in range(given.rounds):
         took, needs = measured(probe, load(network, probe, given.samples, folder), given.seconds, folder)
         subject = load(network, probe, given.samples, folder)
-        floor = sum(n / size * bare(subject, kind, size) for (kind, size), n in needs.samples.items() if n)
+        beside = needs.share * arithmetic(probe, subject)
+        floor = beside + sum(n / size * bare(subject, kind, size) for (kind, size), n in needs.samples.items() if n)
         made = (sum(n for (k, _), n in needs.samples.items() if k == kind) / len(subject) for kind in KINDS)
-        rounds.append((took / floor, took, floor, *made))
-    ratio, took, floor, *made = sorted(rounds)[(len(rounds) - 1) // 2]
-    return row(network, probe, f"{ratio:.2f}", f"{took:.2f}", f"{floor:.2f}", *(f"{n:.3g}" for n in made))
+        rounds.append((took / floor, took, floor, beside, *made))
+    ratio, took, floor, beside, *made = sorted(rounds)[(len(rounds) - 1) // 2]
+    return row(
+        network, probe, f"{ratio:.2f}", f"{took:.2f}", f"{floor:.2f}", f"{beside:.2f}", *(f"{n:.3g}" for n in made)
+    )
 
 
 def main() -> None:
@@ -223,7 +326,7 @@ def main() -> None:
     given = arguments.parse_args()
     torch.set_num_threads(1)
     os.environ["LANDSCAPE_CACHE"] = ""
-    print(header("network", "probe", "CPU / floor", "CPU s", "floor s", *KINDS), flush=True)
+    print(header("network", "probe", "CPU / floor", "CPU s", "floor s", "of it arithmetic", *KINDS), flush=True)
     for network in given.networks:
         with tempfile.TemporaryDirectory() as folder:
             for probe in given.probes:
