@@ -141,7 +141,7 @@ def test_objects_that_refer_to_themselves_have_an_identity_and_nothing_is_kept_a
 def test_the_source_of_a_class_is_that_of_inspect_and_a_file_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, parse = list[str](), ast.parse
     monkeypatch.setattr(code_identity.ast, "parse", lambda text: parsed.append(text) or parse(text))
-    code_identity._first_lines.cache_clear()
+    code_identity._places.cache_clear()
     kinds = [
         kind for kind in vars(nn.modules.conv).values() if isinstance(kind, type) and kind.__module__[-4:] == "conv"
     ]

@@ -159,8 +159,8 @@ class Subject:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the weights, as of real numbers."""
-        parameters = list(self.model.parameters())
-        return next((p for p in parameters if p.is_floating_point()), parameters[0]).dtype.to_real()
+        first = next(iter(self.model.parameters()))
+        return next((p for p in self.model.parameters() if p.is_floating_point()), first).dtype.to_real()
 
     @property
     def members(self) -> int:

@@ -24,6 +24,7 @@ DEEPEST = 2  # objects within objects; of deeper ones (a trainer's data, say) th
 OF_MODULES = set(vars(nn.Module())) | {"training"}  # attributes of every module
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
+NESTED = ("body", "orelse", "handlers", "finalbody", "cases")  # statements within a statement
 OF_FILES = "_landscape_"  # start of the module names of files that `import_callable` imports
 _changing: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # attributes that forward passes change
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -229,26 +230,27 @@ def _compiled(text: str) -> set[tuple[str, str]]:
 def _class_source(kind: type) -> str:
     """Source text of a class as `inspect` finds it, which parses the whole file again for every class."""
     lines = linecache.getlines(inspect.getsourcefile(kind) or "", vars(sys.modules[kind.__module__]))
-    first = _first_lines("".join(lines)).get(kind.__qualname__)
-    if first is None:
+    first, last = _places("".join(lines)).get(kind.__qualname__, (0, 0))
+    if not first:
         raise OSError("could not find class definition")
-    return "".join(inspect.getblock(lines[first - 1 :]))
+    return "".join(lines[first - 1 : last])
 
 
 @lru_cache(maxsize=8)
-def _first_lines(text: str) -> dict[str, int]:
-    """First line of every class of a file by its qualified name; of several of one name, that of the first."""
-    found: dict[str, int] = {}
-    waiting: list[tuple[ast.AST, str]] = [(ast.parse(text), "")]
+def _places(text: str) -> dict[str, tuple[int, int]]:
+    """First and last line of every class of a file by qualified name; of several of one name, those of the first."""
+    found: dict[str, tuple[int, int]] = {}
+    waiting: list[tuple[Any, str]] = [(ast.parse(text), "")]
     while waiting:
         node, where = waiting.pop()
         if isinstance(node, ast.ClassDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            found[f"{where}{node.name}"] = min(first, found.get(f"{where}{node.name}", first))
+            lines = first, node.end_lineno or first
+            found[f"{where}{node.name}"] = min(lines, found.get(f"{where}{node.name}", lines))
             where = f"{where}{node.name}."
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             where = f"{where}{node.name}.<locals>."
-        waiting += [(inner, where) for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)]
+        waiting += [(inner, where) for part in NESTED for inner in getattr(node, part, ())]
     return found
 
 

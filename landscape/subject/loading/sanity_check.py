@@ -235,9 +235,8 @@ def _digests(subject: Subject) -> Iterator[str]:
 
 
 def _of_rows(inputs: Tensor) -> Iterator[str]:
-    for row in inputs.detach().cpu():
-        content = row.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        yield hashlib.blake2b(content, digest_size=6).hexdigest()
+    for row in inputs.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy() if len(inputs) else ():
+        yield hashlib.blake2b(row, digest_size=6).hexdigest()
 
 
 @once_per_weights
