@@ -30,8 +30,7 @@ def check_not_damaged(file: Path) -> None:
     import h5py
 
     from landscape.results import hdf5_file
-    from landscape.results.group import dims, places
-    from landscape.results.handles import attributes_of
+    from landscape.results.handles import attributes_of, dims, places
 
     child = os.fork()
     if not child:

@@ -16,8 +16,8 @@ import pytest
 import synthetic
 
 from landscape.results import group as groups
+from landscape.results import handles, reader
 from landscape.results import headline_numbers as measured
-from landscape.results import reader
 
 RELEASES = sorted((Path(__file__).parents[1] / "docs/format").glob("*.h5.gz"))
 Form = Mapping[str, tuple[tuple[str, ...], str, str]]  # axes, dtype and unit of every quantity
@@ -35,13 +35,13 @@ def forms(path: Path) -> dict[str, Form]:
     with h5py.File(path) as file:
         return {
             name.partition("/")[0]: {
-                array: (groups.dims(item, array, places), str(item.dtype), str(group[array].attrs.get("units", "")))
+                array: (handles.dims(item, array, places), str(item.dtype), str(group[array].attrs.get("units", "")))
                 for array, item in arrays.items()
             }
             for name, group in groups.results_in(file)
             if group.attrs["label"] == synthetic.NETWORKS[0].label
             for arrays in [groups.datasets(group)]
-            for places in [groups.places(group.id)]
+            for places in [handles.places(group.id)]
         }
 
 

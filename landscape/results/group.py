@@ -22,10 +22,11 @@ from landscape.results.handles import (
     Handle,
     array_of,
     attributes_of,
+    describe,
+    dims,
     hard_links,
-    links,
-    named,
     opened,
+    places,
     scales_of,
 )  # fmt: skip
 from landscape.results.hdf5_file import CHECK, check, reading
@@ -39,6 +40,7 @@ OVER, N = "over", "n"  # attributes of a standard error: what its independent va
 SCALE = {"CLASS", "NAME"}  # attributes: that an array is a scale
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
+Handles = Mapping[str, Handle]
 _log = logging.getLogger(__name__)
 
 
@@ -73,13 +75,22 @@ def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
     return group
 
 
-def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, known: Arrays | None = None) -> int:
+def merge(
+    group: h5py.Group,
+    records: Iterable[Record],
+    reduce_of: ReduceOf,
+    *,
+    known: Arrays | None = None,
+    items: Handles | None = None,
+) -> int:
     """Store the units of a journal, then recompute the summaries from everything finished.
 
     Finished units among the `known` arrays that the group does not hold any more are stored again; returns how many.
+    `items`: its open arrays.
     """
+    items = items or handles(group)
     fresh = [record for record in records if "index" in record.data]
-    stored = {"done": group["done"][()]}
+    stored = {"done": items["done"].array()}
     lost = np.zeros_like(stored["done"], bool) if known is None else (known["done"] == 1) & (stored["done"] != 1)
     if not fresh and not lost.any():
         if CHECK not in group.attrs:  # it is new
@@ -87,7 +98,7 @@ def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, 
         return 0
     names = fresh[0].arrays if fresh else known or {}
     parts = max((int(record.data.get(MICRO_BATCHES, 1)) for record in fresh), default=1)
-    stored |= {name: group[name][()] for name in names}
+    stored |= {name: items[name].array() for name in names}
     if known is not None and lost.any():
         for name in stored:
             stored[name][lost] = known[name][lost]
@@ -98,9 +109,9 @@ def merge(group: h5py.Group, records: Iterable[Record], reduce_of: ReduceOf, *, 
                 stored[name][index] = value
             stored["done"][index] = 1
     for name, values in stored.items():
-        group[name][...] = values
+        items[name].write(values)
     note_micro_batches(group, parts)
-    summarise(group, reduce_of)
+    summarise(group, reduce_of, items)
     return int(lost.sum())
 
 
@@ -113,28 +124,26 @@ def note_micro_batches(group: h5py.Group, count: int) -> int:
     return max(count, known)
 
 
-def summarise(group: h5py.Group, reduce_of: ReduceOf) -> None:
+def summarise(group: h5py.Group, reduce_of: ReduceOf, items: Handles | None = None) -> None:
     """Compute the summaries from everything finished, and note when the last unit was."""
     reduce = reduce_of(group.attrs["probe"], json.loads(group.attrs.get("parameters", "{}")))
-    values = {} if reduce is None else reduce(arrays(group))
+    stored = items or handles(group)
+    values = {} if reduce is None else reduce({name: item.array() for name, item in stored.items()})
     for name, value in values.items():
-        if name in group:  # an imported surface has fewer summaries than a measured one
-            group[name][...] = value
-    store_reasons(group.attrs, values if group["done"][()].all() else {})
-    note_counts(group, values)
-    (mark_finished if group["done"][()].all() else seal)(group)
+        if name in stored:  # an imported surface has fewer summaries than a measured one
+            stored[name].write(value)
+    finished = bool(stored["done"].array().all())
+    store_reasons(group.attrs, values if finished else {})
+    note_counts(group, values, stored)
+    (mark_finished if finished else seal)(group, stored)
 
 
-def seal(group: h5py.Group) -> None:
-    """Store the checksum, after every change."""
-    group.attrs[CHECK] = checksum(group)
+def seal(group: h5py.Group, stored: Handles | None = None) -> None:
+    """Store the checksum, after every change; `stored`: its arrays, where they are open already."""
+    group.attrs[CHECK] = checksum(group, stored)
 
 
-def checksum(
-    group: h5py.Group,
-    arrays: Mapping[str, Handle] | None = None,
-    attributes: Mapping[str, Any] | None = None,
-) -> int:
+def checksum(group: h5py.Group, arrays: Handles | None = None, attributes: Mapping[str, Any] | None = None) -> int:
     """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone.
 
     `arrays` and `attributes`: its own, where they are known already.
@@ -142,35 +151,40 @@ def checksum(
     stored = attributes_of(group.id) if attributes is None else attributes
     about = {name: "" if name in ("label", "created", "finished") else value for name, value in stored.items()}
     found = zlib.crc32(repr(sorted((about | {CHECK: 0}).items())).encode())
-    for name, item in sorted((arrays or {name: Handle(item) for name, item in datasets(group).items()}).items()):
+    for name, item in sorted((arrays or handles(group)).items()):
         values = item.array()
         content = "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
         found = zlib.crc32(content, zlib.crc32(repr((name, sorted(item.attributes().items()))).encode(), found))
     return found
 
 
-def note_counts(group: h5py.Group, values: Values = MappingProxyType({})) -> None:
+def note_counts(group: h5py.Group, values: Values = MappingProxyType({}), arrays: Handles | None = None) -> None:
     """Note beside every standard error how many independent values it is of, by `values` or the finished units."""
-    where = places(group.id)
-    errors = {name: str(group[name].attrs[OVER]) for name in where.values() if OVER in group[name].attrs}
-    stored = {name: array_of(group[name]) for name in {"done", *errors.values()} & set(where.values())}
-    axes = {name: dims(group[name].id, name, where) for name in (*errors, *stored)}
+    where, items = places(group.id), arrays or handles(group)
+    errors = {name: str(item.attributes()[OVER]) for name, item in items.items() if OVER in item.attributes()}
+    stored = {name: items[name].array() for name in {"done", *errors.values()} & set(items)}
+    axes = {name: dims(items[name].id, name, where) for name in (*errors, *stored)}
     for name, over in errors.items():
         n = values.get(f"{name}.{N}")
         if n is None:
             n = independent(over, axes[name], stored, axes, fact=group.attrs.get(over))
-        group[name].attrs.modify(N, np.float64(smallest(n)))
+        items[name].modify(N, smallest(n))
 
 
-def mark_finished(group: h5py.Group) -> None:
+def mark_finished(group: h5py.Group, stored: Handles | None = None) -> None:
     """Note that a result is finished, and when."""
     group.attrs["finished"] = _now()
-    seal(group)
+    seal(group, stored)
 
 
 def arrays(group: h5py.Group) -> Arrays:
     """All arrays of a group, by name; text as Python strings."""
-    return {name: Handle(item).array() for name, item in datasets(group).items()}
+    return {name: item.array() for name, item in handles(group).items()}
+
+
+def handles(group: h5py.Group) -> dict[str, Handle]:
+    """The open arrays of a group, by name."""
+    return {name: Handle(item) for name, item in datasets(group).items()}
 
 
 def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
@@ -187,20 +201,6 @@ def datasets(group: h5py.Group) -> dict[str, h5py.h5d.DatasetID]:
     """The arrays of a group by name, by hard links alone, without h5py's objects, which take most of the time."""
     items = ((name, opened(group.id, name)) for name in places(group.id).values())
     return {name: item for name, item in items if isinstance(item, h5py.h5d.DatasetID)}
-
-
-def places(group: h5py.h5g.GroupID) -> dict[int, str]:
-    """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
-    return {place: name for name, kind, place in links(group) if kind == h5py.h5l.TYPE_HARD}
-
-
-def dims(
-    dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str], scales: list[list[str]] | None = None
-) -> tuple[str, ...]:
-    """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
-    if h5py.h5ds.is_scale(dataset):
-        return (own,)
-    return named(scales_of(dataset, places) if scales is None else scales, own)
 
 
 def copy(
@@ -328,7 +328,7 @@ def _dataset(
     dataset = group.create_dataset(name, **form)
     _describe(dataset, quantity)
     for axis, dim in enumerate(dims):
-        dataset.dims[axis].attach_scale(group[dim])
+        h5py.h5ds.attach_scale(dataset.id, opened(group.id, dim), axis)
 
 
 def _extensible(plan: Plan, dims: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, Any]:
@@ -339,11 +339,9 @@ def _extensible(plan: Plan, dims: tuple[str, ...], shape: tuple[int, ...]) -> di
 
 
 def _describe(dataset: h5py.Dataset, quantity: Quantity) -> None:
-    dataset.attrs["long_name"], dataset.attrs["units"] = quantity.long_name, quantity.units
-    if quantity.over:
-        dataset.attrs[OVER], dataset.attrs[N] = quantity.over, np.nan
-    if quantity.bounds:
-        dataset.attrs["bounds"] = quantity.bounds
+    describe(dataset.id, {"long_name": quantity.long_name, "units": quantity.units})
+    describe(dataset.id, {OVER: quantity.over, N: np.nan} if quantity.over else {})
+    describe(dataset.id, {"bounds": quantity.bounds} if quantity.bounds else {})
 
 
 def _now() -> str:

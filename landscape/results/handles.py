@@ -24,6 +24,7 @@ CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LA
 
 # Types that are read as they are, without asking HDF5 every time how it calls them.
 _IN_MEMORY = {np.dtype(name): h5py.h5t.py_create(np.dtype(name)) for name in ("f8", "f4", "i8", "i4", "u1")}
+_STORED_TEXT, _SCALAR = h5py.h5t.py_create(h5py.string_dtype(), logical=True), h5py.h5s.create(h5py.h5s.SCALAR)
 _TEXT, _REFERENCES = (h5py.h5t.py_create(t) for t in (h5py.string_dtype(), h5py.vlen_dtype(h5py.ref_dtype)))
 _FORMS: Mapping[int, Sequence[tuple[np.dtype, h5py.h5t.TypeID]]] = {  # of attributes, by their bytes
     16: [(np.dtype(object), _TEXT)],
@@ -107,6 +108,29 @@ class Handle:
             self.id.read(h5py.h5s.ALL, h5py.h5s.ALL, found, mtype=_TEXT if text else _IN_MEMORY[self.dtype])
         return _printable(found) if text else found
 
+    def write(self, values: Any) -> None:
+        """Replace the numbers, by as many or by one for all."""
+        if self.shape is None or self.dtype not in _IN_MEMORY:
+            h5py.Dataset(self.id)[...] = values
+        elif 0 not in self.shape:
+            whole = np.array(np.broadcast_to(values, self.shape), self.dtype, order="C")
+            self.id.write(h5py.h5s.ALL, h5py.h5s.ALL, whole, mtype=_IN_MEMORY[self.dtype])
+
+    def modify(self, attribute: str, value: float) -> None:
+        """Replace the number of an attribute."""
+        h5py.h5a.open(self.id, attribute.encode()).write(np.array(value, float), mtype=_IN_MEMORY[np.dtype("f8")])
+        self.attributes().known[attribute] = float(value)
+
+
+def describe(item: ObjectID, about: Mapping[str, str | float]) -> None:
+    """Give an object attributes, each a text or a number, that it does not have yet."""
+    for name, value in about.items():
+        text = isinstance(value, str)
+        form, values = (
+            (_TEXT, np.array(value, object)) if text else (_IN_MEMORY[np.dtype("f8")], np.array(value, float))
+        )
+        h5py.h5a.create(item, name.encode(), _STORED_TEXT if text else form, _SCALAR).write(values, mtype=form)
+
 
 def links(group: h5py.h5g.GroupID) -> list[tuple[str, int, int]]:
     """The links of a group: name, kind, and where in the file the object lies; bytes that are no text are kept.
@@ -143,7 +167,7 @@ class OnDemand(Mapping[str, T]):
     """What lies under names, each of which is read once, when it is asked for."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], T]) -> None:
-        self._names, self._read, self._known = dict.fromkeys(names), read, dict[str, T]()
+        self._names, self._read, self.known = dict.fromkeys(names), read, dict[str, T]()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -157,9 +181,9 @@ class OnDemand(Mapping[str, T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._names:
             raise KeyError(name)
-        if name not in self._known:
-            self._known[name] = self._read(name)
-        return self._known[name]
+        if name not in self.known:
+            self.known[name] = self._read(name)
+        return self.known[name]
 
 
 def attributes_of(
@@ -232,6 +256,20 @@ def scales_of(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[li
         for axis in axes
     ]
     return [[name for name in names if name] for names in found]
+
+
+def places(group: h5py.h5g.GroupID) -> dict[int, str]:
+    """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
+    return {place: name for name, kind, place in links(group) if kind == h5py.h5l.TYPE_HARD}
+
+
+def dims(
+    dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str], scales: list[list[str]] | None = None
+) -> tuple[str, ...]:
+    """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
+    if h5py.h5ds.is_scale(dataset):
+        return (own,)
+    return named(scales_of(dataset, places) if scales is None else scales, own)
 
 
 def named(scales: Sequence[Sequence[str]], own: str) -> tuple[str, ...]:

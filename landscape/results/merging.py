@@ -11,7 +11,7 @@ import numpy as np
 
 from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
-from landscape.results.handles import Handle
+from landscape.results.handles import Handle, dims, places
 from landscape.results.hdf5_file import DAMAGE, Group, check, checked_groups, damaged, reading
 from landscape.results.malformed import readable
 from landscape.results.replacing import behind_link
@@ -225,11 +225,11 @@ def _key(name: str) -> tuple[str, str]:
 def _roles(group: h5py.Group) -> tuple[list[str], list[str]]:
     """The axes of a result, and its arrays that hold one entry per unit, without `done`."""
     items = groups.datasets(group)
-    where = groups.places(group.id)
-    dims = {name: groups.dims(item, name, where) for name, item in items.items()}
-    axes = [name for name in dims if dims[name] == (name,)]
-    units = dims.get("done", ())
-    return axes, [n for n in dims if n != "done" and n not in axes and units and dims[n][: len(units)] == units]
+    where = places(group.id)
+    of = {name: dims(item, name, where) for name, item in items.items()}
+    axes = [name for name in of if of[name] == (name,)]
+    units = of.get("done", ())
+    return axes, [n for n in of if n != "done" and n not in axes and units and of[n][: len(units)] == units]
 
 
 def _unequal(mine: np.ndarray, theirs: np.ndarray, axes: int) -> np.ndarray:

@@ -19,8 +19,8 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from landscape.results import hdf5_file
-from landscape.results.group import checksum, datasets, places, results_in
-from landscape.results.handles import Guard, Handle, OnDemand, attributes_of, named
+from landscape.results.group import checksum, handles, results_in
+from landscape.results.handles import Guard, Handle, OnDemand, attributes_of, named, places
 from landscape.results.malformed import (
     REPAIR,
     check_array,
@@ -318,17 +318,15 @@ def _array(array: Handle, lazy: bool) -> Any:
     return array.array()
 
 
-def dataset_of(group: h5py.Group) -> xr.Dataset:
-    """A stored result as a labelled dataset in memory.
+def dataset_of(group: h5py.Group, items: Mapping[str, Handle] | None = None) -> xr.Dataset:
+    """A stored result as a labelled dataset in memory; `items`: its arrays, where they are open already.
 
     Raises:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
     about, name = dict(attributes_of(group.id)), group.name.strip("/")
     check_attributes(about, name.partition("/")[0])
-    arrays = {name: Handle(item) for name, item in datasets(group).items()}
-    stored = _arrays(group.id, arrays, lazy=False)
-    return _dataset(stored, about, name)
+    return _dataset(_arrays(group.id, items or handles(group), lazy=False), about, name)
 
 
 def _dataset(arrays: Mapping[str, Array], about: Mapping[str, Any], name: str) -> xr.Dataset:

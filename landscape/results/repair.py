@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 from landscape.results import group as groups
-from landscape.results.handles import Handle, attributes_of, hard_links, scales_of
+from landscape.results.handles import Handle, attributes_of, dims, hard_links, places, scales_of
 from landscape.results.hdf5_file import CHECK, Limits, longest_text
 from landscape.results.malformed import check_array, check_attributes, check_done
 from landscape.results.run_key import safe_label
@@ -185,11 +185,11 @@ def _flaw(group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, lo
         limits.add(handles[name], name)
         check_array(name, handles[name])
         shapes[name] = handles[name].shape or ()
-    where, sizes = groups.places(group.id), {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
+    where, sizes = places(group.id), {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
     scales = {name: scales_of(array, where) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not h5py.h5ds.is_scale(array):
-            axes = zip(groups.dims(array, name, where, scales[name]), shapes[name], strict=True)
+            axes = zip(dims(array, name, where, scales[name]), shapes[name], strict=True)
             if any(sizes.get(axis) != length for axis, length in axes):
                 return f"the axes of {name} are lost"
     if about.get(CHECK) != groups.checksum(group, handles, about):

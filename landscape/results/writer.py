@@ -248,7 +248,7 @@ class MemoryWriter:
         self._records: list[Record] = []
         self._file = h5py.File(f"{uuid.uuid4()}", "w", driver="core", backing_store=False)
         self._group = groups.open_or_create(self._file, key)
-        self.group = self._group.name.strip("/")
+        self.group, self._items = self._group.name.strip("/"), groups.handles(self._group)
 
     def pending(self) -> list[Unit]:
         """All units: nothing was measured before."""
@@ -264,13 +264,13 @@ class MemoryWriter:
 
     def merge(self) -> None:
         """Store the units taken so far, with summaries."""
-        groups.merge(self._group, iter(self._records), self._reduce_of)
+        groups.merge(self._group, iter(self._records), self._reduce_of, items=self._items)
         self._records.clear()
 
     def result(self) -> xr.Dataset:
         """The labelled dataset, as `reader.result` gives it."""
         self.merge()
-        return dataset_of(self._group)
+        return dataset_of(self._group, self._items)
 
     def __enter__(self) -> Self:
         return self

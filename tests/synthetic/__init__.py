@@ -58,7 +58,7 @@ def write(
             groups.seal(group)
 
     with pytest.MonkeyPatch.context() as patch:  # each result is sealed once, and none looked for others of its label
-        patch.setattr(groups, "seal", lambda group: None)
+        patch.setattr(groups, "seal", lambda group, stored=None: None)
         patch.setattr(groups, "_other_checkpoint", lambda file, key: "")
         change_file(path, change)
     return path
