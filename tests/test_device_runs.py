@@ -22,6 +22,7 @@ from landscape.data.recipes import RECIPES
 from landscape.layers.fourier import signs
 from landscape.products import memory_forecast
 from landscape.products.vectors import random_unit
+from landscape.running.local_processes import on_the_host
 from landscape.subject.precision import exact_arithmetic
 from landscape.training.train import train
 
@@ -259,6 +260,20 @@ class Last(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         last: Tensor = self.layer(x)[0][:, -1]
         return last
+
+
+def test_while_workers_measure_nothing_of_their_subject_is_on_the_device(kind: str) -> None:
+    with machine(kind):
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        subject = subject_on("cuda")
+        weights, inputs = [p.detach().cpu() for p in subject.model.parameters()], subject.batch(0)[0].cpu()
+        assert torch.cuda.memory_allocated() > before
+        with on_the_host(subject):
+            assert torch.cuda.memory_allocated() == before
+        assert {p.device.type for p in subject.model.parameters()} == {"cuda"}
+        assert all(map(torch.equal, weights, (p.detach().cpu() for p in subject.model.parameters())))
+        assert torch.equal(inputs, subject.batch(0)[0].cpu())
 
 
 @pytest.mark.parametrize("probe", ["trace", "density"])

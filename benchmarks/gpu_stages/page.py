@@ -20,15 +20,16 @@ the digits come with the package. Every stage ends within its `--minutes` (7); a
 
 The package itself need not be installed. Beside PyTorch (2.6 and later) and NumPy it needs scipy, xarray, h5py and
 Pillow; without pyhessian or curvlinops their rows say so. The package's other requirements (typer, matplotlib,
-h5netcdf, safetensors) are not needed. For a machine without a network, fetch what it lacks as wheels, here for Python
-3.12 on x86-64:
+h5netcdf, safetensors) are not needed. A run begins by naming what is missing. For a machine without a network, fetch
+that alone as wheels, into a folder of its own, so that nothing of the machine's is replaced; here the engines for
+Python 3.12 on x86-64, in the same way `{WHEELS[1]}`:
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \\
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_17_x86_64 \\
         --platform manylinux2014_x86_64 -d wheels \\
-        {WHEELS[0]} \\
-        {WHEELS[1]}
-    python -m pip install --no-index --no-deps wheels/*.whl
+        {WHEELS[0]}
+    python -m pip install --no-index --no-deps --target carried wheels/*.whl
+    PYTHONPATH=carried python benchmarks/gpu.py
 """
 NO_RUN = """\
 **No run on a GPU exists yet.** What is built for one (mini-batches side by side, searches that stay on the device, CUDA

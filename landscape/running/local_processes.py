@@ -1,5 +1,6 @@
 """Measure in processes of this machine, which may die: their units are measured by others, and new ones are started."""
 
+import contextlib
 import logging
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from landscape.data.dataset import Batches
 from landscape.probe import Probe, Sweeps, Unit, Values, report_workers
 from landscape.products.micro_batches import free_memory
 from landscape.running.executor import PoisonUnits, name_of
@@ -86,7 +88,8 @@ class Processes:
         schedule = Schedule(len(units), seconds=CHUNK_SECONDS, shared_setup=swept, one_by_one=True)
         count = min(len(works), len(units))
         failed_starts = 0
-        try:
+        with on_the_host(subject), contextlib.ExitStack() as ending:
+            ending.callback(self._end_busy)
             # A worker that is about to say that it has ended is waited for: the next run finds it ready.
             while not schedule.complete or any(w.busy and schedule.spent(w) for w in self._workers):
                 self._start_missing(count)
@@ -113,10 +116,11 @@ class Processes:
                             )
             if schedule.poisoned:
                 raise PoisonUnits([units[number] for number in schedule.poisoned])
-        finally:
-            for worker in [worker for worker in self._workers if worker.busy]:
-                self._workers.remove(worker)
-                worker.end()
+
+    def _end_busy(self) -> None:
+        for worker in [worker for worker in self._workers if worker.busy]:
+            self._workers.remove(worker)
+            worker.end()
 
     def ready(self) -> list[int]:
         """Process numbers of the workers that have loaded the subject."""
@@ -188,12 +192,29 @@ class Processes:
         report_workers(len(self._workers))
 
 
+@contextlib.contextmanager
+def on_the_host(subject: Subject) -> Iterator[None]:
+    """Leave a GPU to the workers: weights, samples and what was prepared take memory beside the first one's."""
+    images = subject.batches.images if isinstance(subject.batches, Batches) else None
+    samples = [images.inputs, images.targets] if images else []
+    tensors = [*subject.model.parameters(), *subject.model.buffers(), *samples]
+    held = [(tensor, tensor.device) for tensor in tensors if tensor.device.type == "cuda"]
+    if held:
+        cache_of(subject).values.clear()
+        for tensor, _ in held:
+            tensor.data = tensor.data.cpu()
+        free_memory()
+    try:
+        yield
+    finally:
+        for tensor, device in held:
+            tensor.data = tensor.data.to(device)
+
+
 def on_devices(work: Work, subject: Subject, workers: int) -> list[Work]:
     """The work of every worker: with CUDA one per device, unless a device is named, else all the same."""
     if subject.device.type != "cuda":
         return [work] * workers
-    cache_of(subject).values.clear()  # what this process prepared would take memory beside the first worker's
-    free_memory()
     named = work.spec.device.startswith("cuda:")
     devices = [work.spec.device] if named else [f"cuda:{i}" for i in range(torch.cuda.device_count())][:workers]
     if len(devices) < workers:
