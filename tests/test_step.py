@@ -7,12 +7,14 @@ import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from analytic import dense_hessian, quadratic, run_probe, symmetric, tanh_net
+from test_preconditioner import Foreign, schedule_free, soap
 from torch import Tensor, nn
 
 import landscape
@@ -204,23 +206,60 @@ def test_clipping_shortens_the_gradient_that_the_optimiser_gets() -> None:
     np.testing.assert_allclose(clipped["critical_multiple"] * shortened, plain["critical_multiple"], rtol=0.09)
 
 
+class Soap(Foreign):
+    """Of another package."""
+
+    def __init__(self, params: Any, lr: float = 0.1, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(params, soap, lr, betas=betas, eps=1e-3)  # the classes of a softmax have a null direction
+
+
+class ScheduleFree(Foreign):
+    """Of another package, with modes as `schedulefree` has."""
+
+    def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.9) -> None:
+        super().__init__(params, schedule_free, lr, momentum=momentum, train_mode=False)
+
+    def train(self, mode: bool = True) -> None:
+        for group in self.param_groups:
+            group["train_mode"] = mode
+
+    def step(self, closure: Any = None) -> None:
+        assert all(group["train_mode"] for group in self.param_groups)
+        super().step()
+
+
+PACKAGES = {kind.__name__: SimpleNamespace(load=lambda kind=kind: kind) for kind in (Soap, ScheduleFree)}
+
+
 @pytest.mark.slow
-def test_the_state_of_a_checkpoint_makes_the_step_of_its_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["SGD", *PACKAGES])
+def test_the_state_of_a_checkpoint_makes_the_step_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for name in ("plugins", "beside"):
+        monkeypatch.setattr(f"landscape.checkpoints.optimizer_state.{name}", lambda *_: PACKAGES)
     (tmp_path / "net.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(4, 3)\n")
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     inputs, targets = torch.randn(16, 4), torch.arange(16) % 3
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    if kind != "SGD":
+        optimizer = PACKAGES[kind].load()(model.parameters(), lr=0.5)
+        getattr(optimizer, "train", bool)()
     for i in range(5):
         part = slice(8 * (i % 2), 8 * (i % 2) + 8)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs[part]), targets[part]).backward()
         optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "last.pt")
-    subject = landscape.load(tmp_path / "last.pt", model=f"{tmp_path}/net.py:net", data=(inputs, targets), batch_size=8)
-    found = landscape.measure("step", subject, out=None, quiet=True)
-    assert found.attrs["optimizer"].startswith("SGD(lr=0.5, momentum=0.9")
-    assert found.attrs["optimizer"].endswith("state from last.pt")
+    how: Any = {"model": f"{tmp_path}/net.py:net", "data": (inputs, targets), "batch_size": 8}
+    named = {"out": None, "quiet": True} | ({"optimizer": kind} if kind != "SGD" else {})
+    found = landscape.measure("step", landscape.load(tmp_path / "last.pt", **how), **named)
+    expected = {"SGD": "SGD(lr=0.5, momentum=0.9", "Soap": "Soap(lr=0.5, betas=(0.9, 0.99)"}
+    assert found.attrs["optimizer"].startswith(expected.get(kind, "ScheduleFree(lr=0.5"))
+    assert "state" in found.attrs["optimizer"]
+    assert found.attrs["optimizer"].endswith(" from last.pt")
+    assert ("threshold" in found) == (kind == "SGD")  # none is known of the others
     start = nn.functional.cross_entropy(model(inputs[8:]), targets[8:]).item()
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     optimizer.zero_grad()
@@ -230,6 +269,11 @@ def test_the_state_of_a_checkpoint_makes_the_step_of_its_training(tmp_path: Path
     assert found["update_norm"].values[1] == pytest.approx(update.norm().item(), rel=1e-5)
     end = nn.functional.cross_entropy(model(inputs[8:]), targets[8:]).item()
     assert found["actual_change"].values[1] == pytest.approx(end - start, abs=1e-6)
+    if kind == "ScheduleFree":
+        optimizer.train(False)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "eval.pt")
+        with pytest.raises(ValueError, match=r"saved after eval\(\), beside averaged weights"):
+            landscape.measure("step", landscape.load(tmp_path / "eval.pt", **how), **named)
 
 
 def test_an_update_against_which_the_loss_rises_has_no_critical_sharpness() -> None:

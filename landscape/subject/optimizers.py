@@ -229,6 +229,11 @@ def _with_state(subject: Subject, state: OptimizerState, kind: str, changed: Map
     ]
     entries = {name: copy.deepcopy(dict(state.state[keys[name]])) for name in moved if keys[name] in state.state}
     optimizer.load_state_dict({"state": entries, "param_groups": hyper})
+    if not all(group.get("train_mode", True) for group in optimizer.param_groups):
+        raise ValueError(
+            f"the {kind} in {state.path} was saved after eval(), beside averaged weights, which it does not move; save "
+            "it after train(), or start a new optimiser: --no-optimizer-state"
+        )
     for group in optimizer.param_groups:
         group |= {name: _number(value) for name, value in group.items() if name != "params"}
         group |= {name: value for name, value in PLAIN.items() if name in group}
@@ -267,9 +272,10 @@ def _kind(options: OptimizerOptions, state: OptimizerState | None) -> str:
     refuse_without_update(state.kind)
     decoupled = any("decoupled_weight_decay" in group for group in state.groups)
     alike = {options.kind, state.kind} == {"Adam", "AdamW"} and not decoupled
-    lacking = arguments_of(options.kind) - set(names) if options.name and not state.kind else set()
-    if (options.name and state.kind not in ("", options.kind) and not alike) or lacking:
-        got = f"of {state.kind}" if state.kind else f"one of {', '.join(names)}"
+    kind = "" if options.name and not hasattr(torch.optim, options.kind) else state.kind  # a guess among torch's
+    lacking = arguments_of(options.kind) - set(names) if options.name and not kind else set()
+    if (options.name and kind not in ("", options.kind) and not alike) or lacking:
+        got = f"of {kind}" if kind else f"one of {', '.join(names)}"
         raise ValueError(
             f"the optimiser state in {state.path} ({state.taken}) is {got}, not of {options.kind}; drop --optimizer, "
             "or start a new one: --no-optimizer-state"
@@ -288,7 +294,9 @@ def _built(
     """The optimiser; beside one that takes matrices alone, such as Muon, AdamW with its defaults moves the rest."""
     given, make, arguments = list(groups), optimizer_class(kind), arguments or {}
     try:
-        return make([{**group} for group in given], **arguments)  # which writes its defaults into them
+        made = make([{**group} for group in given], **arguments)  # which writes its defaults into them
+        getattr(made, "train", bool)()  # schedule-free ones step in this mode alone
+        return made
     except ValueError as error:
         matrices, rest = (
             [{**g, "params": own} for g in given if (own := [p for p in g["params"] if (p.ndim == 2) == matrix])]
