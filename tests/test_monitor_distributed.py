@@ -85,6 +85,27 @@ def accumulated(kind, out, start=0):
         monitor.close()
     return bytes_of(model.state_dict().values())
 
+def failing():
+    torch.manual_seed(1)
+    model, calls = nn.Linear(6, 3), []
+    fully_shard(model, mesh=mesh)
+    def loss(outputs, targets):
+        calls.append(1)
+        if rank == 1 and len(calls) > 20:
+            raise ValueError("no memory is left")
+        return F.cross_entropy(outputs, targets)
+    how = {"every": 1, "out": f"{sys.argv[1]}/failing.h5", "overhead": math.inf}
+    monitor = landscape.Monitor(model, loss, (inputs, targets), **how)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        for step in range(50):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            monitor.step()
+    except RuntimeError as error:
+        return str(error)
+
 def refusal(model):
     try:
         landscape.Monitor(model, F.cross_entropy, (inputs, targets), out=f"{sys.argv[1]}/sharded.h5")
@@ -105,9 +126,8 @@ part = network()
 fully_shard(part[0], mesh=mesh)
 errors = [refusal(FullyShardedDataParallel(network(), device_id=torch.device("cpu"))), refusal(part)]
 found = {"same": alone == watched, "weights": watched[0], "generator": watched[-1], "errors": errors}
-print(json.dumps(found | {"divided": divided[0] == divided[1]}), flush=True)
-dist.barrier()
-os._exit(0)
+print(json.dumps(found | {"divided": divided[0] == divided[1], "failed": failing()}), flush=True)
+os._exit(0)  # the other one waits for this one until then
 """
 ALONG = "update_norm", "predicted_change", "actual_change", "critical_sharpness", "simple_noise_scale"
 
@@ -120,7 +140,10 @@ def test_replicas_and_shards_train_as_without_a_monitor_and_their_rows_are_those
         older, partly = found["errors"]
         assert "is sharded by FSDP, which has no double backward" in older
         assert "the weights of the model are not all divided along one mesh" in partly
-        assert "\n" not in older + partly
+        assert "the training ends: with weights divided among processes" in found["failed"]
+        assert "\n" not in older + partly + found["failed"]
+    assert "no memory is left" in second["failed"]
+    assert "no memory is left" not in first["failed"]
     assert first["weights"] == second["weights"]  # so that gradients were shared
     assert first["generator"] != second["generator"]
     ((_, series),) = reader.groups(tmp_path / "run.h5")  # of rank 0 alone

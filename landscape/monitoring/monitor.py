@@ -321,6 +321,11 @@ class Monitor:
         self._failures += 1
         self._skipped += 1
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if self._shards.divided:
+            raise RuntimeError(
+                f"step {self.number} is not measured ({reason}), and the training ends: with weights divided among "
+                "processes the others would wait for this one; correct it, or train without the monitor"
+            ) from error
         stop = self._failures == FAILURES
         _log.warning(
             "warning: step %d is not measured (%s); the training goes on%s", self.number, reason,
