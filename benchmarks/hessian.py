@@ -36,19 +36,17 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from landscape.cli.process_setup import keep_freed_memory
 from landscape.curvature.lanczos import lanczos
+from landscape.products import hvp_backends, vectors
 from landscape.products.hessian_product import hessian_product
-from landscape.products.hvp_backends import Hvp, curvature
 from landscape.products.operator import Curvature
-from landscape.products.vectors import random_unit
-from landscape.subject.batchnorm import refresh
-from landscape.subject.outputs import outputs_of
+from landscape.subject import batchnorm, outputs
 from landscape.subject.subject import Subject
 
 Row = dict[str, Any]
 
 
 def ours(subject: Subject, i: int, *, curved: Curvature, tol: float = 1e-4) -> tuple[np.ndarray, int]:
-    start = random_unit(subject.size, i, device=subject.device, dtype=subject.dtype)
+    start = vectors.random_unit(subject.size, i, device=subject.device, dtype=subject.dtype)
     found = lanczos(curved.product(i), start, TOP, tol=tol)
     return found.values, found.products
 
@@ -56,7 +54,7 @@ def ours(subject: Subject, i: int, *, curved: Curvature, tol: float = 1e-4) -> t
 def reference(subject: Subject, i: int) -> np.ndarray:
     """Converged eigenvalues in double precision; checked by eigsh on the first mini-batch."""
     product = hessian_product(partial(subject.loss, i), list(subject.parameters.values()))
-    start = random_unit(subject.size, 10_000 + i, device=subject.device, dtype=subject.dtype)
+    start = vectors.random_unit(subject.size, 10_000 + i, device=subject.device, dtype=subject.dtype)
     values = lanczos(product, start, TOP, tol=1e-9).values
     if i == 0:
         n = subject.size
@@ -71,7 +69,7 @@ def reference(subject: Subject, i: int) -> np.ndarray:
 def load(arguments: argparse.Namespace, name: str, file: str, batch_size: int, batches: int) -> Subject:
     subject = trained(arguments, name, file=file, samples=batch_size * batches, batch_size=batch_size)
     if file == "init.pt":
-        refresh(subject, len(subject.batches))
+        batchnorm.refresh(subject, len(subject.batches))
     return subject
 
 
@@ -88,10 +86,10 @@ def engines(subject: Subject, batches: int) -> dict[str, Engine]:
     compiled = partial(curvlinops, compiled=True)
     first, second = (seconds(lambda: compiled(subject, 0), clock) for _ in range(2))
     found["curvlinops, compiled + eigsh"] = Engine(compiled, math.ceil(batches / 4), first - second)
-    kinds: tuple[Hvp, ...] = ("double-backward", "traced")
+    kinds: tuple[hvp_backends.Hvp, ...] = ("double-backward", "traced")
     for kind in kinds:
         start = clock()
-        curved = curvature(subject, subject.parameters, kind, kinks="double")
+        curved = hvp_backends.curvature(subject, subject.parameters, kind, kinks="double")
         product, vector = curved.product(0), torch.zeros(subject.size, device=subject.device)
         product(vector)
         prepared = clock() - start
@@ -160,7 +158,7 @@ def best(work: Work, clock: Callable[[], float]) -> float:
 
 def _gradient(subject: Subject, i: int) -> object:
     inputs, targets = subject.batch(i)
-    loss = subject.losses(outputs_of(subject.model, inputs), targets).mean()
+    loss = subject.losses(outputs.outputs_of(subject.model, inputs), targets).mean()
     return torch.autograd.grad(loss, list(subject.parameters.values()))
 
 
@@ -189,8 +187,8 @@ def _peak(arguments: argparse.Namespace, name: str, batch_size: int, engine: str
         elif engine.startswith("curvlinops"):
             curvlinops(subject, 0)
         else:
-            kind: Hvp = "double-backward" if "double-backward" in engine else "traced"
-            ours(subject, 0, curved=curvature(subject, subject.parameters, kind, kinks="double"))
+            kind: hvp_backends.Hvp = "double-backward" if "double-backward" in engine else "traced"
+            ours(subject, 0, curved=hvp_backends.curvature(subject, subject.parameters, kind, kinks="double"))
 
     return peak_of(run, subject.device)
 

@@ -36,13 +36,12 @@ from landscape.cli.main import exit_code
 from landscape.probe import Shard
 from landscape.probes import PROBES, probe_class
 from landscape.results import group as groups
-from landscape.results.hdf5_file import reading
+from landscape.results import hdf5_file, unmerged_journals
 from landscape.results.journal import NotAJournal, records_of
 from landscape.results.merging import merge_files
-from landscape.results.unmerged_journals import journals
+from landscape.running import local_processes
 from landscape.running import run as run_module
 from landscape.running.executor import IN_PROCESS
-from landscape.running.local_processes import Processes
 from landscape.running.run import reduce_of, run
 from landscape.subject.loading.load import load
 
@@ -72,10 +71,10 @@ def held(path: Path) -> Units:
     """The finished units of the only result of a file and of its journals."""
     found: Units = set()
     if path.exists():
-        with reading(path) as file:
+        with hdf5_file.reading(path) as file:
             for _, group in groups.results_in(file):
                 found |= set(map(tuple, np.argwhere(group["done"][()] == 1).tolist()))
-    for journal in journals(path):
+    for journal in unmerged_journals.journals(path):
         try:
             found |= {tuple(record.data["index"]) for record in records_of(journal) if "index" in record.data}
         except NotAJournal:
@@ -85,7 +84,7 @@ def held(path: Path) -> Units:
 
 def content(path: Path) -> dict[str, Any]:
     """Every array of the only result of a file."""
-    with reading(path) as file:
+    with hdf5_file.reading(path) as file:
         ((_, group),) = groups.results_in(file)
         return groups.arrays(group)
 
@@ -159,7 +158,7 @@ def measuring(checkpoint: Path, name: str, *, workers: bool = False) -> Callable
 
     def measure(path: Path) -> None:
         run_module.MERGE_SECONDS = 0.0
-        with Processes(2) if workers else contextlib.nullcontext(IN_PROCESS) as executor:
+        with local_processes.Processes(2) if workers else contextlib.nullcontext(IN_PROCESS) as executor:
             run(probe, load(checkpoint, data="digits", samples=32, batch_size=8), path, executor=executor)
 
     return measure

@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from landscape.running.dask_cluster import CHUNK_SECONDS
-from landscape.running.schedule import Schedule
+from landscape.running import dask_cluster, schedule
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Simulation:
 
     def __init__(self, units: int, cluster: Cluster, seed: int = 0) -> None:
         self._cluster, self._random = cluster, random.Random(seed)
-        self._schedule = Schedule(units, seconds=CHUNK_SECONDS)
+        self._schedule = schedule.Schedule(units, seconds=dask_cluster.CHUNK_SECONDS)
         self._speed = [0.5 if i < round(cluster.slow * cluster.workers) else 1.0 for i in range(cluster.workers)]
         self._events: list[tuple[float, int, int, list[tuple[int, float]], bool]] = []
         self._idle = list(range(cluster.workers))

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli import command_options, damaged_files
 from landscape.reporting.progress import say
 
 Option = typer.Option
@@ -28,8 +27,8 @@ def animate(
     style: Annotated[str, Option(help="screen, paper or dark")] = "screen",
     columns: Annotated[int, Option(help="width: 1 or 2 columns of a paper (3.25 or 6.75 in); 0: 4.5 in")] = 0,
     title: Annotated[str, Option(help="title above the figure")] = "",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Animate surface or spectrum of one run over its epochs, or turn the surfaces of several networks together.
 
@@ -51,7 +50,7 @@ def animate(
             f"no {RESULTS} in {file}; measure its snapshots first, for example: landscape surface {file}/epoch_*.pt "
             f"--out {results}"
         )
-    check_not_damaged(results)
+    damaged_files.check_not_damaged(results)
     selection = Selection(tuple(only))
     epochs = write(results, out, figure, selection=selection, theme=Theme(style, columns, title), rate=rate)
     said = f"{len(epochs)} epochs, {epochs[0]:g} to {epochs[-1]:g}"

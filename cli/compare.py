@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.damaged_files import check_not_damaged
+from landscape.cli import command_options, damaged_files
 from landscape.options import OptionError, alternatives
 from landscape.reporting.progress import say
 
@@ -55,8 +54,8 @@ def compare(
     out: Annotated[Path | None, Option(help="write the tables to this file; default: print them")] = None,
     figures: Annotated[Path | None, Option(help="folder for the figure; landscape plot draws it too")] = None,
     store: Store = True,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Compare networks, or groups over seeds: numbers with errors, paired differences, effect sizes and verdicts.
 
@@ -76,7 +75,7 @@ def compare(
         check_place(out, "tables", "comparison.md")
     files = file or [Path("results.h5")]
     for path in files:
-        check_not_damaged(path)
+        damaged_files.check_not_damaged(path)
     numbers = tuple(name.strip() for name in rows.split(",") if name.strip())
     found = compared(*files, group=group or (), against=against, only=only, rows=numbers)
     text = comparison_text.as_latex(found, columns) if kind == "latex" else comparison_text.FORMATS[kind](found)

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.damaged_files import check_not_damaged
-from landscape.cli.doctor import suggestion
+from landscape.cli import command_options, damaged_files, doctor
 from landscape.reporting.progress import say
 
 Option = typer.Option
@@ -53,8 +51,8 @@ def plot(
     eigenvalues: Annotated[
         str, Option(help="axis range of the Hessian spectra; default: from the data", metavar="LOW:HIGH")
     ] = "",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Draw every figure that the results allow; for the folder of a training run, its loss and accuracy."""
     from landscape.options import one_of, parse_choices
@@ -71,7 +69,7 @@ def plot(
     if file.is_dir():
         paths = drawing.draw_run(file, out, formats, theme=theme)
     else:
-        check_not_damaged(file)
+        damaged_files.check_not_damaged(file)
         chosen = Selection(tuple(only), pairs("label", label), colours(color))
         paths = drawing.draw_layout(file, out, formats, selection=chosen, theme=theme) if layout else drawing.draw(
             file, out, formats, eigenvalues=parse_eigenvalues(eigenvalues), theme=theme,
@@ -81,7 +79,7 @@ def plot(
         _say(file, out, paths, quiet=quiet)
     for path in paths:
         typer.echo(path)
-    if not file.is_dir() and (line := suggestion(file)):
+    if not file.is_dir() and (line := doctor.suggestion(file)):
         say(line, quiet=quiet)
 
 
@@ -89,8 +87,8 @@ def report(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
     out: Annotated[Path, Option(help="page to write")] = Path("report.html"),
     group: Group = [],  # noqa: B006
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Write one HTML page with every figure, its protocol, and a table of all checkpoints."""
     from tempfile import TemporaryDirectory
@@ -130,7 +128,7 @@ def draw(file: Path, out: Path, formats: tuple[str, ...], *, group: Sequence[str
     """
     from landscape.plots import drawing
 
-    check_not_damaged(file)
+    damaged_files.check_not_damaged(file)
     paths = drawing.draw(file, out, formats=formats, group=group)
     _say(file, out, paths, quiet=quiet)
     return paths

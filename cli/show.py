@@ -9,10 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from landscape.cli import damaged_files, doctor, loading
 from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_values, option, with_options
-from landscape.cli.damaged_files import check_not_damaged, in_child
-from landscape.cli.doctor import suggestion
-from landscape.cli.loading import load
 from landscape.cli.text_table import text_table
 from landscape.options import OptionError, format_duration, printable
 from landscape.results.run_key import command_for
@@ -31,7 +29,7 @@ def show(file: Path, json: bool, pending: bool, follow: bool, budget: str, **opt
         if file.is_file() and not _is_hdf5(file):
             name = "pending" if pending else "follow"
             raise OptionError(f"--{name} is for results files, and {file} is none; give one, or leave it out")
-        check_not_damaged(file)
+        damaged_files.check_not_damaged(file)
         (show_pending if pending else follow_file)(file, as_json=json)
         return
     if not file.exists():
@@ -61,7 +59,7 @@ def show(file: Path, json: bool, pending: bool, follow: bool, budget: str, **opt
         typer.echo(text_table(content))
         for line in _in_journals(file, content):
             typer.echo(printable(line))
-        if line := suggestion(file):
+        if line := doctor.suggestion(file):
             typer.echo(printable(line))
 
 
@@ -71,7 +69,7 @@ def _show_bit_tables(file: Path, budget: str, *, as_json: bool) -> None:
 
     if not file.is_file() or not _is_hdf5(file):
         raise OptionError(f"--budget is for results files, and {file} is none; give one, or leave it out")
-    check_not_damaged(file)
+    damaged_files.check_not_damaged(file)
     tables = bit_tables(file, budget)
     if as_json:
         typer.echo(encoding.dumps([{"group": group, **table.as_json()} for group, table in tables]))
@@ -92,7 +90,7 @@ def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
     """The network and the samples that the loading options make of a checkpoint."""
     from landscape.subject.loading.identity import protocol
 
-    subject = load(file, values, quiet=False)
+    subject = loading.load(file, values, quiet=False)
     return {"network": type(subject.model).__name__, "parameters": subject.size, "protocol": protocol(subject)}
 
 
@@ -105,7 +103,7 @@ def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
     def summary() -> list[dict[str, Any]]:
         return headlines.summary(file, lambda data: {"samples": samples_of(data), **(as_json(data) if numbers else {})})
 
-    rows = in_child(summary, [file])
+    rows = damaged_files.in_child(summary, [file])
     for row in rows:
         row["headline"] = row.pop("headline")  # the longest cell comes last
     return rows

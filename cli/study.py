@@ -294,7 +294,7 @@ def study_named(
     file: str, given: Sequence[Path | None] | None = None, data_root: Path | None = None, **changes: Any
 ) -> StudyFile:
     """A study, with checkpoints for its networks and changes of the file."""
-    from landscape.api import check_options
+    from landscape.api import names_of_results
     from landscape.plots import FIGURES, STUDIES
     from landscape.studies.study_file import study_of
     from landscape.studies.study_tables import require_known
@@ -305,7 +305,7 @@ def study_named(
                                 f"{did_you_mean(file, known)}")  # fmt: skip
     changes |= {"data_root": str(data_root)} if data_root else {}
     path = Path(file) if Path(file).is_file() else known[file]
-    made = study_of(path, check_options, changes=changes, given=given or ())
+    made = study_of(path, names_of_results, changes=changes, given=given or ())
     for name in made.figures:
         require_known(name, (*FIGURES, *STUDIES), f"{file}: figures")
     return made

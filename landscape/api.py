@@ -174,7 +174,7 @@ def study(
     source = file if isinstance(file, Mapping) else Path(file)
     folder = Path(out) if out is not None else Path(source.stem if isinstance(source, Path) else "study")
     how: Any = {"train": _trained, "measure": partial(measure, quiet=True), "device": device, "quiet": quiet}
-    found = conduct(study_of(source, check_options), folder, **how)
+    found = conduct(study_of(source, names_of_results), folder, **how)
     if found.wrong:
         _log.warning("; ".join(found.wrong))
     return found.text
@@ -188,8 +188,8 @@ def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, q
     return train(model, data, recipe=made, report=lambda done: report(done.epoch, done.epochs), **options)
 
 
-def check_options(probe: str, preset: str, options: dict[str, Any]) -> Known:
-    """The names in the results of a probe; an OptionError or ValueError unless it has a preset and options."""
+def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
+    """Find the names of a probe's results; an OptionError or ValueError unless it has the preset and the options."""
     made, _ = configure(probe, {**preset_of(probe, preset), **options})
     numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
     stored = frozenset(name for one in made.headlines for name in (one.quantity, one.by) if name)

@@ -18,8 +18,7 @@ from simulated_cuda import simulated_cuda
 from torch import Tensor, nn
 
 from landscape.options import OptionError
-from landscape.plots import FIGURES, differences, headlines
-from landscape.plots.appearance import Look
+from landscape.plots import FIGURES, appearance, differences, headlines
 from landscape.plots.comparison import comparison
 from landscape.plots.figures import calibration as figure
 from landscape.plots.figures import calibration_test, calibration_train
@@ -297,7 +296,7 @@ def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample_in_words_
     np.testing.assert_array_equal(line.get_ydata(), results[0]["bin_accuracy"].values[shown])
     assert sum(bar.get_height() for bar in axes[1].containers[-1]) == pytest.approx(1.0)
     assert {results[i].attrs["label"] for i in comparable(results)} == {"one", "two"}
-    looks = [figure.look_of(data) for data in results]
+    looks = [appearance.look_of(data) for data in results]
     page = FIGURES["calibration"].module.page(results, looks)
     assert [ax.get_xlabel() for ax in page.axes[-4:]] == [
         "difference in NLL (nats)", "difference in accuracy", "difference in Brier score", "difference in ECE"
@@ -309,7 +308,7 @@ def test_differences_that_are_rounding_have_no_scale_of_their_own() -> None:
     axes = figure_of.subplots(1, 2)
     ends = {"a": (1e-17, -2e-17, 3e-17), "b": (0.01, 0.0, 0.02)}
     shown = {name: Difference(*one, p=np.nan, method="") for name, one in ends.items()}
-    differences.draw(axes, {"a": "NLL", "b": "ECE"}, [shown], [Look("one")])
+    differences.draw(axes, {"a": "NLL", "b": "ECE"}, [shown], [appearance.Look("one")])
     FigureCanvasAgg(figure_of).draw()
     assert [ax.xaxis.get_offset_text().get_text() for ax in axes] == ["", ""]
     assert axes[0].get_xticks().tolist() == [0.0]
@@ -342,7 +341,7 @@ def test_networks_are_drawn_as_accuracy_over_nll_on_test_and_as_error_over_train
     ):
         assert module.select(results) == chosen
         drawn = [results[i] for i in chosen]
-        page = module.page(drawn, [figure.look_of(data) for data in drawn])
+        page = module.page(drawn, [appearance.look_of(data) for data in drawn])
         (point, _, (across, up)) = page.axes[0].containers[0]
         assert (point.get_xdata().item(), point.get_ydata().item()) == pytest.approx(place)
         np.testing.assert_allclose(across.get_segments()[0][:, 0], width)

@@ -10,7 +10,7 @@ import xarray as xr
 from scipy import stats
 
 import landscape
-from landscape.api import check_options
+from landscape.api import names_of_results
 from landscape.cli.main import exit_code
 from landscape.cli.study import shipped
 from landscape.predictions import evaluation
@@ -23,7 +23,7 @@ from landscape.studies.study_file import study_of
 
 pytestmark = pytest.mark.slow
 
-BY_NAME = {claim.name: claim for claim in study_of(shipped()["reproduce"], check_options).claims}
+BY_NAME = {claim.name: claim for claim in study_of(shipped()["reproduce"], names_of_results).claims}
 
 
 def results(*results: tuple[str, str, xr.Dataset]) -> Results:

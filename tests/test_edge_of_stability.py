@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from landscape.api import check_options
+from landscape.api import names_of_results
 from landscape.cli.main import exit_code
 from landscape.cli.study import shipped
 from landscape.results import reader
 from landscape.studies.edge_of_stability import THRESHOLDS, plateau, ratios, table_of
 from landscape.studies.study_file import study_of
 
-STUDY = study_of(shipped()["reproduce"], check_options)
+STUDY = study_of(shipped()["reproduce"], names_of_results)
 CLAIMS = {one.name: one for one in STUDY.claims}
 TRAININGS = {name: one.full_batch for name, one in STUDY.networks.items() if one.full_batch}
 

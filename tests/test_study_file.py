@@ -17,7 +17,7 @@ import pytest
 import torch
 import xarray as xr
 
-from landscape.api import check_options
+from landscape.api import names_of_results
 from landscape.cli.main import exit_code
 from landscape.cli.study import carry_out, study_named, workers_of
 from landscape.plots import drawing
@@ -169,7 +169,7 @@ def made(folder: Path, name: str, seed: int, samples: str = "s") -> xr.Dataset:
 
 
 def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(tmp_path: Path) -> None:
-    study = study_of(written(tmp_path), check_options)
+    study = study_of(written(tmp_path), names_of_results)
     samples, asked = "s", list[str]()
 
     def measure(probe: str, file: Path, *, label: str, **options: Any) -> xr.Dataset:
@@ -189,7 +189,7 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
     assert Progress.of(study, out).seconds.keys() == set(steps_of(study, study.claims))
     assert conduct(study, out, **how) == (text, [], [], [])
     with pytest.raises(ValueError, match="holds the study 'a against b', not 'another'"):
-        conduct(study_of(written(tmp_path, ("a against b", "another")), check_options), out, **how)
+        conduct(study_of(written(tmp_path, ("a against b", "another")), names_of_results), out, **how)
     samples = "t"
     with pytest.raises(ValueError, match="the data changed since a-s0 trace was measured"):
         conduct(study, out, **how)
@@ -206,7 +206,7 @@ def test_checkpoints_of_the_command_are_networks_measured_over_values_and_otherw
             "masks": {"probe": "density", "mc_dropout": 5},
         },
     }  # fmt: skip
-    study = study_of(content, check_options, given=[Path("a.pt"), Path("b.pt")], changes={"load": {"samples": 4}})
+    study = study_of(content, names_of_results, given=[Path("a.pt"), Path("b.pt")], changes={"load": {"samples": 4}})
     asked: list[dict[str, Any]] = []
 
     def measure(probe: str, file: Path, **options: Any) -> xr.Dataset:
@@ -225,11 +225,11 @@ def test_checkpoints_of_the_command_are_networks_measured_over_values_and_otherw
     assert {one["samples"] for one in asked} == {4}
     assert set(Progress.of(study, tmp_path).left_out) == {f"{name}-s0 masks" for name in study.networks}
     content["measure"] = {"masks": {"probe": "density", "mc_dropout": 5, "otherwise": {"samples": 2}}}
-    study = study_of(content, check_options, given=[Path("a.pt")])
+    study = study_of(content, names_of_results, given=[Path("a.pt")])
     with pytest.raises(ValueError, match=r"nothing to measure: it has no dropout\notherwise: it has no dropout"):
         conduct(study, tmp_path / "b", train=None, measure=measure, quiet=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it names its networks, got 1 checkpoints"):
-        study_of({**content, "networks": {"a": {"model": "vit_demo"}}}, check_options, given=[Path("a.pt")])
+        study_of({**content, "networks": {"a": {"model": "vit_demo"}}}, names_of_results, given=[Path("a.pt")])
 
 
 def test_correlations_are_over_networks_with_their_seeds_kept_together(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_correlations_are_over_networks_with_their_seeds_kept_together(tmp_path:
         accuracy = 100 * (network >= 6) - network + noise
         return xr.Dataset({"trace": network + noise} if probe == "trace" else {"accuracy": accuracy})
 
-    study = study_of(written(tmp_path, text=text), check_options)
+    study = study_of(written(tmp_path, text=text), names_of_results)
     found = conduct(study, tmp_path / "out", train=None, measure=measure, quiet=True)  # type: ignore[arg-type]
     (one,) = found.correlations
     assert [mean for mean, *_ in one.x] == pytest.approx(range(12))
@@ -283,7 +283,7 @@ def test_networks_over_values_are_drawn_as_a_diagram_and_measured_together_with_
         name, seed = file.parent.name.rsplit("-s", 1)
         return xr.Dataset({"loss": math.prod(map(float, name.split("-")[1:])) + 0.01 * int(seed)})
 
-    study = study_of(content, check_options)
+    study = study_of(content, names_of_results)
     one = study.networks["a-0.2-8"]
     assert (one.overrides["lr"], one.model_args["heads"], one.measured) == (0.2, 8, True)
     assert study.networks["b-8-8"].model_args["depths"] == (8, 8)
@@ -309,7 +309,7 @@ def test_steps_that_two_workers_carry_out_at_once_give_the_same_numbers(tmp_path
         "networks": {"a": {}, "b": {"lr": 1e30}, "c": {"seeds": [0, 1]}},
         "measure": {"attention": {"samples": 8}, "trace": {"samples": 16, "vectors": 4}},
     }  # fmt: skip
-    study, texts = study_of(content, check_options), []
+    study, texts = study_of(content, names_of_results), []
     for workers in (1, 2):
         out = tmp_path / str(workers)
         with workers_of(study, workers, device="cpu") as how:
@@ -338,7 +338,7 @@ def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study
 ) -> None:
     text = FILE.replace('files = "b-*.pt"', 'model = "resnet_demo"\nseeds = 4').replace("ln(trace", "1 / (trace")
     text = text.replace("trace.trace)", "trace.trace - 1)").replace("[networks.a]", "data = 'digits'\n[networks.a]", 1)
-    study = study_of(written(tmp_path, text=text), check_options)
+    study = study_of(written(tmp_path, text=text), names_of_results)
 
     def train(*_: Any, seed: int, report: Any, **options: Any) -> None:
         report(1, 2)

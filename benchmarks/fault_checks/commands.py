@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from landscape.results import group as groups
-from landscape.results.hdf5_file import reading
+from landscape.results import hdf5_file, unmerged_journals
 from landscape.results.journal import NotAJournal, records_of
-from landscape.results.unmerged_journals import journals
 
 os.environ["OMP_NUM_THREADS"] = "1"  # sums over other numbers of threads have other last bits
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
@@ -44,7 +43,7 @@ def ended(process: Process, seconds: float = 500) -> tuple[int, str]:
 
 def content(path: Path) -> dict[str, dict[str, np.ndarray]]:
     """Every result of a file, by its digest: the label is that of the folder."""
-    with reading(path) as file:
+    with hdf5_file.reading(path) as file:
         return {name.rpartition("-")[2]: groups.arrays(group) for name, group in groups.results_in(file)}
 
 
@@ -82,7 +81,7 @@ def expect(*facts: tuple[bool, str]) -> str:
 def held(path: Path) -> int:
     """Finished units of all results, those in the journals beside the file included."""
     count = done(path) if path.exists() else 0
-    for journal in journals(path):
+    for journal in unmerged_journals.journals(path):
         try:
             count += sum("index" in record.data for record in records_of(journal))
         except NotAJournal:  # not begun, or removed by now

@@ -15,8 +15,7 @@ from gpu_stages.networks import CLASSES, TINY
 from gpu_stages.steps import Row, Rows, Settings, Step
 from gpu_stages.timing import peak_gib, share_outside_kernels, shown, typical
 from landscape import models
-from landscape.data.dataset import Images
-from landscape.data.recipes import default_recipe, recipe
+from landscape.data import dataset, recipes
 from landscape.training.updates import Trainer, epoch_updates, with_memory_format
 
 TITLE = "Training throughput"
@@ -53,8 +52,8 @@ def _measured(name: str, batch_size: int, way: str, settings: Settings) -> Row:
     flops = _forward_flops(network, batch_size, size)
     inputs = torch.randint(256, (samples, 3, size, size), dtype=torch.uint8)
     targets = torch.randint(CLASSES, (samples,))
-    images = Images(inputs, targets, "random", CLASSES, size, (0.5,) * 3, (0.25,) * 3).to(settings.device)
-    chosen = recipe(default_recipe(name), batch_size=batch_size, epochs=1000, **WAYS[way])
+    images = dataset.Images(inputs, targets, "random", CLASSES, size, (0.5,) * 3, (0.25,) * 3).to(settings.device)
+    chosen = recipes.recipe(recipes.default_recipe(name), batch_size=batch_size, epochs=1000, **WAYS[way])
     chosen = with_memory_format(chosen, name, {"classes": CLASSES, "image_size": size, **own})
     updates = _updates(Trainer.of(network, images, chosen, seed=0))
     number, repeats = (1, 1) if settings.small else (20, 5)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints import file_formats, raw_files
+from landscape.checkpoints import file_formats, key_matching, raw_files
 from landscape.checkpoints.containers import FORMAT, Weights, architecture_in, is_native, weights_in
 from landscape.checkpoints.file_formats import Program
 from landscape.checkpoints.file_names import FINAL, FINAL_EMA, model_hint, place_of
-from landscape.checkpoints.key_matching import is_head
 from landscape.results.declared_size import EXPANSION, SLACK, refuse_oversized
 from landscape.results.replacing import replacing
 from landscape.results.run_key import versions
@@ -76,7 +75,7 @@ class Checkpoint:
     @property
     def headless(self) -> bool:
         """Whether the model's classifier, or a part of it, was left as initialised."""
-        return any(is_head(name) for name in self.missing)
+        return any(key_matching.is_head(name) for name in self.missing)
 
 
 def write_checkpoint(

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.checkpoints import file_formats
-from landscape.checkpoints.checkpoint import check_tensors, state_dict_sha256
+from landscape.checkpoints import checkpoint, file_formats
 from landscape.options import alternatives, naming, printable
 from landscape.plugins import beside, plugins
 
@@ -110,7 +109,7 @@ class OptimizerState:
         tensors = {f"{key}.{name}": value for key, name, value in self._entries() if isinstance(value, Tensor)}
         plain = [(str(k), name, repr(v)) for k, name, v in self._entries() if not isinstance(v, Tensor)]
         groups = [sorted((name, repr(value)) for name, value in group.items()) for group in self.groups]
-        return hashlib.sha256(f"{state_dict_sha256(tensors)} {sorted(plain)} {groups}".encode()).hexdigest()
+        return hashlib.sha256(f"{checkpoint.state_dict_sha256(tensors)} {sorted(plain)} {groups}".encode()).hexdigest()
 
     def _entries(self) -> Iterator[tuple[Key, str, Any]]:
         return ((key, name, value) for key, values in self.state.items() for name, value in values.items())
@@ -254,5 +253,5 @@ def _checked(path: Path, taken: str, value: Mapping[str, Any], scaled: bool) -> 
                 f"{path} holds {printable(repr(entries['step']))[:40]} steps of its optimiser, expected a number; save "
                 "its state again"
             )
-    check_tensors(path, {f"{key}.{name}": v for key, name, v in found._entries() if isinstance(v, Tensor)})
+    checkpoint.check_tensors(path, {f"{key}.{name}": v for key, name, v in found._entries() if isinstance(v, Tensor)})
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from landscape.checkpoints import raw_files
+from landscape.checkpoints import raw_files, state_dict_loading
 from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint, state_dict_sha256
 from landscape.checkpoints.containers import Weights
 from landscape.checkpoints.file_names import (
@@ -25,7 +25,6 @@ from landscape.checkpoints.file_names import (
     stem_of,
     without_companions,
 )
-from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
 
 SHOWN = 8  # files that a message names
 _log = logging.getLogger(__name__)
@@ -157,12 +156,12 @@ def same_architecture(one: Path, other: Path, *, weights: Weights = "raw", trust
     """Whether two checkpoints hold tensors of equal names and shapes, whatever wrappers are in the names."""
     states = [read_checkpoint(path, weights=weights, trust_pickle=trust_pickle).state_dict for path in (one, other)]
     first, second = ({name: tensor.shape for name, tensor in state.items()} for state in states)
-    return with_model_keys(first, set(second)) == second
+    return state_dict_loading.with_model_keys(first, set(second)) == second
 
 
 def load_snapshot(model: torch.nn.Module, snapshot: Snapshot, *, allow_missing: bool = False) -> None:
     """Load a snapshot's weights and buffers into the model."""
-    load_into(model, snapshot.read(), allow_missing=allow_missing)
+    state_dict_loading.load_into(model, snapshot.read(), allow_missing=allow_missing)
 
 
 def command_files(folder: Path, files: Sequence[Path]) -> str:
@@ -190,7 +189,7 @@ def _read(
             reason = "stores no epoch and its name says none (a number alone may be a seed)"
             raise _not_one_run(folder, files, f"{file.name} {reason}")
         shapes = {name: tensor.shape for name, tensor in content.state_dict.items()}
-        expected = with_model_keys(found[0].shapes if found else shapes, set(shapes))
+        expected = state_dict_loading.with_model_keys(found[0].shapes if found else shapes, set(shapes))
         _refuse_other_architecture(file, shapes, files[0], expected)
         snapshot = Snapshot(file, content.epoch, state_dict_sha256(content.state_dict), weights, trust_pickle)
         found.append(_Found(snapshot, place, number, shapes))

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.block_diagonal import BlockKind, Partition
-from landscape.curvature.stored_spectrum import LARGEST_RESULT
+from landscape.curvature import block_diagonal, stored_spectrum
 from landscape.probe import Quantity, derived_seed
 from landscape.products.mini_batch_means import over_mini_batches
 from landscape.products.operator import Curvature
@@ -76,7 +75,7 @@ SE = "its standard error over random vectors"
 class Structure:
     """What to measure beside the trace, and what of it is stored."""
 
-    blocks: BlockKind = "none"
+    blocks: block_diagonal.BlockKind = "none"
     diagonal: Diagonal = "none"
     vectors: int = 32  # of the diagonal; the ratios take a quarter of them
 
@@ -94,7 +93,7 @@ class Structure:
         """Axes of what is stored."""
         found: dict[str, np.ndarray] = {}
         if self.blocks != "none":
-            found["block"] = np.arange(len(Partition.of(parameters, self.blocks).names))
+            found["block"] = np.arange(len(block_diagonal.Partition.of(parameters, self.blocks).names))
         if self.diagonal != "none":
             found |= {"tensor": np.arange(len(parameters)), "quantile": np.array(QUANTILES)}
         if self.diagonal == "full":
@@ -105,7 +104,7 @@ class Structure:
         """Names and sizes of blocks and tensors."""
         found = {}
         if self.blocks != "none":
-            partition = Partition.of(parameters, self.blocks)
+            partition = block_diagonal.Partition.of(parameters, self.blocks)
             found["name"] = Quantity("block", dims=("block",)), np.array(partition.names)
             found["size"] = Quantity("parameters of the block", dims=("block",)), np.array(partition.sizes)
         if self.diagonal != "none":
@@ -135,11 +134,11 @@ class Structure:
         Raises:
             ValueError: it does not.
         """
-        size = 8 * (batches + 2) * sum(p.numel() for p in parameters.values())
-        if self.diagonal == "full" and size > LARGEST_RESULT:
+        size, most = 8 * (batches + 2) * sum(p.numel() for p in parameters.values()), stored_spectrum.LARGEST_RESULT
+        if self.diagonal == "full" and size > most:
             raise ValueError(
-                f"--diagonal full would store {size / 2**30:.1f} GiB, more than {LARGEST_RESULT / 2**30:.0f} GiB; use "
-                "summary, fewer --params, or a larger --batch-size"
+                f"--diagonal full would store {size / 2**30:.1f} GiB, more than {most / 2**30:.0f} GiB; use summary, "
+                "fewer --params, or a larger --batch-size"
             )
 
     def _stored(self, over: str) -> dict[str, Quantity]:
@@ -172,7 +171,7 @@ class Structure:
 
     def measure(self, curved: Curvature, product: Callable[[Tensor], Tensor], i: int, seed: int) -> dict[str, Any]:
         """All of it for mini-batch i, whose products v -> H v are given."""
-        parts = Partition.of(curved.parameters, self.blocks) if self.blocks != "none" else None
+        parts = block_diagonal.Partition.of(curved.parameters, self.blocks) if self.blocks != "none" else None
         others: list[Callable[[Tensor], Tensor]] = []
         if parts is not None:
             alike = (curved.of(blocks=parts.members), curved.of(operator="ggn"))
@@ -209,7 +208,7 @@ class Structure:
         return found
 
 
-def _ratios(parts: Partition, image: Tensor, block_image: Tensor, gauss_newton: Tensor) -> Tensor:
+def _ratios(parts: block_diagonal.Partition, image: Tensor, block_image: Tensor, gauss_newton: Tensor) -> Tensor:
     """|H v|^2, |(H - H_bd) v|^2, |N v|^2, <H v, H_bd v> and |H_bd v|^2, of all rows and each block, (5, 1 + block)."""
     off, rest = image - block_image, image - gauss_newton
     pairs = ((image, image), (off, off), (rest, rest), (image, block_image), (block_image, block_image))

@@ -35,10 +35,9 @@ from landscape.curvature.spectrum import Request, spectrum
 from landscape.probe import Quantity, derived_seed
 from landscape.products.vectors import flat, random_unit
 from landscape.statistics.means import mean_and_standard_error
+from landscape.subject import optimizers, weights_cache
 from landscape.subject.optimizer_rules import RULES, Group, Rule, State, name_of, parts_of, rule_of
-from landscape.subject.optimizers import OptimizerOptions, restored_optimizer
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 
 class UnknownThreshold(ValueError):
@@ -160,8 +159,8 @@ UNITS = "1 / learning rate"
 SEEN = ("batch_preconditioned", "batch_preconditioned_error", "batch_preconditioned_converged")
 
 
-@once_per_weights
-def optimizer_of(subject: Subject, options: OptimizerOptions) -> tuple[Preconditioner, str]:
+@weights_cache.once_per_weights
+def optimizer_of(subject: Subject, options: optimizers.OptimizerOptions) -> tuple[Preconditioner, str]:
     """The preconditioner of a subject's optimiser at the state beside its weights, and that optimiser in words.
 
     Raises:
@@ -172,7 +171,7 @@ def optimizer_of(subject: Subject, options: OptimizerOptions) -> tuple[Precondit
             f"--weight-decay {subject.weight_decay:g} is not used with --operator preconditioned, which takes that of "
             "the optimiser; leave it out, and --preset, which sets it"
         )
-    restored = restored_optimizer(subject, options)
+    restored = optimizers.restored_optimizer(subject, options)
     return preconditioner(restored.optimizer, restored.copies), restored.words
 
 

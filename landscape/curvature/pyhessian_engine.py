@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.stopping import wanted
+from landscape.curvature import lanczos, stopping
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.vectors import flat
 from landscape.subject.subject import Subject
@@ -42,7 +41,7 @@ def power_iteration(
     tol: float = 1e-3,
     iterations: int = 100,
     seed: int = 0,
-) -> Spectrum:
+) -> lanczos.Spectrum:
     """The k eigenvalues of largest magnitude as PyHessian finds them, one by one, by power iteration and deflation.
 
     PyHessian stops when two steps agree and computes no residual: values may be missed, or wrong by far more than
@@ -80,12 +79,12 @@ def power_iteration(
         found, vectors = engine.eigenvalues(maxIter=iterations, tol=tol, top_n=k)
     if not np.isfinite(found).all():
         raise FloatingPointError("a Hessian product is not finite")
-    order = wanted(np.array(found), k, "LM")
+    order = stopping.wanted(np.array(found), k, "LM")
     values, basis = np.array(found)[order], torch.stack([flat(vectors[j]) for j in order])
     basis = basis / basis.norm(dim=1, keepdim=True)
     residuals = np.array([(product(v) - value * v).norm().item() for v, value in zip(basis, values, strict=True)])
     nan, none = float("nan"), np.empty(0)
-    return Spectrum(
+    return lanczos.Spectrum(
         values=values, residuals=residuals, converged=residuals <= tol * np.abs(values), errors=residuals,
         largest=nan, smallest=nan, ends=(nan, nan), nodes=none, weights=none,
         products=counted.products + k, vectors=basis,

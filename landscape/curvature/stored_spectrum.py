@@ -6,15 +6,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from landscape.curvature.lanczos import ROUNDING, Spectrum
-from landscape.curvature.preconditioner import (
-    UNITS,
-    stability_quantities,
-    stability_summaries,
-    stability_summary_quantities,
-)
+from landscape.curvature import lanczos, preconditioner, stopping
 from landscape.curvature.spectrum import Request
-from landscape.curvature.stopping import Which
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Quantity
@@ -26,7 +19,7 @@ from landscape.statistics.ratio import linearised
 
 Scope = Literal["batch", "dataset"]
 Engine = Literal["lanczos", "pyhessian"]
-CHOICES = {"which": Which, "scope": Scope, "operator": Matrix, "hvp": Hvp, "kinks": Kinks, "engine": Engine}
+CHOICES = {"which": stopping.Which, "scope": Scope, "operator": Matrix, "hvp": Hvp, "kinks": Kinks, "engine": Engine}
 LARGEST_RESULT = 2**30  # bytes of eigenvectors
 
 
@@ -104,7 +97,7 @@ MATRICES: Mapping[Matrix, tuple[str, str]] = {  # long name and units of the eig
     "hessian": ("Hessian", "loss per squared weight"),
     "ggn": ("Gauss-Newton", "loss per squared weight"),
     "fisher": ("empirical Fisher", "squared loss per squared weight"),
-    "preconditioned": ("preconditioned Hessian", UNITS),
+    "preconditioned": ("preconditioned Hessian", preconditioner.UNITS),
 }
 
 
@@ -130,7 +123,7 @@ def spectrum_quantities(operator: Matrix, *, whole: str, loss_units: str, reques
         "hvp": Quantity(CODES_MEANING),
     }
     if operator == "preconditioned":
-        quantities |= stability_quantities()
+        quantities |= preconditioner.stability_quantities()
     if request.verify:
         quantities["missed"] = Quantity("eigenvalues that only the search beside the others found")
     if request.vectors:
@@ -140,7 +133,7 @@ def spectrum_quantities(operator: Matrix, *, whole: str, loss_units: str, reques
     return quantities
 
 
-def spectrum_values(spectrum: Spectrum | None, request: Request, *, nodes: int, size: int) -> dict[str, Any]:
+def spectrum_values(spectrum: lanczos.Spectrum | None, request: Request, *, nodes: int, size: int) -> dict[str, Any]:
     """The stored values of one matrix: rows as long as the request and as `nodes`, padded with NaN.
 
     All are NaN for None, a matrix that is not finite; `size` is the number of parameters.
@@ -175,7 +168,7 @@ def _padded(values: np.ndarray, count: int) -> np.ndarray:
 def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Quantity]:
     """The quantities of `summaries`."""
     _, units = MATRICES[operator]
-    stability = stability_summary_quantities(dims) if operator == "preconditioned" else {}
+    stability = preconditioner.stability_summary_quantities(dims) if operator == "preconditioned" else {}
     return stability | {
         "nep": Quantity("share of negative eigenvalues", dims=dims, bounds="share"),
         "nep_se": Quantity("its standard error over mini-batches", dims=dims, over="batch"),
@@ -193,7 +186,7 @@ def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Qua
 def summaries(data: Mapping[str, np.ndarray], *, per_layer: bool) -> dict[str, Any]:
     """NEP and APE over all finished mini-batches, of each layer if there are several, with their intervals."""
     values, done = _without_rounding(data), data["done"]
-    stability = stability_summaries(data) if "ratio" in data else {}
+    stability = preconditioner.stability_summaries(data) if "ratio" in data else {}
     if not per_layer:
         return stability | _summaries(values, data["largest"], done)
     rows = [_summaries(values[:, g], data["largest"][:, g], done[:, g]) for g in range(done.shape[1])]
@@ -207,7 +200,7 @@ def _without_rounding(data: Mapping[str, np.ndarray]) -> np.ndarray:
     values = data["eigenvalue"]
     ends = np.fmax(np.abs(data["largest"]), np.abs(data["smallest"]))[..., None]
     size = np.abs(values)
-    is_rounding = size <= np.minimum(data["residual"], ROUNDING[torch.float32] * np.fmax(ends, size))
+    is_rounding = size <= np.minimum(data["residual"], lanczos.ROUNDING[torch.float32] * np.fmax(ends, size))
     return np.where(is_rounding, 0.0, values)
 
 

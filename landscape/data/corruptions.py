@@ -23,8 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from landscape.data import user_cache
-from landscape.data.memory import format_bytes
+from landscape.data import memory, user_cache
 from landscape.options import OptionError, did_you_mean
 from landscape.probe import derived_seed
 
@@ -214,7 +213,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
 def _write(path: Path, made: np.ndarray) -> None:
     used = sum(file.stat().st_size for file in path.parent.glob("*.uint8"))
     if used + made.nbytes > MOST_BYTES or FREE * made.nbytes > shutil.disk_usage(path.parent).free:
-        _log.debug("generated corruptions are not kept: %s in %s already", format_bytes(used), path.parent)
+        _log.debug("generated corruptions are not kept: %s in %s already", memory.format_bytes(used), path.parent)
         return
     content = made.tobytes()
     for target, data in ((path, content), (path.with_suffix(".sha256"), hashlib.sha256(content).hexdigest().encode())):

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
-from landscape.data import memory
-from landscape.data.augment import Augmentation
+from landscape.data import augment, memory
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, tensors_in
 from landscape.options import at_least
 from landscape.probe import derived_seed
@@ -163,7 +162,7 @@ class Batches(BatchSource):
 
     images: Images
     batch_size: int
-    augmentation: Augmentation | None = None
+    augmentation: augment.Augmentation | None = None
     seed: int = 0
     drop_last: bool = False  # leave out a last, smaller batch
 

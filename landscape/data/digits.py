@@ -11,8 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from landscape.data.dataset import Images
-from landscape.data.sampling import Split, shuffled
+from landscape.data import dataset, sampling
 
 SIDE = 8
 LEVELS = 16  # pixels count dots of a 4 x 4 block: 0..16
@@ -28,15 +27,15 @@ def grey() -> tuple[np.ndarray, np.ndarray]:
     return rows[:, :-1].reshape(-1, SIDE, SIDE), rows[:, -1]
 
 
-def load(split: Split) -> Images:
+def load(split: sampling.Split) -> dataset.Images:
     """Digits as (N, 3, 16, 16) uint8: grey / 16 * 255, enlarged twice (bilinear), rounded, channel repeated.
 
     The last 360 rows of the fixed seeded order are the test split, the 1,437 before them the train split.
     """
     pixels, labels = grey()
-    order = shuffled(len(labels))
+    order = sampling.shuffled(len(labels))
     rows = order[-TEST:] if split == "test" else order[:-TEST]
     small = torch.from_numpy(pixels[rows]).unsqueeze(1) / LEVELS * 255
     large = F.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
     inputs, targets = large.round().to(torch.uint8).repeat(1, 3, 1, 1), torch.from_numpy(labels[rows])
-    return Images(inputs, targets, "digits", 10, 2 * SIDE, MEAN, STD)
+    return dataset.Images(inputs, targets, "digits", 10, 2 * SIDE, MEAN, STD)

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from landscape.data import decoding
-from landscape.data.dataset import Images
+from landscape.data import dataset, decoding
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, Split, subset
 
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 def load(
     name: str, *, split: Split, samples: Samples, image_size: int | None, resize: Resize | None, ordered: bool = False
-) -> Images:
+) -> dataset.Images:
     """The first `samples` images of a folder of class folders, in the class-balanced order (`ordered`: by name).
 
     FOLDER/train and FOLDER/test (or val) are used if they hold class folders; else FOLDER itself for both splits.
@@ -57,7 +56,7 @@ def load(
     size = image_size or decoding.common_size(decoding.sizes(chosen()))
     inputs = decoding.decoded(chosen(), name=name, count=len(paths), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
-    return Images(
+    return dataset.Images(
         torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD, one_part=folder == root
     )
 

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data import decoding, memory
+from landscape.data import decoding, memory, sampling
 from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
 from landscape.data.image_folder import SPLITS, is_picture
 from landscape.data.numpy_files import mapped
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, rgb
-from landscape.data.sampling import Samples, Split, shuffled, subset
 from landscape.options import parse_count
 
 UNLABELLED = -1  # what `with_unlabelled` writes; every negative class number means the same
@@ -120,13 +119,13 @@ LABELS = "labels.npy"  # (N,) class numbers, in the order of the pictures
 NO_MASK = 255  # of all pixels of a picture that has no mask
 
 
-def folder_of_split(folder: Path, split: Split) -> Path | None:
+def folder_of_split(folder: Path, split: sampling.Split) -> Path | None:
     """The folder of the split, else the folder itself, if it holds pictures beside masks or labels."""
     places = [*(folder / part for part in SPLITS[split]), folder]
     return next((place for place in places if _parts(place)), None)
 
 
-def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) -> Images:
+def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered: bool = False) -> Images:
     """Pictures of FOLDER/images (or frames) with FOLDER/masks (or annotations), or with the classes of labels.npy.
 
     A mask is a picture of one channel, or of palette indices, with stem and size of its picture; its numbers are
@@ -146,7 +145,7 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
     own = place == Path(name).expanduser()
     if not masks:
         labels = _labels(place / LABELS, len(pictures))
-        rows = subset(labels, samples, ordered=ordered)
+        rows = sampling.subset(labels, samples, ordered=ordered)
         inputs = _decoded(name, [pictures[row] for row in rows])
         targets = torch.from_numpy(labels[rows])
         classes = number_of_classes(name, targets)
@@ -158,7 +157,7 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
     if not any(picture.stem in by_stem for picture in pictures):
         raise ValueError(f"no mask of {masks[0].parent} has the name of a picture ({masks[0].stem}); name them alike")
     count = parse_count("samples", samples, len(pictures))
-    rows = np.arange(count) if ordered else shuffled(len(pictures))[:count]
+    rows = np.arange(count) if ordered else sampling.shuffled(len(pictures))[:count]
     chosen = [pictures[row] for row in rows]
     inputs = _decoded(name, chosen)
     targets = _masks(name, [by_stem.get(picture.stem) for picture in chosen], inputs)

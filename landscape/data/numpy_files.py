@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from landscape.data import memory
-from landscape.data.dataset import Images, number_of_classes, square_side
+from landscape.data import dataset, memory, preprocessing
 from landscape.data.image_folder import SPLITS
-from landscape.data.preprocessing import default_normalisation
 from landscape.data.sampling import Samples, Split, shuffled, subset
 from landscape.options import OptionError, at_least, parse_count
 from landscape.results.declared_size import SLACK, refuse_oversized
@@ -43,7 +41,7 @@ def folder_of_split(folder: Path, split: Split) -> Path | None:
     return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
 
 
-def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) -> Images:
+def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) -> dataset.Images:
     """Inputs and targets from arrays; only the selected rows of a `.npy` file are read from disk.
 
     Class numbers (N,) or (N, 1) give the class-balanced order; `ordered`, or with others, rows keep their order. uint8
@@ -71,7 +69,7 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
     return replace(_images(name, x, y, samples, ordered), one_part=whole)
 
 
-def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, ordered: bool) -> Images:
+def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, ordered: bool) -> dataset.Images:
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
         raise ValueError(
             f"{name} holds inputs {x.shape} and targets {y.shape}; expected the same number of rows in both"
@@ -91,9 +89,9 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, ordered: 
     inputs = torch.from_numpy(_channels_first(name, taken))
     wanted = np.array(labels, dtype=_of_torch(labels.dtype))  # a copy in memory: torch has no read-only tensors
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
-    mean, std = default_normalisation(inputs)
-    classes = number_of_classes(name, targets)
-    return Images(inputs, targets[rows], name, classes, square_side(inputs), mean, std, counted=True)
+    mean, std = preprocessing.default_normalisation(inputs)
+    classes = dataset.number_of_classes(name, targets)
+    return dataset.Images(inputs, targets[rows], name, classes, dataset.square_side(inputs), mean, std, counted=True)
 
 
 def _of_torch(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -191,7 +189,7 @@ def _pair_in(names: Iterable[str], split: Split) -> tuple[str, str] | None:
 SUFFIX = ".npy"
 
 
-def load_tokens(name: str, *, samples: Samples, block_size: int | None) -> Images:
+def load_tokens(name: str, *, samples: Samples, block_size: int | None) -> dataset.Images:
     """The first `samples` sequences of a token file, in a fixed seeded order; both splits are the whole file.
 
     A 1-D array is split into blocks of `block_size` inputs, whose targets are shifted by one token: each token but the
@@ -230,6 +228,6 @@ def load_tokens(name: str, *, samples: Samples, block_size: int | None) -> Image
     tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     if tokens.min() < 0:
         raise ValueError(f"{name} has the token {int(tokens.min())}; expected numbers from 0 upward, without padding")
-    return Images(
+    return dataset.Images(
         tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), name, int(tokens.max()) + 1, 0, one_part=True
     )

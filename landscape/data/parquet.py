@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape.data import decoding
+from landscape.data import decoding, structure
 from landscape.data.dataset import Images
 from landscape.data.numpy_files import PACKED
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, Split, subset
-from landscape.data.structure import INPUTS, TARGETS, first_of
 from landscape.results.declared_size import SLACK, refuse_oversized, refuse_special
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels
@@ -121,13 +120,13 @@ def _columns(file: Any, path: Path) -> Columns:
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     kinds = {name: str(schema.field(name).type) for name in schema.names}
     pictures = [name for name, kind in kinds.items() if re.match(r"(large_)?binary|struct<.*\bbytes: ", kind)]
-    image = first_of(INPUTS, pictures) or (pictures[0] if len(pictures) == 1 else None)
+    image = structure.first_of(structure.INPUTS, pictures) or (pictures[0] if len(pictures) == 1 else None)
     numbers = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "string", "large_string"))]
-    label = first_of(TARGETS, numbers)
+    label = structure.first_of(structure.TARGETS, numbers)
     if image is None or label is None:
         raise ValueError(
             f"{path} has the columns {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}; expected one of "
-            f"pictures ({', '.join(INPUTS[:3])}) and one of classes ({', '.join(TARGETS[:3])})"
+            f"pictures ({', '.join(structure.INPUTS[:3])}) and one of classes ({', '.join(structure.TARGETS[:3])})"
         )
     described = about.get(label) if isinstance(about, dict) else None
     return Columns(image, label, len(described.get("names") or ()) if isinstance(described, dict) else 0)

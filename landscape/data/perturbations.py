@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.data import cifar
-from landscape.data.file_contents import rows_sha256
+from landscape.data import cifar, file_contents
 from landscape.data.numpy_files import mapped
 from landscape.probe import derived_seed
 
@@ -104,4 +103,4 @@ def content(folder: Path, name: str, images: int, rows: np.ndarray) -> str:
         FileNotFoundError, ValueError: as `opened`.
     """
     opened(folder, name, images)
-    return rows_sha256(folder / f"{name}.npy", rows)
+    return file_contents.rows_sha256(folder / f"{name}.npy", rows)

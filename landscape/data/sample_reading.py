@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
-from landscape.data import decoding
+from landscape.data import decoding, sampling
 from landscape.data.dataset import Images, number_of_classes, square_side
 from landscape.data.preprocessing import Resize, default_normalisation
-from landscape.data.sampling import Samples
 from landscape.data.structure import TARGETS, BatchLayout, Nested, first_of, tensors_in
 from landscape.probe import derived_seed
 
@@ -30,7 +29,7 @@ class Request:
     """Which samples of an object are asked for, and how they are read."""
 
     name: str  # of the object, for messages and results
-    samples: Samples = None  # how many: a number, a share such as "10%", None or "all" for all
+    samples: sampling.Samples = None  # how many: a number, a share such as "10%", None or "all" for all
     image_size: int | None = None  # side of pictures; None: by the size of the first
     resize: Resize | None = None  # of pictures
     layout: Callable[[], BatchLayout] = BatchLayout  # what goes to the model, and what to the loss; called if needed

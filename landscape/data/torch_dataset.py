@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, import_callable, parameters_of
-from landscape.data import iterables
+from landscape.data import iterables, memory, structure
 from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
-from landscape.data.memory import GrowingTensor
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
 from landscape.data.sampling import Split, balanced, shuffled, subset
-from landscape.data.structure import as_tensors, common_length, tensors_in
 from landscape.options import parse_count
 from landscape.probe import derived_seed
 
@@ -112,10 +110,10 @@ def _from_pair(request: Request, inputs: Tensor, targets: Tensor) -> Images:
 
 def _from_whole(request: Request, made: Any) -> Images | BatchList:
     """Data whose tensors hold all samples."""
-    converted = as_tensors(made)
-    rows = common_length(converted)
+    converted = structure.as_tensors(made)
+    rows = structure.common_length(converted)
     if not rows:
-        lengths = [len(tensor) if tensor.dim() else "no" for tensor in tensors_in(converted)]
+        lengths = [len(tensor) if tensor.dim() else "no" for tensor in structure.tensors_in(converted)]
         if not lengths:
             raise _unknown(request, made)
         raise ValueError(
@@ -130,7 +128,7 @@ def _from_whole(request: Request, made: Any) -> Images | BatchList:
 
 def _holds_batches(request: Request, made: list[Any]) -> bool:
     """Whether the first element of a list is a mini-batch."""
-    return len(made) > 0 and iterables.looks_batched(*request.read("item 0", as_tensors(made[0])))
+    return len(made) > 0 and iterables.looks_batched(*request.read("item 0", structure.as_tensors(made[0])))
 
 
 def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
@@ -155,7 +153,7 @@ def _from_dataset(request: Request, dataset: Any) -> Images | BatchList:
             "%s: the %s does not list its targets, so that %d of its %d items are drawn at random instead of "
             "class-balanced; give it a list `targets`", name, type(dataset).__name__, count, len(dataset),
         )  # fmt: skip
-    inputs, targets = GrowingTensor(name, len(order)), GrowingTensor(name, len(order))
+    inputs, targets = memory.GrowingTensor(name, len(order)), memory.GrowingTensor(name, len(order))
     drawn = False
     for row, item, random in chain([first], reads):
         one, wanted, request = request.tensors(f"item {row}", item)
@@ -185,8 +183,8 @@ def _numbers(targets: Tensor) -> np.ndarray:
 def _structured_items(request: Request, dataset: Any, rows: list[int]) -> BatchList:
     items, draws = zip(*(read_item(request.name, dataset, row) for row in rows), strict=True)
     for row, before in zip(rows[:REREAD], items, strict=False):
-        again = as_tensors(read_item(request.name, dataset, row)[0])
-        pairs = zip(tensors_in(again), tensors_in(as_tensors(before)), strict=True)
+        again = structure.as_tensors(read_item(request.name, dataset, row)[0])
+        pairs = zip(structure.tensors_in(again), structure.tensors_in(structure.as_tensors(before)), strict=True)
         if not all(torch.equal(new.nan_to_num(), kept.nan_to_num()) for new, kept in pairs):
             raise _unsteady(request.name, row)
     return replace(iterables.from_items(items, request), drawn=any(draws))

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from landscape.doctor.finding import Finding, Grid, Result, Severity, found, look_at_inputs, measure_again, more_samples
-from landscape.statistics.intervals import NORMAL
-from landscape.statistics.rounding import plus_minus
-from landscape.statistics.stored import half_width
+from landscape.statistics import intervals, rounding, stored
 
 FIT = 5  # grid points per axis that the stored curvature is fitted to, see `surface_summary.curvature`
 NEXT = 3  # of which those next to the centre are
@@ -127,14 +125,14 @@ def too_narrow(result: Result) -> Iterator[Finding]:
 def no_rise(result: Result) -> Iterator[Finding]:
     """The 95 % interval of every height holds zero: too few samples for the shape of this surface."""
     heights = result.values("height")
-    halves = half_width(result.data, "height") if heights.size else heights
+    halves = stored.half_width(result.data, "height") if heights.size else heights
     known = np.isfinite(heights) & np.isfinite(halves) & (halves > 0)
     if result.probe == "surface" and known.any() and (np.abs(heights[known]) < halves[known]).all():
         last = np.flatnonzero(known)[-1]
         yield found(
             "height-unknown", "suspicious", result,
             f"the height of the loss at radius {result.values('radius')[last]:g} is "
-            f"{plus_minus(heights[last], halves[last])} on {result.samples} samples: not told apart from flat",
+            f"{rounding.plus_minus(heights[last], halves[last])} on {result.samples} samples: not told apart from flat",
             more_samples(result, float(halves[last] / max(abs(heights[last]), 1e-300))),
         )  # fmt: skip
 
@@ -210,7 +208,7 @@ def inexact_pass(result: Result) -> Iterator[Finding]:
     `deviation_95` is in standard errors of the loss: the mode changes the loss by more than its 95 % interval.
     """
     deviation = result.number("deviation_95")
-    if deviation > NORMAL:
+    if deviation > intervals.NORMAL:
         yield found(
             "inexact-pass", "suspicious", result,
             f"--precision {result.parameters.get('precision')} moves the loss by {deviation:.1f} standard errors "
@@ -233,7 +231,7 @@ def frozen_ends(result: Result) -> Iterator[Finding]:
     loss, t = result.values("loss"), result.values("t")
     if not own.size or own.shape != excess.shape or not loss.size or not (t == 1.0).any():
         return
-    at_end = half_width(result.data, "loss")[:, int(np.flatnonzero(t == 1.0)[0])]
+    at_end = stored.half_width(result.data, "loss")[:, int(np.flatnonzero(t == 1.0)[0])]
     for name, itself, more, half in zip(result.names("name"), own, excess, at_end, strict=True):
         if abs(more) > (ROUNDING * abs(itself) if result.attribute("statistics") == "frozen" else half):
             yield found(
@@ -273,7 +271,7 @@ def frozen_path(result: Result) -> Iterator[Finding]:
         return
     worst = int(np.nanargmax(plane))
     highest = float(np.nanmax(loss))
-    if plane[worst] - highest > half_width(result.data, "plane_excess")[worst] and plane[worst] > 2 * highest:
+    if plane[worst] - highest > stored.half_width(result.data, "plane_excess")[worst] and plane[worst] > 2 * highest:
         names = result.names("name") or [str(k) for k in range(len(loss))]
         yield found(
             "frozen-statistics", "suspicious", result,
@@ -287,7 +285,7 @@ def barrier_unknown(result: Result) -> Iterator[Finding]:
     """The barrier's 95 % interval holds zero: a note, because the absence of a barrier is a result too."""
     if not (barriers := result.values("barrier").ravel()).size:
         return
-    halves = half_width(result.data, "barrier").ravel()
+    halves = stored.half_width(result.data, "barrier").ravel()
     unknown = np.flatnonzero(np.abs(barriers) < halves)
     if unknown.size:
         barrier, half = min(
@@ -298,7 +296,7 @@ def barrier_unknown(result: Result) -> Iterator[Finding]:
         )
         yield found(
             "barrier-unknown", "note", result,
-            f"{which.format(plus_minus(barrier, half))} not told apart from zero on {result.samples} samples",
+            f"{which.format(rounding.plus_minus(barrier, half))} not told apart from zero on {result.samples} samples",
             more_samples(result, half / max(abs(barrier), 1e-12)),
         )  # fmt: skip
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from landscape.exchange.grid import Grid, ascending, table_rows
 from landscape.options import OptionError
-from landscape.results import reader
-from landscape.results.declared_size import EXPANSION
+from landscape.results import declared_size, reader
 
 METRICS = ("accuracy", "nll", "ece")
 # columns of the files named *_corrupted.csv, without a header; some lack the last
@@ -230,7 +229,7 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
     axes, places = zip(*(np.unique(table[:, i], return_inverse=True) for i in (0, 1)), strict=True)
     if min(map(len, axes)) < 2 or not np.isfinite(table[:, :2]).all():
         raise ValueError(f"{path} has {len(axes[0])} x {len(axes[1])} points, expected a grid of at least 2 x 2")
-    if len(axes[0]) * len(axes[1]) > EXPANSION * len(rows) + SLACK:
+    if len(axes[0]) * len(axes[1]) > declared_size.EXPANSION * len(rows) + SLACK:
         raise ValueError(
             f"{path} has {len(rows):,} points at {len(axes[0]):,} x {len(axes[1]):,} coordinates, expected a "
             "grid; give a surface whose points share their coordinates"

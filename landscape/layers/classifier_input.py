@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from landscape.checkpoints.key_matching import is_head
 from landscape.discovery.layer import Layer, Tap
-from landscape.layers.forward_hooks import feature_hooks
+from landscape.layers import forward_hooks, selection
 from landscape.layers.pooled_features import pooled
-from landscape.layers.selection import layers_of
-from landscape.subject.mc_dropout import as_is
+from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.outputs import logits_or_none
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +30,11 @@ class Places:
         return tensor if read else pooled(self.layers[position], tensor, pool, counted)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def places_of(subject: Subject, patterns: tuple[str, ...], pool: str) -> Places:
     """The places of a subject, found by one pass over a few samples."""
-    subject = as_is(subject)
-    layers = layers_of(subject, patterns)
+    subject = mc_dropout.as_is(subject)
+    layers = selection.layers_of(subject, patterns)
     made: dict[str, tuple[Tensor, Tensor]] = {}  # last input and output of every linear layer
     widths: dict[int, int] = {}
 
@@ -50,7 +48,7 @@ def places_of(subject: Subject, patterns: tuple[str, ...], pool: str) -> Places:
     linear = {name: module for name, module in subject.model.named_modules() if isinstance(module, nn.Linear)}
     handles = [module.register_forward_hook(partial(keep, name)) for name, module in linear.items()]
     try:
-        with subject.evaluating(), feature_hooks(subject.model, layers, receive):
+        with subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, receive):
             logits = logits_or_none(subject.outputs(subject.example()[0]))
     finally:
         for handle in handles:

@@ -9,15 +9,11 @@ from torch import Tensor, nn
 
 from landscape.data.structure import Forward, Nested
 from landscape.discovery.layer import Layer
-from landscape.layers import logistic
-from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.linear_classifier import Linear, fit_with_best_penalty
+from landscape.layers import forward_hooks, linear_classifier, logistic, selection
 from landscape.layers.pooled_features import held_out, pooled, pooled_features, training_samples
-from landscape.layers.selection import layers_of, require_class_token
 from landscape.options import OptionError
-from landscape.subject.losses import cross_entropy
+from landscape.subject import losses, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +23,7 @@ class LinearReadout:
     base: Forward
     layer: Layer
     pool: str  # see `pooled_features.pooled`
-    classifier: Linear
+    classifier: linear_classifier.Linear
 
     def __call__(self, model: Callable[..., Any], inputs: Nested) -> Tensor:
         """Logits, (N, classes)."""
@@ -37,7 +33,7 @@ class LinearReadout:
         def receive(_: int, tensor: Tensor) -> None:
             features.append(pooled(self.layer, tensor, self.pool))
 
-        with feature_hooks(model, [self.layer], receive):
+        with forward_hooks.feature_hooks(model, [self.layer], receive):
             self.base(model, inputs)
         return self.classifier.scores(features[-1])
 
@@ -52,7 +48,7 @@ class Readout:
     gradient: float  # largest component of the objective's gradient at the fit, in nats
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def with_linear_classifier(subject: Subject, pool: str, samples: str) -> Readout:
     """Fit multinomial logistic regression to the last layer's features of clean samples of the train split.
 
@@ -72,23 +68,23 @@ def with_linear_classifier(subject: Subject, pool: str, samples: str) -> Readout
         raise OptionError("--classifier linear reads one network; drop --mc-dropout")
     if subject.spec is not None and subject.spec.split == "train":
         raise OptionError("--classifier linear is fitted to the train split; drop --split train")
-    if subject.losses is not cross_entropy or subject.dense:
+    if subject.losses is not losses.cross_entropy or subject.dense:
         raise ValueError("--classifier linear predicts a class per image, by cross-entropy; drop --loss")
-    layer = layers_of(subject, ())[-1]
+    layer = selection.layers_of(subject, ())[-1]
     if pool == "cls":
-        require_class_token([layer])
+        selection.require_class_token([layer])
     train = training_samples(subject, samples)
     features, targets = pooled_features(train, (), pool)
     x = features[-1].double()
     classes = subject.images.classes if subject.images is not None else targets.shape[1]
     targets = F.pad(targets, (0, max(0, classes - targets.shape[1])))
     fit: dict[str, Any] = {"fit": logistic.logistic, "penalties": logistic.PENALTIES}
-    classifier, penalty, _ = fit_with_best_penalty(x, targets, held_out(len(x)), **fit)
+    classifier, penalty, _ = linear_classifier.fit_with_best_penalty(x, targets, held_out(len(x)), **fit)
     converted = [
         part.to(subject.device, subject.dtype)
         for part in (classifier.mean, classifier.scale, classifier.weight, classifier.bias)
     ]
-    forward = LinearReadout(subject.forward, layer, pool, Linear(*converted))
+    forward = LinearReadout(subject.forward, layer, pool, linear_classifier.Linear(*converted))
     gradient = logistic.gradient(classifier, x, targets, penalty)
     words = f"linear classifier of {layer.name} ({pool}), fitted to {len(train)} training samples"
     return Readout(replace(subject, forward=forward), words, penalty, gradient)

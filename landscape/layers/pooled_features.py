@@ -10,26 +10,23 @@ from torch import Tensor
 
 from landscape.data.sampling import shuffled
 from landscape.discovery.layer import Layer
-from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.padding import mean_token
-from landscape.layers.selection import layers_of
+from landscape.layers import forward_hooks, padding, selection
 from landscape.options import parse_count
-from landscape.subject.other_samples import on_rows, on_split
+from landscape.subject import other_samples, weights_cache
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
-from landscape.subject.weights_cache import once_per_weights
 
 _log = logging.getLogger(__name__)
 LEAST_SAMPLES = 10  # to fit on
 HELD_OUT = 0.2  # of the training samples
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def pooled_features(
     subject: Subject, patterns: tuple[str, ...], pool: str, member: int | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """Features of every layer, (N, features) on the CPU, and the class shares, (N, classes) float64."""
-    layers = layers_of(subject, patterns)
+    layers = selection.layers_of(subject, patterns)
     rows: list[Tensor] = []
     targets: list[Tensor] = []
     features: dict[int, Tensor] = {}
@@ -40,7 +37,7 @@ def pooled_features(
     for i in range(len(subject.batches)):
         inputs, wanted = subject.batch(i)
         alone = nullcontext() if member is None else subject.member(member)
-        with alone, subject.evaluating(), feature_hooks(subject.model, layers, receive):
+        with alone, subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, receive):
             subject.outputs(inputs)
         row = torch.cat([features[position].detach() for position in range(len(layers))], dim=1)
         rows.append(row.cpu())  # one transfer per mini-batch
@@ -56,15 +53,15 @@ def pooled(layer: Layer, tensor: Tensor, pool: str, counted: Tensor | None = Non
     if layer.spatial:
         return layer.maps(tensor).flatten(2).mean(dim=2)
     tensor = layer.features(tensor)
-    return mean_token(tensor, counted) if tensor.ndim > 2 else tensor
+    return padding.mean_token(tensor, counted) if tensor.ndim > 2 else tensor
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def training_samples(subject: Subject, samples: str) -> Subject:
     """The samples to fit on, none of which are scored."""
     scored = subject.images
     _refuse_other_than_classes(subject.batches[0][1] if scored is None else scored.targets)
-    train = on_split(subject, "train", samples)
+    train = other_samples.on_split(subject, "train", samples)
     fit = train.images
     if fit is None or scored is None:
         raise ValueError("a linear classifier needs samples of one input and one class each; measure it on such data")
@@ -72,9 +69,9 @@ def training_samples(subject: Subject, samples: str) -> Subject:
     first = fit.inputs[:least].to(scored.inputs.device)  # one of them may have stayed on the host
     if torch.equal(first, scored.inputs[:least]):  # both splits are one set of samples
         wanted = samples if samples == "all" else str(len(scored) + parse_count("train_samples", samples, 10**9))
-        train = on_split(subject, "train", wanted)
+        train = other_samples.on_split(subject, "train", wanted)
         assert train.images is not None
-        train = on_rows(train, np.arange(len(scored), len(train.images)))
+        train = other_samples.on_rows(train, np.arange(len(scored), len(train.images)))
     one_part = train.images is not fit
     if len(train) < LEAST_SAMPLES:
         half = (len(train) + len(scored)) // 2

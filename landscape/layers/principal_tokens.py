@@ -11,9 +11,8 @@ from landscape.discovery.layer import Layer
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.selection import spatial_layers
 from landscape.probe import NotApplicable, Values
-from landscape.subject.pixels import first_inputs
+from landscape.subject import pixels, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 AXES = 3
 
@@ -36,7 +35,7 @@ def tokens_around(subject: Subject, layer: Layer, images: int) -> tuple[np.ndarr
     return _tokens_around(subject, (layer,), images)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _tokens_around(subject: Subject, layers: tuple[Layer, ...], images: int) -> tuple[np.ndarray, np.ndarray]:
     (layer,) = layers
     assert layer.branch is not None
@@ -53,7 +52,7 @@ def _tokens_around(subject: Subject, layers: tuple[Layer, ...], images: int) -> 
         found[position] = maps.flatten(2).transpose(1, 2).cpu().double().numpy()
 
     with torch.no_grad(), subject.evaluating(), feature_hooks(subject.model, [before, layer], receive):
-        subject.outputs(first_inputs(subject, images))
+        subject.outputs(pixels.first_inputs(subject, images))
     return found[0], found[1]
 
 

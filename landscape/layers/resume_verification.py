@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested, map_tensors, tensors_in
-from landscape.discovery.graph import Flow
-from landscape.discovery.layer import Tap
+from landscape.discovery import graph, layer
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, bytes_of, flow_of, resumed
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -94,13 +93,13 @@ def _equal(
     return equal, latest
 
 
-def _skipped_and_run(flow: Flow, point: ResumePoint) -> tuple[set[str], set[str]]:
+def _skipped_and_run(flow: graph.Flow, point: ResumePoint) -> tuple[set[str], set[str]]:
     """Names of the modules of which a pass from a point on skips a call, and of those of which it makes one."""
     skipped: set[str] = set()
     run: set[str] = set()
     for i, call in enumerate(flow.calls):
         around = (flow.calls[k] for k in flow.enclosing(i))
-        cached = any(Tap(outer.module, "output", outer.number) in point.skipped for outer in around)
+        cached = any(layer.Tap(outer.module, "output", outer.number) in point.skipped for outer in around)
         (skipped if cached else run).add(call.module)
     return skipped, run
 

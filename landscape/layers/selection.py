@@ -16,18 +16,16 @@ import numpy as np
 from torch import Tensor, nn
 
 from landscape.data.structure import Forward, Nested, call_model, tensors_in
+from landscape.discovery import graph, token_grid
 from landscape.discovery.attention import attention_of
 from landscape.discovery.discover import discover, layer_at, staged
-from landscape.discovery.graph import Call, Flow, few, record
 from landscape.discovery.layer import KINDS, Kind, Layer, Tap
 from landscape.discovery.residual_blocks import node_at
-from landscape.discovery.token_grid import PREFIX, consumer_is_linear, smaller
 from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
 from landscape.options import matching
 from landscape.probe import NotApplicable, Quantity
-from landscape.subject.mc_dropout import as_is
+from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ def select_layers(
             shown = ", ".join(leaves[:5]) + (", ..." if len(leaves) > 5 else "")
             raise ValueError(f"{error}; its modules are {shown}") from error
         return of_one_network(found)
-    flow = record(model, few(example), forward)
+    flow = graph.record(model, graph.few(example), forward)
     discovered: dict[str, list[Layer | None]] = {}  # by their names, which calls of one module share
     with suppress(ValueError):
         for layer in discover(model, example, forward):
@@ -72,7 +70,7 @@ def select_layers(
     ]
     layers = sorted(found, key=lambda layer: (flow.maker[node_at(flow, layer.tap)], calls[layer.name].stop))
     _note_branches(layers, discovered)
-    others = (replace(layer, reduces=smaller(layer.grid, before.grid)) for before, layer in pairwise(layers))
+    others = (replace(layer, reduces=token_grid.smaller(layer.grid, before.grid)) for before, layer in pairwise(layers))
     return staged([layers[0], *others])
 
 
@@ -107,7 +105,7 @@ def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str
     return named
 
 
-def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | None) -> Layer:
+def _named_layer(flow: graph.Flow, call: graph.Call, pattern: Pattern, discovered: Layer | None) -> Layer:
     if pattern.kind == STREAM:
         if discovered is None:
             raise ValueError(
@@ -117,7 +115,7 @@ def _named_layer(flow: Flow, call: Call, pattern: Pattern, discovered: Layer | N
     else:
         node, tap = call.writes[0], Tap(call.module, "output")
         kind = cast(Kind, pattern.kind or (discovered.kind if discovered else "other"))
-        layer = layer_at(flow, node, tap, kind, call.module, linear=consumer_is_linear(flow, node))
+        layer = layer_at(flow, node, tap, kind, call.module, linear=token_grid.consumer_is_linear(flow, node))
     declared = any(pattern.grid) and (pattern.grid, pattern.prefix) != (layer.grid, layer.prefix)
     if declared:
         count = pattern.grid[0] * pattern.grid[1] + pattern.prefix
@@ -143,10 +141,10 @@ def _note_branches(layers: Sequence[Layer], discovered: Mapping[str, Sequence[La
         )  # fmt: skip
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def layers_of(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
     """The layers of a subject, found once."""
-    subject = as_is(subject)
+    subject = mc_dropout.as_is(subject)
     return select_layers(subject.model, subject.example()[0], patterns, subject.forward)
 
 
@@ -210,7 +208,7 @@ def _unknown_grids(layers: Sequence[Layer]) -> str:
     first, count = unknown[0], f" ({len(unknown)} layers)"
     tokens = first.shape[0]
     side = math.isqrt(tokens)
-    if len(first.shape) == 2 and side > 1 and (others := tokens - side**2) <= PREFIX:
+    if len(first.shape) == 2 and side > 1 and (others := tokens - side**2) <= token_grid.PREFIX:
         alike = {layer.name for layer in unknown if layer.shape[0] == tokens}
         names = sorted({re.sub(r"\d+", r"\\d+", re.escape(name)) for name in alike})
         if any(re.search(f"^({'|'.join(names)})$", layer.name) for layer in layers if layer.name not in alike):
@@ -231,7 +229,7 @@ def _beside(names: str, how: str = "") -> str:
 
 def unmeasured(model: nn.Module, example: Nested, layers: Sequence[Layer], forward: Forward = call_model) -> list[str]:
     """Notes on the parts with weights that no layer depends on, unless it is a last one, and how to measure them."""
-    flow = record(model, few(example), forward)
+    flow = graph.record(model, graph.few(example), forward)
     past = reduce(or_, (flow.ancestors[node_at(flow, layer.tap)] for layer in layers))
     weights = {i: operation for i, operation in enumerate(flow.operations) if operation.weight}
     beyond = {i for i, operation in weights.items() if not past >> operation.writes[0] & 1}

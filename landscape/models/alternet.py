@@ -4,12 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.models import preresnet, resnet
 from landscape.models.blocks import drop_path, require_per_stage
-from landscape.models.preresnet import Block, PreActivation
-from landscape.models.resnet import SMALL, conv
 
 
-class AlterNet(PreActivation):
+class AlterNet(preresnet.PreActivation):
     """Stages of n - 2m convolution blocks and m pairs (convolution block, MSA block).
 
     (N, C, H, W) images to (N, classes) logits. Arguments that are not explained are those of `ResNet`.
@@ -50,7 +49,7 @@ class AlterNet(PreActivation):
         for i, (n, m) in enumerate(zip(blocks, msa, strict=True), start=1):
             if 2 * m > n:
                 raise ValueError(f"msa={msa} asks for {m} MSAs in stage {i} of {n} blocks; give at most {n // 2}")
-        first = image_size if image_size <= SMALL else -(-image_size // 4)
+        first = image_size if image_size <= resnet.SMALL else -(-image_size // 4)
         sizes = [-(-first // 2**i) for i in range(len(blocks))]  # sides of the maps: strides round up
         attended = [size for size, count in zip(sizes, msa, strict=True) if count]
         window = window or default_window(image_size, attended)
@@ -59,7 +58,7 @@ class AlterNet(PreActivation):
         def make(stage: int, position: int, inputs: int, planes: int, stride: int, rate: float) -> nn.Module:
             if placement(blocks[stage], msa[stage])[position]:  # never the first of its stage: shapes stay as they are
                 return MSABlock(inputs, planes, min(window, sizes[stage]), heads[stage], head_dim, rate)
-            return Block(inputs, planes, stride, bottleneck, rate, mc_dropout)
+            return preresnet.Block(inputs, planes, stride, bottleneck, rate, mc_dropout)
 
         self.add_head(self.add_stages(make, blocks, width, bottleneck, drop_path, smoothing), classes)
 
@@ -72,7 +71,7 @@ class MSABlock(nn.Module):
         self.rate = rate
         self.norm1 = nn.BatchNorm2d(dim)
         self.gelu = nn.GELU()
-        self.reduction = conv(dim, inner, 1)
+        self.reduction = resnet.conv(dim, inner, 1)
         self.norm2 = nn.BatchNorm2d(inner)
         self.attention = WindowAttention(inner, dim, window, heads, head_dim)
 
@@ -95,8 +94,8 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.window = window
         self.heads = heads
-        self.query = conv(inputs, heads * head_dim, 1)
-        self.key_value = conv(inputs, 2 * heads * head_dim, 1)
+        self.query = resnet.conv(inputs, heads * head_dim, 1)
+        self.key_value = resnet.conv(inputs, 2 * heads * head_dim, 1)
         self.projection = nn.Conv2d(heads * head_dim, outputs, 1)
         self.relative_position = nn.Parameter(torch.empty(2 * window - 1, 2 * window - 1))
         nn.init.trunc_normal_(self.relative_position, std=0.02)
@@ -161,7 +160,7 @@ def build_up(msa: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 def default_window(image_size: int, attended: list[int]) -> int:
     """The window nearest to the paper's, 4 with the stem for small images and else 7, that fits."""
-    usual = 4 if image_size <= SMALL else 7
+    usual = 4 if image_size <= resnet.SMALL else 7
     fit = [window for window in _fitting(attended) if window > 1]  # windows of one position mix nothing
     return min(fit, key=lambda window: (abs(window - usual), -window), default=1)
 

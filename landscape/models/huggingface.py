@@ -8,12 +8,9 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
-from landscape.checkpoints.huggingface_cache import folder_of
-from landscape.checkpoints.raw_files import holds_model, json_of
-from landscape.checkpoints.user_code import guarded
+from landscape.checkpoints import huggingface_cache, raw_files, user_code
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
-from landscape.models.adapters import refuse_larger
-from landscape.models.libraries import library
+from landscape.models import adapters, libraries
 from landscape.options import reading
 
 CONTEXTS = ("n_positions", "max_position_embeddings", "max_sequence_length", "n_ctx")
@@ -35,28 +32,28 @@ def build(
     Raises:
         FileNotFoundError, ValueError: there is no such folder, or its model cannot be built or filled.
     """
-    folder = folder_of(name)
-    content = json_of(folder / "config.json")
+    folder = huggingface_cache.folder_of(name)
+    content = raw_files.json_of(folder / "config.json")
     _check_depth(folder, {**content, **arguments})
-    transformers = library("transformers")
-    weights = weights and holds_model(folder)
+    transformers = libraries.library("transformers")
+    weights = weights and raw_files.holds_model(folder)
     given = dict(arguments)
     if classes and not weights and not {"id2label", "num_labels"} & {*content, *given}:
         given["num_labels"] = classes
     if image_size and isinstance(content.get("image_size"), int) and not weights:
         given.setdefault("image_size", image_size)
     with _silent(transformers):
-        config = guarded(f"hf:{name}", lambda: _config(transformers, folder, given))
+        config = user_code.guarded(f"hf:{name}", lambda: _config(transformers, folder, given))
         kind = _kind(transformers, config, folder)
 
         def make() -> nn.Module:
-            return guarded(f"hf:{name}", lambda: kind(config))  # type: ignore[no-any-return]
+            return user_code.guarded(f"hf:{name}", lambda: kind(config))  # type: ignore[no-any-return]
 
-        refuse_larger(folder, f"a {kind.__name__}", make, config=not holds_model(folder))
+        adapters.refuse_larger(folder, f"a {kind.__name__}", make, config=not raw_files.holds_model(folder))
         if not weights:
             return make()
         options = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
-        model, report = guarded(f"hf:{name}", lambda: kind.from_pretrained(folder, config=config, **options))
+        model, report = user_code.guarded(f"hf:{name}", lambda: kind.from_pretrained(folder, config=config, **options))
     lacking = [*report["missing_keys"], *(str(entry) for entry in report["mismatched_keys"])]
     if lacking:
         first = ", ".join(map(str, lacking[:3]))
@@ -84,9 +81,9 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
 
     None for a model without images.
     """
-    folder = folder_of(name)
-    config, path = json_of(folder / "config.json"), folder / "preprocessor_config.json"
-    own = json_of(path) if path.is_file() else {}
+    folder = huggingface_cache.folder_of(name)
+    config, path = raw_files.json_of(folder / "config.json"), folder / "preprocessor_config.json"
+    own = raw_files.json_of(path) if path.is_file() else {}
     if not own and "image_size" not in config and "num_channels" not in config:
         return None
     with reading(path if own else folder / "config.json"):
@@ -106,7 +103,7 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
 
 def context(name: str) -> int | None:
     """The longest sequence of tokens that a language model accepts; None if its configuration does not say."""
-    config = json_of(folder_of(name) / "config.json")
+    config = raw_files.json_of(huggingface_cache.folder_of(name) / "config.json")
     return next((int(config[key]) for key in CONTEXTS if isinstance(config.get(key), int)), None)
 
 

@@ -6,9 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from landscape.models.blocks import drop_path_rates, initialise, require_per_stage, require_size
-from landscape.models.resnet import SMALL
-from landscape.models.vit import block
+from landscape.models import blocks, resnet, vit
 
 
 class PiT(nn.Module):
@@ -47,10 +45,10 @@ class PiT(nn.Module):
         std: float = 0.02,
     ) -> None:
         super().__init__()
-        patch = patch or (2 if image_size <= SMALL else 16)
+        patch = patch or (2 if image_size <= resnet.SMALL else 16)
         stride = stride or max(patch // 2, 1)
         dims = [head_dim * count for count in heads]
-        require_per_stage(len(depths), heads=heads)
+        blocks.require_per_stage(len(depths), heads=heads)
         if any(after % before for before, after in pairwise(heads)):
             raise ValueError(f"heads={heads} do not grow by whole factors; give numbers such as 2,4,8")
         if patch > image_size:
@@ -61,20 +59,20 @@ class PiT(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims[0]))
         self.position_embedding = nn.Parameter(torch.zeros(1, 1 + side * side, dims[0]))
         self.dropout = nn.Dropout(dropout)
-        rates = iter(drop_path_rates(drop_path, sum(depths)))
+        rates = iter(blocks.drop_path_rates(drop_path, sum(depths)))
         self.stages = nn.ModuleList(
-            nn.Sequential(*(block(dim, count, mlp_ratio, next(rates), dropout) for _ in range(depth)))
+            nn.Sequential(*(vit.block(dim, count, mlp_ratio, next(rates), dropout) for _ in range(depth)))
             for dim, count, depth in zip(dims, heads, depths, strict=True)
         )
         self.pools = nn.ModuleList(Pool(one, next) for one, next in pairwise(dims))
         self.norm = nn.LayerNorm(dims[-1])
         self.head = nn.Linear(dims[-1], classes)
         draw = partial(nn.init.trunc_normal_, std=std)
-        initialise(self, (nn.Linear,), draw, self.position_embedding, self.cls_token)
+        blocks.initialise(self, (nn.Linear,), draw, self.position_embedding, self.cls_token)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
-        require_size(images, self.image_size)
+        blocks.require_size(images, self.image_size)
         maps = self.patch_embedding(images)
         side = maps.shape[-1]
         x = torch.cat([self.cls_token.expand(len(maps), -1, -1), maps.flatten(2).transpose(1, 2)], dim=1)

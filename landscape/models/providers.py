@@ -11,12 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from landscape.checkpoints import raw_files
-from landscape.checkpoints.huggingface_cache import folder_of
+from landscape.checkpoints import huggingface_cache, raw_files
 from landscape.checkpoints.user_code import guarded, import_callable, parameters_of, spec_sha256, takes_any
 from landscape.data.preprocessing import Crop, Preprocessing, Resize
-from landscape.models import SIZES, huggingface
-from landscape.models.libraries import MISMATCH, library
+from landscape.models import SIZES, huggingface, libraries
 
 # Arguments of a source's networks: the number of classes, and the side of the images.
 ARGUMENTS: Mapping[str, tuple[str, str]] = {
@@ -88,7 +86,7 @@ def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
     wanted = ModelRequest(spec, arguments)
     known: str | None = spec
     if wanted.source == "hf":
-        config = (folder_of(wanted.name) / "config.json").read_bytes()
+        config = (huggingface_cache.folder_of(wanted.name) / "config.json").read_bytes()
         known = f"hf:{hashlib.sha256(config).hexdigest()}"
     elif not wanted.source:
         known = spec_sha256(spec) if ":" in spec else None
@@ -103,7 +101,7 @@ def origin(spec: str) -> str:
     """The origin of a network's weights without a checkpoint, for messages."""
     wanted = ModelRequest(spec)
     if wanted.source == "hf":
-        folder = folder_of(wanted.name)
+        folder = huggingface_cache.folder_of(wanted.name)
         if raw_files.holds_model(folder):
             return f"weights of {folder}"
     return AS_BUILT
@@ -114,12 +112,12 @@ def of_architecture(name: str) -> str:
     if not name:
         return ""
     try:
-        if library("timm").is_model(name):
+        if libraries.library("timm").is_model(name):
             return f"timm:{name}"
     except ValueError:  # not installed
         pass
     try:
-        models = library("torchvision").models
+        models = libraries.library("torchvision").models
         return f"torchvision:{name}" if name in models.list_models(module=models) else ""
     except ValueError:
         return ""
@@ -131,7 +129,7 @@ def spec_of(name: str) -> str:
         return f"hf:{name}"
     if "/" in name:
         try:
-            return f"hf:{name}" if folder_of(name) else ""
+            return f"hf:{name}" if huggingface_cache.folder_of(name) else ""
         except (OSError, ValueError):
             return ""
     return of_architecture(name)
@@ -176,7 +174,7 @@ def _timm_preprocessing(wanted: ModelRequest) -> Preprocessing | None:
 
 
 def _timm_with(name: str) -> Any:
-    timm = library("timm")
+    timm = libraries.library("timm")
     if not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
     return timm
@@ -200,7 +198,7 @@ def _torchvision_preprocessing(wanted: ModelRequest) -> Preprocessing | None:
 
 
 def _torchvision_with(name: str) -> Any:
-    models = library("torchvision").models
+    models = libraries.library("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
         raise _unknown("torchvision", name, known)
@@ -211,9 +209,9 @@ def _callable(wanted: ModelRequest) -> Any:
     try:
         function = import_callable(wanted.spec)
     except ValueError as error:
-        if MISMATCH not in str(error):
+        if libraries.MISMATCH not in str(error):
             raise
-        library("torchvision")  # the code imports torchvision or timm, which `library` makes possible
+        libraries.library("torchvision")  # the code imports torchvision or timm, which `library` makes possible
         function = import_callable(wanted.spec)
     if isinstance(function, nn.Module):
         raise ValueError(f"{wanted.spec} is a {type(function).__name__}; name a function that returns it, or its class")

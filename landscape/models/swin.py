@@ -6,11 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.models import blocks, mixer, resnet, vit
 from landscape.models.alternet import relative_index, require_window
-from landscape.models.blocks import drop_path_rates, initialise, require_per_stage, require_size
-from landscape.models.mixer import mlp
-from landscape.models.resnet import SMALL
-from landscape.models.vit import Block, divided
 
 
 class Swin(nn.Module):
@@ -48,10 +45,10 @@ class Swin(nn.Module):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        patch = patch or (1 if image_size <= 32 else 2 if image_size <= SMALL else 4)
-        window = window or (4 if image_size <= SMALL else 7)
-        sides = [divided(image_size, patch) // 2**i for i in range(len(depths))]
-        require_per_stage(len(depths), heads=heads)
+        patch = patch or (1 if image_size <= 32 else 2 if image_size <= resnet.SMALL else 4)
+        window = window or (4 if image_size <= resnet.SMALL else 7)
+        sides = [vit.divided(image_size, patch) // 2**i for i in range(len(depths))]
+        blocks.require_per_stage(len(depths), heads=heads)
         if sides[0] % 2 ** (len(depths) - 1):
             raise ValueError(
                 f"a map of {sides[0]} x {sides[0]} cannot be halved {len(depths) - 1} times; "
@@ -64,7 +61,7 @@ class Swin(nn.Module):
         self.image_size = image_size
         self.patch_embedding = nn.Conv2d(channels, dim, patch, stride=patch)
         self.patch_norm = nn.LayerNorm(dim)
-        rates = iter(drop_path_rates(drop_path, sum(depths)))
+        rates = iter(blocks.drop_path_rates(drop_path, sum(depths)))
         stages: list[nn.Module] = []
         for i, (side, depth, count) in enumerate(zip(sides, depths, heads, strict=True)):
             width, w = dim * 2**i, min(window, side)
@@ -72,16 +69,16 @@ class Swin(nn.Module):
             for j in range(depth):
                 shift = w // 2 if j % 2 and w < side else 0
                 attention = WindowAttention(width, count, side, w, shift, qkv_bias)
-                stack.append(Block(width, attention, mlp(width, width * mlp_ratio), next(rates)))
+                stack.append(vit.Block(width, attention, mixer.mlp(width, width * mlp_ratio), next(rates)))
             stages.append(nn.Sequential(*stack))
         self.stages = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(dim * 2 ** (len(depths) - 1))
         self.head = nn.Linear(dim * 2 ** (len(depths) - 1), classes)
-        initialise(self, (nn.Linear,), partial(nn.init.trunc_normal_, std=0.02))
+        blocks.initialise(self, (nn.Linear,), partial(nn.init.trunc_normal_, std=0.02))
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images of the size the model was built for."""
-        require_size(images, self.image_size)
+        blocks.require_size(images, self.image_size)
         x = self.patch_norm(self.patch_embedding(images).permute(0, 2, 3, 1))  # (batch, row, column, channel)
         logits: Tensor = self.head(self.norm(self.stages(x)).mean((1, 2)))
         return logits

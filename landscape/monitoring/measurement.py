@@ -15,17 +15,14 @@ from torch.optim import Optimizer
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.preconditioner import NoUpdateYet, UnknownThreshold, preconditioner
 from landscape.curvature.spectrum import memory
-from landscape.monitoring.along_update import AlongUpdate
-from landscape.monitoring.budget import Kind
-from landscape.monitoring.followed_model import rate_of
+from landscape.monitoring import along_update, budget, followed_model
 from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
 from landscape.monitoring.shards import own_parts
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import dot, flat, length, random_unit
-from landscape.subject.losses import loss_gradients
+from landscape.subject import losses, restoration
 from landscape.subject.optimizer_rules import Together, step_norm
-from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
 
 
@@ -143,7 +140,7 @@ class Measurement:
         self._shapes = {name: p.shape for name, p in subject.parameters.items()}
         self._tracked = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "eigenvalues"))
         self._tracked_preconditioned = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "preconditioned"))
-        self._along, self._shards = AlongUpdate(subject, start.shards), start.shards
+        self._along, self._shards = along_update.AlongUpdate(subject, start.shards), start.shards
         self._warned = False
         if optimizer is not None and not self._shards.divided:
             with contextlib.suppress(NoUpdateYet, UnknownThreshold):
@@ -153,7 +150,7 @@ class Measurement:
         """Keep the weights, along whose change by the next update is measured."""
         self._along.begin(self._held)
 
-    def at_present(self, kind: Kind, rate: float) -> dict[str, Any]:
+    def at_present(self, kind: budget.Kind, rate: float) -> dict[str, Any]:
         """The numbers of the present weights, and of the update that led there with this learning rate.
 
         Those of a `row` come from forward passes and a gradient, and the others are NaN; `check`: eigenvalues from a
@@ -172,7 +169,7 @@ class Measurement:
         distance, distance_se = self._start.distance(parameters)
         values: dict[str, Any] = {"distance": distance, "distance_se": distance_se, "learning_rate": rate}
         if math.isnan(rate) and self._optimizer is not None:  # no update of an optimiser of PyTorch so far
-            values["learning_rate"] = rate_of(self._optimizer)
+            values["learning_rate"] = followed_model.rate_of(self._optimizer)
         if kind == "row":
             loss, gradient = self._plain()
         else:
@@ -210,10 +207,10 @@ class Measurement:
         """Loss and gradient of the mini-batch, flat, without a graph for products."""
         subject = self._subject
         inputs, targets = subject.batch(0)
-        with evaluation_mode(subject.model):
+        with restoration.evaluation_mode(subject.model):
             loss = subject.losses(subject.outputs(inputs), targets).double().mean()
             if not self._shards.divided:
-                return loss.item(), flat(loss_gradients(loss, list(subject.parameters.values())))
+                return loss.item(), flat(losses.loss_gradients(loss, list(subject.parameters.values())))
             loss.backward()  # type: ignore[no-untyped-call]
             parts = own_parts({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._held.items()})
             return self._shards.mean(loss.item()), flat(parts.values())

@@ -17,12 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from landscape.monitoring import followed_model, gradients, micro_batches, shards
 from landscape.monitoring.budget import Budget, Kind
-from landscape.monitoring.followed_model import UpdatesSeen, check_other, followed, subject_of
-from landscape.monitoring.gradients import Start
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
-from landscape.monitoring.micro_batches import MicroBatches
-from landscape.monitoring.shards import Shards
 from landscape.monitoring.stored_series import (
     IN_A_ROW,
     RISE,
@@ -35,8 +32,7 @@ from landscape.monitoring.stored_series import (
     plan_of,
 )
 from landscape.options import at_least, require
-from landscape.results import reader
-from landscape.results.series import SeriesWriter
+from landscape.results import reader, series
 from landscape.subject.loading.load import measuring
 from landscape.subject.optimizer_rules import parts_of, rule_of
 
@@ -137,11 +133,11 @@ class Monitor:
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
         self._start, self._said, self._on_row = start, False, on_row
-        self._micro: MicroBatches | None = None
+        self._micro: micro_batches.MicroBatches | None = None
         self._warning = EarlyWarning()
-        self._writer: SeriesWriter | None = None
-        self._updates = UpdatesSeen(module := followed(model))
-        self._shards = Shards(model)
+        self._writer: series.SeriesWriter | None = None
+        self._updates = followed_model.UpdatesSeen(module := followed_model.followed(model))
+        self._shards = shards.Shards(model)
         main = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
         self._active = main or self._shards.divided
         for part in () if optimizer is None else parts_of(optimizer):
@@ -150,11 +146,11 @@ class Monitor:
             settings = {"top": top, "noise": noise, "tol": tol}
             attributes = {"every": every, "overhead": overhead, **settings, "seed": seed}
             with self._shards.gathered_anew():
-                self._subject = subject_of(module, loss, batch, label, other)
+                self._subject = followed_model.subject_of(module, loss, batch, label, other)
             self._budget = Budget(overhead, self._subject.device)
             with measuring(self._subject), self._shards.gathered_anew():
-                check_other(self._subject)
-                begun = Start(self._subject.parameters, self._shards, start)
+                followed_model.check_other(self._subject)
+                begun = gradients.Start(self._subject.parameters, self._shards, start)
                 if main:
                     about = about_of(self._subject, optimizer, attributes, data)
                     place = Place(Path(out), start, overwrite=overwrite)
@@ -163,13 +159,13 @@ class Monitor:
             self._merged = self._budget.now()
         if self._active and start % every == 0:
             self._measure("row" if self._shards.divided else "check")
-        self._micro = MicroBatches(module, self._shards) if noise else None
+        self._micro = micro_batches.MicroBatches(module, self._shards) if noise else None
         self._prepare()
 
     def _opened(
-        self, place: Place, begun: Start, optimizer: Optimizer | None, settings: dict[str, Any],
+        self, place: Place, begun: gradients.Start, optimizer: Optimizer | None, settings: dict[str, Any],
         attributes: dict[str, Any], about: dict[str, str],
-    ) -> Start:  # fmt: skip
+    ) -> gradients.Start:  # fmt: skip
         """Begin or go on with the series in the file, and return the start that it knows."""
         subject = self._subject
         plan = plan_of(subject, settings["top"], settings["noise"], begun.sketch)
@@ -179,7 +175,7 @@ class Monitor:
         self._finalizer.atexit = False  # by then HDF5 is closed; what `atexit` holds runs before, the newest first
         atexit.register(self._finalizer)
         known = sketch is not None and not self._shards.divided
-        return Start(subject.parameters, self._shards, place.start, sketch) if known else begun
+        return gradients.Start(subject.parameters, self._shards, place.start, sketch) if known else begun
 
     def step(self, number: int | None = None) -> None:
         """Count an update, and measure after every `every`-th; call it behind `optimizer.step()`.
@@ -334,7 +330,7 @@ class Monitor:
         self._active = not stop
 
 
-def _close(writer: SeriesWriter, process: int) -> None:
+def _close(writer: series.SeriesWriter, process: int) -> None:
     """Finish a series, in the process that began it: a worker of a data loader has a copy of the monitor."""
     if os.getpid() == process:
         writer.close()

@@ -21,9 +21,7 @@ from landscape.monitoring.gradients import parts_of as parts_of_batch
 from landscape.monitoring.micro_batches import UPDATES
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
-from landscape.results.run_key import RunKey, readable_label, versions
-from landscape.results.series import SeriesWriter
-from landscape.results.unmerged_journals import merge_orphans
+from landscape.results import run_key, series, unmerged_journals
 from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.optimizer_rules import name_of, parts_of, rule_of
 from landscape.subject.subject import Subject
@@ -169,19 +167,19 @@ def key_of(
     settings: Mapping[str, Any],
     about: Mapping[str, str],
     run: int,
-) -> RunKey:
+) -> run_key.RunKey:
     """The key of the run-th series with this identity."""
     text = json.dumps({MONITOR: identity, "run": run}, sort_keys=True, default=str)
-    label = readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
+    label = run_key.readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
     attributes = {
         **attributes_of(subject),
         **about,
         "parameters": json.dumps(dict(settings), default=str),
-        "versions": json.dumps(versions()),
+        "versions": json.dumps(run_key.versions()),
         "schedule": RULE,
         **stored_headlines(HEADLINES),
     }
-    return RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
+    return run_key.RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ def opened(
     identity: Mapping[str, Any],
     settings: Mapping[str, Any],
     about: Mapping[str, str],
-) -> tuple[SeriesWriter, np.ndarray | None]:
+) -> tuple[series.SeriesWriter, np.ndarray | None]:
     """The writer of this run's series, and the sketch of the weights at its start where an earlier process stored it.
 
     A run that starts at step 0 gets a series of its own, with a number behind its label where the file holds one of
@@ -208,7 +206,7 @@ def opened(
     last of them, without the rows after that step.
     """
     path, start, overwrite = place.path, place.start, place.overwrite
-    merge_orphans(path, reduce_of=lambda probe, parameters: None)
+    unmerged_journals.merge_orphans(path, reduce_of=lambda probe, parameters: None)
     run = 1
     while groups.stored_group(path, MONITOR, key_of(subject, plan, identity, settings, about, run).digest) is not None:
         run += 1
@@ -220,10 +218,10 @@ def opened(
     sketch = None
     if continued and start > 0:
         sketch = np.asarray(groups.read_array(path, _name(path, key), "start_sketch"), np.float64)
-    return SeriesWriter(path, key, after=start if start > 0 else -1), sketch
+    return series.SeriesWriter(path, key, after=start if start > 0 else -1), sketch
 
 
-def _name(path: Path, key: RunKey) -> str:
+def _name(path: Path, key: run_key.RunKey) -> str:
     name = groups.stored_group(path, key.probe, key.digest)
     assert name is not None
     return name

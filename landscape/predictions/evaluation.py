@@ -18,13 +18,10 @@ from landscape.predictions.scores import logits_and_targets, overlaps, sample_sc
 from landscape.probe import derived_seed
 from landscape.statistics import calibration
 from landscape.statistics.calibration import SampleScores
-from landscape.subject.loading.checks import refuse_stochastic
-from landscape.subject.loading.next_tokens import of_tokens
+from landscape.subject import precision, restoration, sample_statistics
+from landscape.subject.loading import checks, next_tokens
 from landscape.subject.losses import cross_entropy
 from landscape.subject.outputs import outputs_of
-from landscape.subject.precision import exact_arithmetic
-from landscape.subject.restoration import evaluation_mode
-from landscape.subject.sample_statistics import intact_per_sample, mean_and_standard_error
 from landscape.subject.subject import Subject
 
 _log = logging.getLogger(__name__)
@@ -68,7 +65,7 @@ def evaluate(
     at_least("passes", passes, 1)
     parts: list[Tensor] = []
     stochastic = False
-    with torch.no_grad(), evaluation_mode(model):
+    with torch.no_grad(), restoration.evaluation_mode(model):
         for i, (inputs, targets) in enumerate(batches):
             outputs = _passes(partial(forward, model, inputs), passes, derived_seed(seed, "passes", i))
             stochastic = stochastic or any(not torch.equal(one, outputs[0]) for one in outputs[1:])
@@ -85,7 +82,7 @@ def evaluate(
     return ClassificationMetrics(**_with_errors(SampleScores(*torch.cat(parts, dim=1).cpu().numpy())))
 
 
-@exact_arithmetic()
+@precision.exact_arithmetic()
 def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     """`ClassificationMetrics` of a classifier; of another model the loss, and the accuracy if the loss defines one.
 
@@ -103,8 +100,8 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
     soft = targets.is_floating_point() if isinstance(targets, Tensor) else False
     classes = subject.losses is cross_entropy and isinstance(targets, Tensor) and targets.dim() == (2 if soft else 1)
     if passes == 1:
-        with evaluation_mode(subject.model):
-            refuse_stochastic(subject, "; or average several passes (--passes 10)" if classes else "")
+        with restoration.evaluation_mode(subject.model):
+            checks.refuse_stochastic(subject, "; or average several passes (--passes 10)" if classes else "")
     if subject.dense and passes == 1:
         return _of_masks(subject)
     if classes:
@@ -114,14 +111,14 @@ def metrics_of(subject: Subject, *, passes: int = 1) -> dict[str, float]:
         return asdict(classifier)
     if passes != 1:
         raise OptionError(f"--passes {passes} averages the probabilities of a classifier; leave it out here")
-    loss, correct = intact_per_sample(subject)
+    loss, correct = sample_statistics.intact_per_sample(subject)
     metrics: dict[str, float] = {"samples": len(loss)}
-    metrics["loss"], metrics["loss_se"] = mean_and_standard_error(loss)
+    metrics["loss"], metrics["loss_se"] = sample_statistics.mean_and_standard_error(loss)
     if subject.traits.mean_only:
         metrics["loss_se"] = math.nan
     if not correct.isnan().any():
-        metrics["accuracy"], metrics["accuracy_se"] = mean_and_standard_error(correct)
-    return metrics | _perplexity(subject, loss, correct) if of_tokens(subject) else metrics
+        metrics["accuracy"], metrics["accuracy_se"] = sample_statistics.mean_and_standard_error(correct)
+    return metrics | _perplexity(subject, loss, correct) if next_tokens.of_tokens(subject) else metrics
 
 
 def _perplexity(subject: Subject, loss: Tensor, correct: Tensor) -> dict[str, float]:
@@ -136,13 +133,13 @@ def _perplexity(subject: Subject, loss: Tensor, correct: Tensor) -> dict[str, fl
     alike = bool((counts == counts[0]).all())
     if not alike:
         mean = (ratio_of * loss).mean()
-    _, error = mean_and_standard_error(ratio_of * (loss - mean))
+    _, error = sample_statistics.mean_and_standard_error(ratio_of * (loss - mean))
     perplexity = math.exp(mean)
     metrics = {"perplexity": perplexity, "perplexity_se": perplexity * error}
     if alike:
         return metrics
     share = (ratio_of * correct).mean()
-    _, share_error = mean_and_standard_error(ratio_of * (correct - share))
+    _, share_error = sample_statistics.mean_and_standard_error(ratio_of * (correct - share))
     tokens = {"token_loss": mean.item(), "token_loss_se": error}
     return {**tokens, "token_accuracy": share.item(), "token_accuracy_se": share_error, **metrics}
 

@@ -25,9 +25,8 @@ from landscape.statistics.calibration import (
     sums,
 )
 from landscape.statistics.intervals import percentile_interval, share_interval
-from landscape.subject.mc_dropout import as_is
+from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 
 def frame_weights(offsets: Tensor, tau: float) -> Tensor:
@@ -85,7 +84,7 @@ def prediction_time(subject: Subject, *, tau: float, past: int, look_ahead: int,
         `deterministic`: one pass; `smoothed`: one pass and the weighted mean over the ring buffer; with members also
         `mc_dropout`: a pass for each of them and the mean of their probabilities.
     """
-    plain, ring = as_is(subject), RingBuffer(tau, past, look_ahead)
+    plain, ring = mc_dropout.as_is(subject), RingBuffer(tau, past, look_ahead)
     seconds: dict[str, list[float]] = {"deterministic": [], "smoothed": []}
     if subject.members:
         seconds["mc_dropout"] = []
@@ -102,7 +101,7 @@ def prediction_time(subject: Subject, *, tau: float, past: int, look_ahead: int,
     return seconds
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def networks_of(subject: Subject, others: tuple[str, ...]) -> list[Subject]:
     """Other checkpoints on the frames of a subject.
 
@@ -116,7 +115,7 @@ class FrameProbabilities:
     """Log probabilities of every frame, (prediction, C, ...), from one pass per mini-batch and member or network."""
 
     def __init__(self, subject: Subject, others: Sequence[Subject] = ()) -> None:
-        self._subject, self._plain, self._others = subject, as_is(subject), others
+        self._subject, self._plain, self._others = subject, mc_dropout.as_is(subject), others
         sizes = [subject.samples(i) for i in range(len(subject.batches))]
         self._starts = np.cumsum([0, *sizes])
         self._known: dict[

@@ -10,15 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from landscape.checkpoints.checkpoint import state_dict_sha256
-from landscape.checkpoints.file_names import label_of
+from landscape.checkpoints import checkpoint, file_names
 from landscape.checkpoints.snapshots import Snapshot, load_snapshot, run_folder
 from landscape.options import OptionError, invalid
-from landscape.subject import batchnorm, other_networks
-from landscape.subject.mc_dropout import as_is
-from landscape.subject.other_samples import on_split
+from landscape.subject import batchnorm, mc_dropout, other_networks, other_samples, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +70,7 @@ class MemberNetwork:
                     total[name] = total.get(name, 0.0) + value.double() / len(self.snapshots)
         model.load_state_dict({name: total.get(name, value) for name, value in model.state_dict().items()})
         if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-            train = on_split(as_is(other), "train", self.refreshed * other.batch_size)
+            train = other_samples.on_split(mc_dropout.as_is(other), "train", self.refreshed * other.batch_size)
             batchnorm.refresh(replace(train, model=model), min(self.refreshed, len(train.batches)))
         return replace(other, model=model, label=self.name)
 
@@ -91,7 +87,7 @@ def parse_snapshots(text: str) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else ("", 0)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, average: int) -> list[MemberNetwork]:
     """The subject and other checkpoints; or, of the run of each, some snapshots, or with `average` their mean weights.
 
@@ -100,8 +96,8 @@ def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, a
     """
     kind, count = parse_snapshots(snapshots)
     if not kind:
-        name = label_of(subject.checkpoint.path) if subject.checkpoint is not None else subject.label
-        first = MemberNetwork(name, state_dict_sha256(subject.model.state_dict()))
+        name = file_names.label_of(subject.checkpoint.path) if subject.checkpoint is not None else subject.label
+        first = MemberNetwork(name, checkpoint.state_dict_sha256(subject.model.state_dict()))
         return _noting_twins([first, *(_of_file(subject, Path(name)) for name in others)])
     if subject.checkpoint is None or any(name in subject.origin.others for name in others):
         raise OptionError(f"--snapshots {snapshots} takes the run of a checkpoint file, got a network in memory")
@@ -111,10 +107,10 @@ def member_networks(subject: Subject, others: tuple[str, ...], snapshots: str, a
         if average:
             files = tuple(snapshot.path for snapshot in chosen)
             digest = ",".join(snapshot.sha256 for snapshot in chosen)
-            name = f"average of {len(chosen)} of {label_of(path)}"
+            name = f"average of {len(chosen)} of {file_names.label_of(path)}"
             found.append(MemberNetwork(name, f"average:{average}:{digest}", files, tuple(chosen), average))
         else:
-            found += [MemberNetwork(label_of(one.path), one.sha256, (one.path,)) for one in chosen]
+            found += [MemberNetwork(file_names.label_of(one.path), one.sha256, (one.path,)) for one in chosen]
     return _noting_twins(found)
 
 
@@ -131,8 +127,8 @@ def _noting_twins(found: list[MemberNetwork]) -> list[MemberNetwork]:
 
 def _of_file(subject: Subject, path: Path) -> MemberNetwork:
     stored = other_networks.read_beside(subject, path)
-    name = str(path) if str(path) in subject.origin.others else label_of(stored.path)
-    return MemberNetwork(name, state_dict_sha256(stored.state_dict), (path,))
+    name = str(path) if str(path) in subject.origin.others else file_names.label_of(stored.path)
+    return MemberNetwork(name, checkpoint.state_dict_sha256(stored.state_dict), (path,))
 
 
 def _chosen(subject: Subject, folder: Path, kind: str, count: int) -> Sequence[Snapshot]:

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from landscape.data.structure import Nested, common_length, rows_of
 from landscape.statistics.intervals import percentile_interval
+from landscape.subject import mc_dropout, members, outputs
 from landscape.subject.device import wait_for
-from landscape.subject.mc_dropout import as_is
-from landscape.subject.members import Positioned
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 WARM_UP = 3  # predictions that are not timed
@@ -31,17 +29,17 @@ def timed(run: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, floa
 
 def single_inputs(subject: Subject, count: int) -> Iterator[Nested]:
     """Inputs of single samples of the first mini-batch, as the subject takes them; from the start if they are few."""
-    inputs, _ = as_is(subject).batch(0)
+    inputs, _ = mc_dropout.as_is(subject).batch(0)
     length = common_length(inputs) or 1
     for t in range(count):
         row = t % length
         one = rows_of(inputs, slice(row, row + 1))
-        yield Positioned(one, torch.tensor([t], device=subject.device)) if subject.members else one
+        yield members.Positioned(one, torch.tensor([t], device=subject.device)) if subject.members else one
 
 
 def probabilities(subject: Subject, inputs: Nested) -> Tensor:
     """Predicted probabilities."""
-    logits: Tensor = logits_in(subject.outputs(inputs))
+    logits: Tensor = outputs.logits_in(subject.outputs(inputs))
     return logits.softmax(dim=1)
 
 

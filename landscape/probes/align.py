@@ -8,16 +8,14 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from landscape.checkpoints.checkpoint import state_dict_sha256
-from landscape.checkpoints.snapshots import run_folder
+from landscape.checkpoints import checkpoint, snapshots
 from landscape.headline import Headline
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject
-from landscape.weight_space import barriers
+from landscape.weight_space import barriers, directions
 from landscape.weight_space.barriers import Alignment, alignment, curves, line_of, points, write_aligned
-from landscape.weight_space.directions import beside_ends
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Align(Probe):
         other = read_beside(subject, Path(self._other(subject)))
         recomputed = max(curve.statistics.recalibrate for curve in self._curves(subject))
         batch = {"batch_size": subject.batch_size} if recomputed else {}
-        return {**batch, "against": state_dict_sha256(other.state_dict), "repair": recomputed}
+        return {**batch, "against": checkpoint.state_dict_sha256(other.state_dict), "repair": recomputed}
 
     def plan(self, subject: Subject) -> Plan:
         names, found = [curve.name for curve in self._curves(subject)], alignment_of(self, subject)
@@ -70,7 +68,7 @@ class Align(Probe):
             of_unit[group.units] = k
         group_axis = ("group",)
         return Plan(
-            over={"curve": np.arange(len(names)), "t": beside_ends(np.linspace(0, 1, self.resolution))},
+            over={"curve": np.arange(len(names)), "t": directions.beside_ends(np.linspace(0, 1, self.resolution))},
             axes={"group": np.arange(len(groups)), "unit": np.arange(size)},
             labels={
                 "name": (Quantity("curve", dims=("curve",)), np.array(names)),
@@ -136,7 +134,7 @@ class Align(Probe):
         path = subject.checkpoint.path
         alone = f"align needs two checkpoints, got {path} alone: landscape align A.pt B.pt"
         try:
-            first = run_of(subject, run_folder(path))[0].path
+            first = run_of(subject, snapshots.run_folder(path))[0].path
         except ValueError as error:  # its folder holds no run
             raise ValueError(alone) from error
         if first == path:

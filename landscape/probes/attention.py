@@ -12,12 +12,8 @@ from torch import Tensor
 from landscape.discovery.attention import SINGLE
 from landscape.discovery.layer import NOWHERE, AttentionCall, Grid, Layer
 from landscape.headline import Headline
+from landscape.layers import attention_maps, forward_hooks, layer_patterns, padding, selection
 from landscape.layers import attention_statistics as metrics
-from landscape.layers.attention_maps import AttentionMaps
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
-from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.padding import Counted, between_tokens, rows_of_tokens
-from landscape.layers.selection import image_size, layer_labels, layers_of, require_class_token
 from landscape.options import at_least, one_of
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_over_batches
@@ -61,7 +57,7 @@ class Attention(Probe):
         for depth, end in (("shallowest", 0), ("deepest", -1))
     )
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     spectra_images: Annotated[int, "images per mini-batch whose tokens' singular values are computed"] = 4
 
     pool: Annotated[Literal["mean", "cls"], "an image in the singular values: mean over tokens, or the class token"] = (
@@ -70,14 +66,14 @@ class Attention(Probe):
     centred: Annotated[bool, "singular values after subtracting the mean token, or image, as of a covariance"] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         at_least("spectra_images", self.spectra_images, 0)
         one_of("pool", self.pool, ("mean", "cls"))
 
     def plan(self, subject: Subject) -> Plan:
         layers = attention_layers(subject, self.layers)
         if self.pool == "cls":
-            require_class_token(layers)
+            selection.require_class_token(layers)
         shape = self._shape(subject)
         over = {"batch": Quantity("mini-batch"), **({"member": Quantity("member")} if subject.members else {})}
         per_head, per_layer = ("layer", "head"), ("layer",)
@@ -92,13 +88,13 @@ class Attention(Probe):
         rows, columns = np.array([layer.attention.grid for layer in layers if layer.attention]).T
         attending = "rows of the grid, or of its windows, that attend; 0: unknown"
         return Plan(
-            over=units_of(subject),
+            over=forward_hooks.units_of(subject),
             axes={
                 "layer": np.arange(len(layers)), "head": np.arange(shape["heads"]),
                 "token_rank": np.arange(shape["tokens"]), "image_rank": np.arange(shape["images"]),
             },
             labels={
-                **layer_labels(layers, "layer"),
+                **selection.layer_labels(layers, "layer"),
                 "rows": (Quantity(attending, dims=per_layer), rows),
                 "columns": (Quantity("columns of it", dims=per_layer), columns),
             },
@@ -122,13 +118,13 @@ class Attention(Probe):
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
+        return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
-    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
         """The hooks that measure one unit."""
         i = index[0]
         layers, shape = attention_layers(subject, self.layers), self._shape(subject)
-        size, n, counted = image_size(subject.batches[i][0]), len(layers), Counted(subject, i)
+        size, n, counted = selection.image_size(subject.batches[i][0]), len(layers), padding.Counted(subject, i)
 
         def empty(*sizes: int) -> Tensor:
             return torch.full(sizes, torch.nan, dtype=torch.float64, device=subject.device)
@@ -139,7 +135,7 @@ class Attention(Probe):
         matrices: dict[str, Tensor] = {}  # by kind and position
         previous: dict[str, Tensor] = {}  # the tokens after the previous self-attention
 
-        def on_attention(position: int, maps: AttentionMaps) -> None:
+        def on_attention(position: int, maps: attention_maps.AttentionMaps) -> None:
             layer = layers[position]
             side = size or layer.grid  # without images in tokens
             statistics = _statistics(layer, maps, subject.samples(i), side, counted.of(layer))
@@ -167,7 +163,7 @@ class Attention(Probe):
             matrices[f"image {position}"] = self._centred(images)
 
         def values() -> Values:
-            arrays = transferred({**head_sums, **layer_sums, **matrices})
+            arrays = forward_hooks.transferred({**head_sums, **layer_sums, **matrices})
             for key in matrices:  # on the host: a GPU takes one matrix after the other, and waits for each
                 ranks, (kind, position) = metrics.singular_values(torch.from_numpy(arrays.pop(key))), key.split()
                 spectra[kind][int(position), : ranks.shape[-1]] = ranks.sum(dim=0) if ranks.dim() > 1 else ranks
@@ -180,7 +176,7 @@ class Attention(Probe):
                 "batch_singular_value": spectra["image"],
             }
 
-        return FeatureHooks(layers, on_features, values, on_attention, on_heads)
+        return forward_hooks.FeatureHooks(layers, on_features, values, on_attention, on_heads)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over finished images with standard errors; singular values of images: means over full mini-batches.
@@ -222,7 +218,7 @@ def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]
     Raises:
         NotApplicable: there is none.
     """
-    layers = [layer for layer in layers_of(subject, patterns) if layer.attention is not None]
+    layers = [layer for layer in selection.layers_of(subject, patterns) if layer.attention is not None]
     if not layers:
         raise NotApplicable(
             "no self-attention was found in this network; if it has any, name its modules, for example "
@@ -266,7 +262,7 @@ def _missing_of_heads(attention: AttentionCall) -> Iterator[tuple[str, str]]:
 
 
 def _statistics(
-    layer: Layer, maps: AttentionMaps, images: int, size: tuple[int, int], counted: Tensor | None
+    layer: Layer, maps: attention_maps.AttentionMaps, images: int, size: tuple[int, int], counted: Tensor | None
 ) -> dict[str, Tensor]:
     """Distance, entropy and mutual information per image and head, and the heads' cosine per image."""
     assert layer.attention is not None
@@ -291,7 +287,7 @@ def _likeness(layer: Layer, outputs: Tensor, images: int, counted: Tensor | None
     several, found = outputs.reshape(images, -1, *outputs.shape[1:]), []  # (image, window, ...)
     kinds = metrics.kinds_of(layer.attention, (1.0, 1.0), outputs.device)
     for kind in kinds:
-        parts = rows_of_tokens(several[:, kind.windows].flatten(0, 1)[:, :, kind.queries], counted)
+        parts = padding.rows_of_tokens(several[:, kind.windows].flatten(0, 1)[:, :, kind.queries], counted)
         found.append(torch.cat([metrics.head_feature_cosine(part) for part in parts]).reshape(images, -1))
     return _mean_of_windows(found, kinds)
 
@@ -299,7 +295,7 @@ def _likeness(layer: Layer, outputs: Tensor, images: int, counted: Tensor | None
 def _of_kind(maps: Tensor, kind: metrics.Kind, counted: Tensor | None) -> dict[str, Tensor]:
     """The statistics in the windows of one kind, (image, window, head), those of all heads together (image, window)."""
     chosen = maps[:, kind.windows]
-    rows = between_tokens(metrics.between(chosen.flatten(0, 1), kind.queries, kind.keys), counted)
+    rows = padding.between_tokens(metrics.between(chosen.flatten(0, 1), kind.queries, kind.keys), counted)
     entropy = metrics.entropy(rows)
     unknown = torch.full_like(entropy, torch.nan)
     found = {

@@ -10,17 +10,14 @@ from torch import Tensor
 
 from landscape.discovery.layer import NOWHERE, Layer
 from landscape.headline import Headline
+from landscape.layers import attention_maps, layer_patterns, selection
 from landscape.layers import attention_statistics as statistics
-from landscape.layers.attention_maps import AttentionMaps
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
-from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.selection import layer_labels
 from landscape.options import at_least, parse_numbers, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.probes.attention import attention_layers
+from landscape.subject import pixels, sample_statistics
 from landscape.subject.loading.identity import protocol
-from landscape.subject.pixels import colours, first_inputs
-from landscape.subject.sample_statistics import first_row
 from landscape.subject.subject import Subject
 
 
@@ -40,12 +37,12 @@ class AttentionPictures(Probe):
         for name, layer in (("largest weight first", 0), ("last", -1))
     )
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     images: Annotated[int, "number of images, the first of the data"] = 4
     queries: Annotated[str, "ROW,COLUMN of each query as shares of the image, one after the other"] = "0.5,0.5,0.2,0.2"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         at_least("images", self.images, 1)
         numbers = parse_numbers("queries", self.queries)
         inside = len(numbers) % 2 == 0 and all(0 <= value <= 1 for value in numbers)
@@ -53,7 +50,7 @@ class AttentionPictures(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         layers, places = self._layers(subject), self._places
-        inputs = first_inputs(subject, self.images)
+        inputs = pixels.first_inputs(subject, self.images)
         rows, columns = (max(layer.grid[axis] for layer in layers) for axis in (0, 1))
         per_query = ("query", "coordinate")
         return Plan(
@@ -64,11 +61,11 @@ class AttentionPictures(Probe):
                 "pixel_row": np.arange(inputs.shape[-2]), "pixel_column": np.arange(inputs.shape[-1]),
             },
             labels={
-                **layer_labels(layers, "layer"),
+                **selection.layer_labels(layers, "layer"),
                 "place": (Quantity("row and column of the query, as shares of the image", dims=per_query), places),
                 "picture": (
                     Quantity("image", dims=("image", "channel", "pixel_row", "pixel_column")),
-                    colours(subject, inputs),
+                    pixels.colours(subject, inputs),
                 ),
             },
             quantities={
@@ -80,7 +77,7 @@ class AttentionPictures(Probe):
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Images of one mini-batch share its forward pass."""
-        starts = [first_row(subject, i) for i in range(len(subject.batches))]
+        starts = [sample_statistics.first_row(subject, i) for i in range(len(subject.batches))]
         shown = -1
         for unit in units:
             (image,) = unit.index
@@ -95,7 +92,7 @@ class AttentionPictures(Probe):
         rows, columns = (max(layer.grid[axis] for layer in layers) for axis in (0, 1))
         found = np.full((samples, len(layers), len(self._places), rows, columns), np.nan)
 
-        def on_attention(position: int, maps: AttentionMaps) -> None:
+        def on_attention(position: int, maps: attention_maps.AttentionMaps) -> None:
             height, width = layers[position].grid
             for image in range(min(samples, self.images)):
                 some = self._attended(layers[position], maps, image)
@@ -106,7 +103,7 @@ class AttentionPictures(Probe):
         run_with_hooks(subject, (batch,), [FeatureHooks(layers, nothing, dict, on_attention)])
         return found
 
-    def _attended(self, layer: Layer, maps: AttentionMaps, image: int) -> Tensor:
+    def _attended(self, layer: Layer, maps: attention_maps.AttentionMaps, image: int) -> Tensor:
         """Mean over heads of the rows of the wanted queries of one image, (query, H, W)."""
         assert layer.attention is not None
         height, width = layer.grid

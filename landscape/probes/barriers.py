@@ -13,9 +13,8 @@ from landscape.predictions.member_networks import MemberNetwork, member_networks
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
-from landscape.weight_space import barriers
+from landscape.weight_space import barriers, directions
 from landscape.weight_space.barriers import Curve, curves, line_of, points, with_weights
-from landscape.weight_space.directions import beside_ends
 
 MATRIX = {
     "barrier_matrix": "largest excess of the loss between two checkpoints",
@@ -89,7 +88,7 @@ class Barriers(Probe):
         return Plan(
             over={
                 "curve": np.arange(len(kinds)), "pair": np.arange(len(ends)),
-                "t": beside_ends(np.linspace(0, 1, self.resolution)),
+                "t": directions.beside_ends(np.linspace(0, 1, self.resolution)),
             },
             axes={"checkpoint": numbers, "other": numbers},
             labels={

@@ -17,10 +17,7 @@ from landscape.products.operator import Curvature
 from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
-from landscape.weight_space.directions import IGNORE_HELP, POSITIONS, Normalize, ticks
-from landscape.weight_space.plane_evaluator import PlaneEvaluator
-from landscape.weight_space.planes import plane_of
-from landscape.weight_space.weight_uses import not_moved
+from landscape.weight_space import directions, plane_evaluator, planes, weight_uses
 
 UNITS = "loss per squared weight"
 ENDS = ("smallest", "largest", "smallest_residual", "largest_residual", "converged", "matvecs")
@@ -50,8 +47,8 @@ class Convexity(Probe):
 
     resolution: Annotated[str, "grid points per axis: N or NX,NY; odd numbers include the centre"] = "11"
     range: Annotated[str, "R, LOW:HIGH or XLOW:XHIGH,YLOW:YHIGH"] = "1"
-    normalize: Annotated[Normalize, "normalisation of the random directions, as in surface"] = "filter"
-    ignore: Annotated[str, IGNORE_HELP] = POSITIONS
+    normalize: Annotated[directions.Normalize, "normalisation of the random directions, as in surface"] = "filter"
+    ignore: Annotated[str, directions.IGNORE_HELP] = directions.POSITIONS
     tol: Annotated[float, "largest estimated relative error of both eigenvalues"] = 0.01
     max_products: Annotated[int, "cap on Hessian products per grid point"] = 100
     seed: Annotated[int, "seed of the directions and of the start vector"] = 0
@@ -62,7 +59,7 @@ class Convexity(Probe):
         for count in options.parse_resolution("resolution", self.resolution):
             at_least("resolution", count, 2)
         options.parse_ranges("range", self.range)
-        one_of("normalize", self.normalize, get_args(Normalize))
+        one_of("normalize", self.normalize, get_args(directions.Normalize))
         regular_expression("ignore", self.ignore)
         require(0 < self.tol < 1, "tol", self.tol, "above 0 and below 1")
         at_least("max_products", self.max_products, 2)
@@ -76,7 +73,7 @@ class Convexity(Probe):
         plane, (nx, ny) = self._plane(subject), options.parse_resolution("resolution", self.resolution)
         (x_low, x_high), (y_low, y_high) = options.parse_ranges("range", self.range)
         return Plan(
-            over={"x": ticks(x_low, x_high, nx), "y": ticks(y_low, y_high, ny)},
+            over={"x": directions.ticks(x_low, x_high, nx), "y": directions.ticks(y_low, y_high, ny)},
             quantities={
                 "loss": Quantity("loss", subject.meaning.units),
                 "smallest": Quantity("smallest Hessian eigenvalue", UNITS),
@@ -91,14 +88,14 @@ class Convexity(Probe):
                 "ratio_bound": Quantity("largest error of the ratio, by the residuals", dims=("x", "y")),
             },
             about={axis: Quantity(name, plane.units) for axis, name in zip("xy", plane.names, strict=True)},
-            facts={"statistics": "frozen", "not_moved": not_moved(subject, plane.directions)},
+            facts={"statistics": "frozen", "not_moved": weight_uses.not_moved(subject, plane.directions)},
         )
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points that share the directions and the start vector; the weights are written in place."""
         start = random_unit(subject.size, self.seed, device=subject.device, dtype=subject.dtype)
         request = Request(1, "both", self.tol, None, 1.0, self.max_products, vectors=False, verify=False)
-        with PlaneEvaluator(subject, self._plane(subject)) as evaluator:
+        with plane_evaluator.PlaneEvaluator(subject, self._plane(subject)) as evaluator:
             for unit in units:
                 loss = evaluator.at(float(unit.at["x"]), float(unit.at["y"]))["loss"]  # the weights stay there
                 product = over_all_samples(subject, Curvature(subject, subject.parameters, "double-backward"))
@@ -119,7 +116,7 @@ class Convexity(Probe):
         return _plane(subject, "random", normalize=self.normalize, ignore=self.ignore, seed=self.seed)
 
 
-_plane = once_per_weights(plane_of)
+_plane = once_per_weights(planes.plane_of)
 
 
 def _ends(found: Spectrum) -> dict[str, float]:

@@ -10,19 +10,16 @@ from landscape.data import corruptions
 from landscape.exchange import csv_files
 from landscape.headline import Headline
 from landscape.options import require
-from landscape.predictions.running_sums import sizes_of
-from landscape.predictions.scores import sample_scores
+from landscape.predictions import running_sums, scores
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.statistics import calibration, corruption_summary
+from landscape.statistics import calibration, corruption_summary, means
 from landscape.statistics.calibration import SampleScores
 from landscape.statistics.corruption_summary import BLOCKS, METRICS
-from landscape.statistics.means import mean_and_standard_error
+from landscape.subject import members, weights_cache
 from landscape.subject.loading.further_data import AUTO, GENERATED, Source, images_of, source_of, with_images
 from landscape.subject.loading.identity import protocol
-from landscape.subject.members import MemberForward, Positioned
 from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 DRAWS = 200  # of the bootstrap of each calibration error
 
@@ -105,8 +102,8 @@ class Corruption(Probe):
         name, severity = self._names[unit.index[0]], int(unit.at["severity"])
         images = self._source(subject).images(subject, name, severity, self.seed)
         *_, found = every = scored(with_images(subject, images))
-        accuracy, accuracy_se = mean_and_standard_error(found.correct)
-        nll, nll_se = mean_and_standard_error(found.nll)
+        accuracy, accuracy_se = means.mean_and_standard_error(found.correct)
+        nll, nll_se = means.mean_and_standard_error(found.nll)
         return {
             "samples": len(found),
             **{"accuracy": accuracy, "accuracy_se": accuracy_se, "nll": nll, "nll_se": nll_se},
@@ -137,14 +134,14 @@ class Corruption(Probe):
         return csv_files.selected(table, self._names, self._severities, self.baseline)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def source_for(subject: Subject, wanted: str, names: tuple[str, ...], seed: int) -> Source:
     """`source_of`, looked up once."""
     images_of(subject)
     return source_of(subject, wanted, names, seed)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def clean_scores(subject: Subject) -> SampleScores:
     """Scores of the samples as they are."""
     return scored(subject)[-1]
@@ -156,17 +153,17 @@ def scored(subject: Subject) -> list[SampleScores]:
     parts: list[list[SampleScores]] = []
     with subject.evaluating():
         for inputs, targets in subject.each_batch():
-            if isinstance(forward, MemberForward):
-                outputs = forward.of_first(subject.model, cast(Positioned, inputs), sizes)
+            if isinstance(forward, members.MemberForward):
+                outputs = forward.of_first(subject.model, cast(members.Positioned, inputs), sizes)
             else:
                 outputs = [subject.outputs(inputs)]
-            parts.append([sample_scores(logits_in(one), targets) for one in outputs])
+            parts.append([scores.sample_scores(logits_in(one), targets) for one in outputs])
     return [calibration.joined(list(of_size)) for of_size in zip(*parts, strict=True)]
 
 
 def _sizes(subject: Subject) -> list[int]:
     """The sizes of an ensemble that are scored; none of a network without members."""
-    return sizes_of(subject.members) if subject.members else []
+    return running_sums.sizes_of(subject.members) if subject.members else []
 
 
 def _by_size(every: Sequence[SampleScores]) -> dict[str, np.ndarray]:

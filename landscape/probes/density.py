@@ -24,10 +24,8 @@ from landscape.curvature.trace_estimators import rounds_for
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
+from landscape.products import hvp_reference, mini_batch_means, operator
 from landscape.products.hvp_backends import CODES, CODES_MEANING, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
-from landscape.products.hvp_reference import PlannedProducts
-from landscape.products.mini_batch_means import over_all_samples
-from landscape.products.operator import Curvature
 from landscape.products.parameter_selection import PARAMS_HELP, matching
 from landscape.products.vectors import random_unit
 from landscape.statistics.means import mean_and_standard_error
@@ -159,25 +157,25 @@ class Density(Probe):
         if self.blocks != "none":
             yield from self._of_blocks(curved, units)
             return
-        product = over_all_samples(subject, curved)
+        product = mini_batch_means.over_all_samples(subject, curved)
         for unit in units:
             start = random_unit(curved.size, unit.seed(self.seed), device=subject.device, dtype=subject.dtype)
             yield {**self._quadrature(product, start), "hvp": CODES.index(curved.hvp)}
 
-    def _of_blocks(self, curved: Curvature, units: Sequence[Unit]) -> Iterator[Values]:
+    def _of_blocks(self, curved: operator.Curvature, units: Sequence[Unit]) -> Iterator[Values]:
         """The quadratures of all blocks from one start vector after the other."""
         partition = Partition.of(curved.parameters, self.blocks)
-        product = over_all_samples(curved.subject, curved.of(blocks=partition.members))
+        product = mini_batch_means.over_all_samples(curved.subject, curved.of(blocks=partition.members))
         like = next(iter(curved.parameters.values()))
         for unit in units:
             found = block_quadratures(product, partition, self.steps, seed=unit.seed(self.seed), like=like)
             rows = [self._row(one, exact=size <= self.steps) for one, size in zip(found, partition.sizes, strict=True)]
             yield {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
-    def _planned(self, subject: Subject, vectors: int) -> PlannedProducts:
+    def _planned(self, subject: Subject, vectors: int) -> hvp_reference.PlannedProducts:
         size = sum(p.numel() for p in matching(subject.parameters, self.params).values())
         stored = min(self.steps, size) * size * subject.dtype.itemsize
-        return PlannedProducts(self._passes(subject), vectors * self.steps, rebuilt=True, stored=stored)
+        return hvp_reference.PlannedProducts(self._passes(subject), vectors * self.steps, rebuilt=True, stored=stored)
 
     def _passes(self, subject: Subject) -> int:
         """Mini-batches that this process passes over for one product."""

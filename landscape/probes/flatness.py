@@ -13,16 +13,12 @@ import numpy as np
 from landscape.headline import FLATTER, FLATTER_ABOVE, Headline
 from landscape.options import OptionError, at_least, did_you_mean, one_of, parse_choices, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
-from landscape.products.hvp_backends import HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
-from landscape.products.hvp_reference import PlannedProducts
-from landscape.products.mini_batch_means import over_all_samples
-from landscape.products.parameter_selection import PARAMS_HELP, matching
+from landscape.products import hvp_backends, hvp_reference, mini_batch_means, parameter_selection
 from landscape.statistics.flatness import LOSS, MEASURES, OF, OF_VECTORS, SAMPLES, TERM, TERM_SE, TOGETHER
 from landscape.statistics.flatness import values as pooled
-from landscape.subject.linear_head import with_normalised_logits
+from landscape.subject import linear_head, weights_cache
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.flatness_terms import FlatnessTerms, Product, has_relative_flatness
 
 OF_HESSIAN = ("top-eigenvalue", *OF_VECTORS)
@@ -60,9 +56,9 @@ class Flatness(Probe):
     draws: Annotated[int, "noise draws of average-* per mini-batch, and of pac-bayes-sigma; even"] = 20
     vectors: Annotated[int, "random vectors of trace and frobenius"] = 32
     normalize_logits: Annotated[bool, "subtract the mean of each sample's logits and divide them by their norm"] = False
-    hvp: Annotated[Hvp, HVP_HELP] = "auto"
-    kinks: Annotated[Kinks, KINKS_HELP] = "double"
-    params: Annotated[str, PARAMS_HELP] = ""
+    hvp: Annotated[hvp_backends.Hvp, hvp_backends.HVP_HELP] = "auto"
+    kinks: Annotated[hvp_backends.Kinks, hvp_backends.KINKS_HELP] = "double"
+    params: Annotated[str, parameter_selection.PARAMS_HELP] = ""
     seed: Annotated[int, "seed of noise and random vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -70,12 +66,12 @@ class Flatness(Probe):
         for name, least in {"steps": 1, "draws": 4, "vectors": 2}.items():
             at_least(name, getattr(self, name), least)
         require(self.draws % 2 == 0, "draws", self.draws, "even, because noise is drawn in pairs of opposite signs")
-        one_of("hvp", self.hvp, get_args(Hvp))
-        one_of("kinks", self.kinks, get_args(Kinks))
+        one_of("hvp", self.hvp, get_args(hvp_backends.Hvp))
+        one_of("kinks", self.kinks, get_args(hvp_backends.Kinks))
         regular_expression("params", self.params)
 
     def plan(self, subject: Subject) -> Plan:
-        matching(subject.parameters, self.params)  # fails before any work where nothing matches
+        parameter_selection.matching(subject.parameters, self.params)  # fails before any work where nothing matches
         names, work = self._names(subject), self._work(subject)
         dims = ("measure",)
         normalised = ", normalised logits" if self.normalize_logits else ""
@@ -117,7 +113,7 @@ class Flatness(Probe):
         if not set(OF_HESSIAN) & set(self._names(subject)):
             return {}
         measured, planned = _measured(subject, self.normalize_logits), self._planned(subject)
-        return autotuned(measured, self.params, self.hvp, planned=planned, kinks=self.kinks)
+        return hvp_backends.autotuned(measured, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Flatness, Subject]:
         return replace(self, **choices), subject
@@ -126,7 +122,7 @@ class Flatness(Probe):
         """One unit after the other; Hessian products are prepared once."""
         names, work = self._names(subject), self._work(subject)
         measured = _measured(subject, self.normalize_logits)
-        parameters = matching(measured.parameters, self.params)
+        parameters = parameter_selection.matching(measured.parameters, self.params)
         terms = FlatnessTerms(measured, parameters, self._radii, self.steps, self.draws, self.seed)
         product: Product | None = None
         for unit in units:
@@ -134,8 +130,8 @@ class Flatness(Probe):
             found = dict.fromkeys(names, (np.nan, np.nan))
             if names[k] in OF_HESSIAN and product is None:
                 planned = self._planned(subject)
-                curved = curvature(measured, parameters, self.hvp, planned=planned, kinks=self.kinks)
-                product = over_all_samples(measured, curved)
+                curved = hvp_backends.curvature(measured, parameters, self.hvp, planned=planned, kinks=self.kinks)
+                product = mini_batch_means.over_all_samples(measured, curved)
             if names[k] in OF_VECTORS:
                 assert product is not None
                 found |= {
@@ -202,12 +198,12 @@ class Flatness(Probe):
                 work += [(k, i) for i in range(len(subject.batches))]
         return work
 
-    def _planned(self, subject: Subject) -> PlannedProducts:
+    def _planned(self, subject: Subject) -> hvp_reference.PlannedProducts:
         names = self._names(subject)
         products = SEARCH * ("top-eigenvalue" in names) + self.vectors * bool(set(OF_VECTORS) & set(names))
-        size = sum(p.numel() for p in matching(subject.parameters, self.params).values())
+        size = sum(p.numel() for p in parameter_selection.matching(subject.parameters, self.params).values())
         stored = SEARCH * size * subject.dtype.itemsize if "top-eigenvalue" in names else 0
-        return PlannedProducts(len(subject.batches), products, rebuilt=True, stored=stored)
+        return hvp_reference.PlannedProducts(len(subject.batches), products, rebuilt=True, stored=stored)
 
     def _about(self, subject: Subject) -> dict[str, tuple[str, list[Any]]]:
         """What stands beside every measure, with what it is."""
@@ -228,14 +224,14 @@ class Flatness(Probe):
         }
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _measured(subject: Subject, normalize_logits: bool) -> Subject:
     """The subject without weight decay, with normalised logits if asked for."""
     plain = replace(subject, weight_decay=0.0)
-    return with_normalised_logits(plain) if normalize_logits else plain
+    return linear_head.with_normalised_logits(plain) if normalize_logits else plain
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _inapplicable(subject: Subject) -> dict[str, str]:
     """Measures that do not apply, with what they need."""
     found = {}

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from landscape.discovery.layer import Layer, chunks
 from landscape.headline import Headline
-from landscape.layers import fourier
-from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
+from landscape.layers import forward_hooks, fourier, layer_patterns, selection
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
-from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.selection import image_size, layer_labels, spatial_layers
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
@@ -46,7 +43,7 @@ class Fourier(Probe):
                  definition="relative log amplitude at the highest frequency, last layer"),
     )  # fmt: skip
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     spectrum: Annotated[
         Literal["full", "diagonal"], "store the mean spectrum at all frequencies, or only along the diagonal"
     ] = "full"
@@ -54,19 +51,19 @@ class Fourier(Probe):
     frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or with the last bin called pi"] = "true"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         one_of("spectrum", self.spectrum, ("full", "diagonal"))
         one_of("frequencies", self.frequencies, ("true", "park2022"))
 
     def plan(self, subject: Subject) -> Plan:
-        layers = spatial_layers(subject, self.layers)
+        layers = selection.spatial_layers(subject, self.layers)
         bins = [diagonal_frequencies(*layer.grid) for layer in layers]
         count = max(map(len, bins))
         frequency = np.full((len(layers), count), np.nan)
         for row, values in zip(frequency, bins, strict=True):
             last = values[-1] if self.frequencies == "park2022" and values[-1] > 0 else 1.0
             row[: len(values)] = values / last
-        size = image_size(subject.batches[0][0])
+        size = selection.image_size(subject.batches[0][0])
         if size is None:
             raise ValueError("no input of this model is an image (N, C, H, W), which fourier compares the layers with")
         side = min(size)
@@ -76,7 +73,7 @@ class Fourier(Probe):
         per_bin = ("layer", "bin")
         spectrum, channels = self._spectrum_plan(layers), self._channel_plan(layers)
         return Plan(
-            over=units_of(subject),
+            over=forward_hooks.units_of(subject),
             axes={
                 "layer": np.arange(len(layers)),
                 "bin": np.arange(count),
@@ -85,7 +82,7 @@ class Fourier(Probe):
                 **channels.axes,
             },
             labels={
-                **layer_labels(layers, "layer"),
+                **selection.layer_labels(layers, "layer"),
                 "frequency": (Quantity("frequency on the layer's own grid", "pi", per_bin), frequency),
                 "scale": (Quantity("positions of the layer per input pixel, along one side", dims=("layer",)), scale),
                 **spectrum.labels,
@@ -117,12 +114,12 @@ class Fourier(Probe):
         )
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
+        return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
-    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
         """The hooks that measure one unit."""
         i = index[0]
-        layers = spatial_layers(subject, self.layers)
+        layers = selection.spatial_layers(subject, self.layers)
         samples = subject.samples(i)
         plan = _plan(subject, self)
 
@@ -138,7 +135,7 @@ class Fourier(Probe):
         def on_features(position: int, tensor: Tensor) -> None:
             found[position] = [self._transformed(chunk) for chunk in chunks(layers[position].maps(tensor))]
 
-        def on_maps(position: int, part: MapPart) -> None:
+        def on_maps(position: int, part: forward_hooks.MapPart) -> None:
             amplitude = fourier.diagonal_of_varying(part.level, part.varying)
             found.setdefault(position, []).append(self._relative(amplitude))
 
@@ -151,9 +148,9 @@ class Fourier(Probe):
                 }
                 for name, own in totals.items():
                     sums[name][position][tuple(slice(n) for n in own.shape)] = own
-            return {"samples": samples, **transferred(sums)}
+            return {"samples": samples, **forward_hooks.transferred(sums)}
 
-        return FeatureHooks(layers, on_features, values, on_maps=on_maps, in_parts=in_parts)
+        return forward_hooks.FeatureHooks(layers, on_features, values, on_maps=on_maps, in_parts=in_parts)
 
     def _transformed(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """DeltaLogA of each map (N, C, H, W) of one layer, (N, bins), and sums over the maps, by the FFT."""

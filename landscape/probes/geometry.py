@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 from landscape.headline import Headline
-from landscape.layers.classifier_input import Places, places_of
-from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, transferred, units_of
-from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.padding import Counted
-from landscape.layers.selection import layer_labels, require_class_token
+from landscape.layers import classifier_input, forward_hooks, layer_patterns, padding, selection
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.statistics import neural_collapse, undefined
 from landscape.statistics.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
-from landscape.statistics.neural_collapse import GROUPS, Labels, collapse
-from landscape.statistics.undefined import ALIKE, NOT_FINITE, unmeasured
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
@@ -67,23 +62,23 @@ class Geometry(Probe):
         for headline in (Headline(words, f"{HEAD}{name}"), Headline(words, name, {"layer": "last"}))
     )
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
     images: Annotated[int, "number of images at most, the first of the data"] = 1024
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         one_of("pool", self.pool, ("mean", "cls"))
         at_least("images", self.images, LEAST_SAMPLES)
 
     def plan(self, subject: Subject) -> Plan:
-        places, kept = places_of(subject, self.layers, self.pool), _kept(subject, self.images)
+        places, kept = classifier_input.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         if sum(kept) < LEAST_SAMPLES:
             raise ValueError(f"geometry needs at least {LEAST_SAMPLES} images, got {sum(kept)}; raise --samples")
         classifier = places.classifier
         layers = places.layers if classifier is None else places.layers[:-1]
         if self.pool == "cls":
-            require_class_token(layers)
+            selection.require_class_token(layers)
         dtype = "float64" if subject.dtype == torch.float64 else "float32"
         classes = _classes(subject.batches[0][1]) is not None
         names = {**DIMENSIONS, **(OF_CLASSES if classes else {})}
@@ -100,13 +95,13 @@ class Geometry(Probe):
         count = {"class_size": Quantity("images of the smallest class that counts")} if classes else {}
         axes, labels, about = _of_classifier(places, dtype)
         return Plan(
-            over={**units_of(subject), "batch": np.arange(len(kept))},
+            over={**forward_hooks.units_of(subject), "batch": np.arange(len(kept))},
             axes={
                 "layer": np.arange(len(layers)), "image": np.arange(max(kept)),
                 "feature": np.arange(sum(places.widths)), **axes,
             },
             labels={
-                **layer_labels(layers, "layer"),
+                **selection.layer_labels(layers, "layer"),
                 "feature_layer": (
                     Quantity("layer of a feature; after the last one, the classifier's input", dims=("feature",)),
                     place,
@@ -126,21 +121,21 @@ class Geometry(Probe):
         )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
-        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
+        return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
-    def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
+    def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
         """The hooks that measure one unit."""
         i = index[0]
-        places, kept = places_of(subject, self.layers, self.pool), _kept(subject, self.images)
+        places, kept = classifier_input.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         samples, count = subject.samples(i), kept[i] if i < len(kept) else 0
         found: dict[int, Tensor] = {}
         levels: dict[int, list[Tensor]] = {}
-        counted = Counted(subject, i)
+        counted = padding.Counted(subject, i)
 
         def on_features(position: int, tensor: Tensor) -> None:
             keep(position, places.pooled(position, tensor, self.pool, counted.of(places.layers[position])))
 
-        def on_maps(position: int, part: MapPart) -> None:
+        def on_maps(position: int, part: forward_hooks.MapPart) -> None:
             levels.setdefault(position, []).append(part.level)
 
         def keep(position: int, rows: Tensor) -> None:
@@ -162,16 +157,16 @@ class Geometry(Probe):
             classes = _classes(subject.batches[i][1])
             if classes is not None:
                 tensors["target"] = classes[:count].to(rows.device, dtype)  # exact: class numbers are small
-            arrays = {name: _padded(array, max(kept)) for name, array in transferred(tensors).items()}
+            arrays = {name: _padded(array, max(kept)) for name, array in forward_hooks.transferred(tensors).items()}
             return {"samples": count, **arrays}
 
-        return FeatureHooks(places.layers, on_features, values, on_maps=on_maps, in_parts=means)
+        return forward_hooks.FeatureHooks(places.layers, on_features, values, on_maps=on_maps, in_parts=means)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Every measure of the finished mini-batches; of members the mean, with the error of one of them."""
         layers, place = len(data["layer"]), data["feature_layer"]
         members = list(_members(data))
-        labels = [Labels(member["target"]) if "target" in member else None for member in members]
+        labels = [neural_collapse.Labels(member["target"]) if "target" in member else None for member in members]
         rows: list[dict[str, Estimate]] = []
         for position in range(place.max() + 1):
             found = [
@@ -194,10 +189,10 @@ class Geometry(Probe):
             for name, (value, _) in row.items()
             if np.isnan(value)
         )
-        groups = min(GROUPS, result["images_used"])
+        groups = min(neural_collapse.GROUPS, result["images_used"])
         return (
             result
-            | unmeasured(why)
+            | undefined.unmeasured(why)
             | {f"{name}.n": groups for name in result if name.endswith("_se") and _over(name[:-3]) == OF_GROUPS}
         )
 
@@ -205,9 +200,9 @@ class Geometry(Probe):
 def _why(measure: str, features: np.ndarray) -> str:
     """Why a measure of some features (image, feature) is NaN."""
     if not np.isfinite(features).all():
-        return NOT_FINITE
+        return undefined.NOT_FINITE
     if (features == features[:1]).all():
-        return ALIKE
+        return undefined.ALIKE
     return "too few distances between samples" if measure in DIMENSIONS else "no difference within or between classes"
 
 
@@ -217,7 +212,7 @@ def _over(name: str) -> str:
 
 
 def _of_classifier(
-    places: Places, dtype: str
+    places: classifier_input.Places, dtype: str
 ) -> tuple[dict[str, np.ndarray], dict[str, tuple[Quantity, np.ndarray]], dict[str, Quantity]]:
     """Axes, labels and words about the axes that the weights of a linear classifier add to the plan."""
     if places.classifier is None:
@@ -251,7 +246,7 @@ def _members(data: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
 
 def _measures(
     member: Mapping[str, np.ndarray],
-    labels: Labels | None,
+    labels: neural_collapse.Labels | None,
     own: np.ndarray,
     data: Mapping[str, np.ndarray],
     *,
@@ -270,7 +265,7 @@ def _measures(
     if weight is not None:
         read = member["features"][:, data["feature_layer"] == data["feature_layer"].max()].astype(np.float64)
         decisions = (read @ weight.T + data["classifier_bias"]).argmax(axis=1)[: len(x)]
-    return found | collapse(x, labels, decisions, weight if head else None)
+    return found | neural_collapse.collapse(x, labels, decisions, weight if head else None)
 
 
 def _padded(rows: np.ndarray, length: int) -> np.ndarray:

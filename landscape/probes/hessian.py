@@ -11,23 +11,17 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature import stored_spectrum
-from landscape.curvature.lanczos import Spectrum
-from landscape.curvature.preconditioner import Preconditioner, optimizer_of, stability_values
-from landscape.curvature.pyhessian_engine import power_iteration
+from landscape.curvature import lanczos, preconditioner, pyhessian_engine, stopping, stored_spectrum
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spectrum
-from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import Engine, Scope, check, require_storable
 from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
+from landscape.products import hvp_reference, mini_batch_means, vectors
 from landscape.products.hvp_backends import CODES, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
-from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
 from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
-from landscape.products.mini_batch_means import mean_loss, over_all_samples
 from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
 from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
-from landscape.products.vectors import random_unit
 from landscape.subject.losses import MEANINGS
 from landscape.subject.optimizers import (
     OPTIMIZER_ARG_HELP,
@@ -84,7 +78,7 @@ class Hessian(Probe):
     top: Annotated[int, "eigenvalues per mini-batch (per end)"] = 5
     scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one for the mean over all samples"] = "batch"
     batches: Annotated[int, "number of mini-batches; default 0: all"] = 0
-    which: Annotated[Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
+    which: Annotated[stopping.Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
     tol: Annotated[float, "largest estimated relative error of an eigenvalue (pyhessian: change of it)"] = 1e-4
     tol_residual: Annotated[float, "relative residual to stop at; default 0: tol"] = 0.0
     ends: Annotated[float, "relative residual of the largest and smallest eigenvalue, too; default 1: any"] = 1.0
@@ -212,13 +206,13 @@ class Hessian(Probe):
     def _optimizer(self) -> OptimizerOptions:
         return OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
 
-    def _preconditioner(self, subject: Subject) -> Preconditioner | None:
-        return optimizer_of(subject, self._optimizer)[0] if self.operator == "preconditioned" else None
+    def _preconditioner(self, subject: Subject) -> preconditioner.Preconditioner | None:
+        return preconditioner.optimizer_of(subject, self._optimizer)[0] if self.operator == "preconditioned" else None
 
     def _facts(self, subject: Subject) -> dict[str, str]:
         if self.operator != "preconditioned":
             return {}
-        known, optimizer = optimizer_of(subject, self._optimizer)
+        known, optimizer = preconditioner.optimizer_of(subject, self._optimizer)
         return {"optimizer": optimizer, "stability": known.definition}
 
     @property
@@ -242,11 +236,11 @@ class Hessian(Probe):
         independent &= self._differentiated == "hessian" or subject.losses in MEANINGS
         return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 
-    def _planned(self, batches: int, at_once: int = 1, stored: int = 0) -> PlannedProducts:
+    def _planned(self, batches: int, at_once: int = 1, stored: int = 0) -> hvp_reference.PlannedProducts:
         """About as many products as random starts were seen to take on trained networks."""
         products = min(10 + 2 * self._request.ranks, self.max_products) * (5 if self._request.searched else 4) // 4
         dataset = self.scope == "dataset"
-        return PlannedProducts(batches, products, rebuilt=dataset, at_once=at_once, stored=stored)
+        return hvp_reference.PlannedProducts(batches, products, rebuilt=dataset, at_once=at_once, stored=stored)
 
     def _stored(self, subject: Subject) -> int:
         """Bytes of the vectors that a search keeps, of the largest block of parameters."""
@@ -278,7 +272,7 @@ class Hessian(Probe):
         try:
             if self.engine == "pyhessian":
                 parameters, i = list(curved.parameters.values()), unit.index[0]
-                found: Spectrum | None = power_iteration(
+                found: lanczos.Spectrum | None = pyhessian_engine.power_iteration(
                     curved.subject, i, parameters, product, self.top,
                     tol=self.tol, iterations=self.max_products, seed=seed,
                 )  # fmt: skip
@@ -308,17 +302,17 @@ class Hessian(Probe):
             product = curved.product(unit.index[0])
             return self._as_seen(product, curved), product.value
         subject, count = curved.subject, self._count(curved.subject)
-        whole = over_all_samples(subject, curved, batches=count)
-        return self._as_seen(whole, curved), mean_loss(subject, range(count))
+        whole = mini_batch_means.over_all_samples(subject, curved, batches=count)
+        return self._as_seen(whole, curved), mini_batch_means.mean_loss(subject, range(count))
 
     def _as_seen(self, product: Callable[[Tensor], Tensor], curved: Curvature) -> Callable[[Tensor], Tensor]:
         known = self._preconditioner(curved.subject)
         return product if known is None else known.of(product, curved.parameters)
 
-    def _values(self, found: Spectrum | None, loss: float, curved: Curvature) -> dict[str, Any]:
+    def _values(self, found: lanczos.Spectrum | None, loss: float, curved: Curvature) -> dict[str, Any]:
         values = stored_spectrum.spectrum_values(found, self._request, nodes=self._nodes, size=curved.size)
         if (known := self._preconditioner(curved.subject)) is not None:
-            values |= stability_values(values, known.threshold)
+            values |= preconditioner.stability_values(values, known.threshold)
         return {**values, "loss": loss, "hvp": CODES.index(curved.hvp)}
 
 
@@ -331,4 +325,4 @@ def _is_whole(subject: Subject, i: int) -> bool:
 def _start(curved: Curvature, seed: int) -> Tensor:
     """The random start vector of a seed."""
     like = next(iter(curved.subject.parameters.values()))
-    return random_unit(curved.size, seed, device=like.device, dtype=like.dtype)
+    return vectors.random_unit(curved.size, seed, device=like.device, dtype=like.dtype)

@@ -13,18 +13,15 @@ from torch import Tensor
 from landscape.discovery.discover import discover
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
+from landscape.layers import resume_verification, selection
 from landscape.layers.layer_patterns import parse
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed
-from landscape.layers.resume_verification import verified
-from landscape.layers.selection import layer_labels, of_one_network
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, matching
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
-from landscape.subject import batchnorm, sample_statistics
+from landscape.subject import batchnorm, mc_dropout, sample_statistics, weights_cache
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +68,7 @@ class Lesion(Probe):
         return Plan(
             over={"batch": np.arange(len(subject.batches)), "unit": np.arange(len(groups))},
             labels={
-                **layer_labels([group.layer for group in groups], "unit"),
+                **selection.layer_labels([group.layer for group in groups], "unit"),
                 "rule": (Quantity("what was done", dims=("unit",)), rules),
             },
             quantities=sample_statistics.quantities(subject.meaning),
@@ -130,25 +127,25 @@ class Lesion(Probe):
         return (pairs if self.pairs else stages if self.stages else singles)(selected)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _layers(subject: Subject, *, several: bool) -> list[Layer]:
     """The discovered layers; `several`: also of several networks side by side, of which `--layers` names some."""
-    subject = as_is(subject)
+    subject = mc_dropout.as_is(subject)
     try:
         found = discover(subject.model, subject.example()[0], subject.forward)
     except ValueError as error:
         if "--layers" not in str(error):
             raise
         return []  # other modules, which --layers would name, are no units
-    return found if several else of_one_network(found)
+    return found if several else selection.of_one_network(found)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _removals(subject: Subject, *, several: bool) -> list[Removal]:
     return removals(subject.model, _layers(subject, several=several))
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _left_out(subject: Subject, *, several: bool) -> dict[str, str]:
     """The layers that compute something but are no units, because their parts are no modules; logged once."""
     units = {unit.layer.name for unit in _removals(subject, several=several)}
@@ -170,7 +167,7 @@ def resume_points(subject: Subject, groups: Sequence[Group]) -> list[ResumePoint
         bypassed = [tap for unit in group.units for tap in unit.bypassed]
         point = resume_point(flow, [*bypassed, *(tap for unit in group.units for tap in unit.zeroed)], bypassed)
         candidates[group.units] = point, partial(removed, subject.model, *group.units)
-    points = verified(subject, candidates)
+    points = resume_verification.verified(subject, candidates)
     return [points[group.units] for group in groups]
 
 

@@ -14,17 +14,13 @@ from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.products.vectors import inner
 from landscape.statistics import basins
-from landscape.subject import batchnorm
-from landscape.subject.sample_statistics import per_sample
+from landscape.subject import batchnorm, sample_statistics, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
-from landscape.weight_space import barriers
+from landscape.weight_space import barriers, bezier, weight_uses
 from landscape.weight_space.barriers import Samples
-from landscape.weight_space.bezier import CurveTraining, curved
 from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, beside_ends, ticks
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
 from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
-from landscape.weight_space.weight_uses import not_moved
 from landscape.weight_space.weights_in_place import OWN, RunningStatistics
 
 Connect = Literal["straight", "bezier"]
@@ -168,7 +164,7 @@ class Line(Probe):
                 **({"connect": self.connect} if self.connect != "straight" else {}),
                 "statistics": str(statistics),
                 **({"filters": lines[0].filters} if lines[0].filters else {}),
-                "not_moved": not_moved(subject, [line.direction for line in lines]),
+                "not_moved": weight_uses.not_moved(subject, [line.direction for line in lines]),
             },
         )
 
@@ -212,7 +208,7 @@ class Line(Probe):
         lines = self._straight(subject)
         if self.connect == "straight":
             return lines
-        how = CurveTraining(self.connect_epochs, self.connect_rate, self.connect_batch_size, self.seed)
+        how = bezier.CurveTraining(self.connect_epochs, self.connect_rate, self.connect_batch_size, self.seed)
         return [_curved(subject, line, how) for line in lines]
 
     def _straight(self, subject: Subject) -> list[StraightLine]:
@@ -275,18 +271,18 @@ class Line(Probe):
         return values
 
 
-_lines = once_per_weights(lines_of)
-_curved = once_per_weights(curved)
+_lines = weights_cache.once_per_weights(lines_of)
+_curved = weights_cache.once_per_weights(bezier.curved)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _end_samples(subject: Subject, line: StraightLine, bn: str) -> dict[float, Samples]:
     """Samples at both ends of a line, filled in when the line is first measured."""
     return {}
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _end_loss(subject: Subject, line: StraightLine, statistics: RunningStatistics) -> float:
     with ModelOnLine(subject, line, statistics) as model:
         model.move_to(1.0)
-        return per_sample(subject)[0].mean().item()
+        return sample_statistics.per_sample(subject)[0].mean().item()

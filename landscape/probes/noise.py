@@ -16,10 +16,9 @@ from landscape.layers.linear_readout import with_linear_classifier
 from landscape.layers.pooled_features import LEAST_SAMPLES, training_samples
 from landscape.options import OptionError, at_least, one_of, parse_count, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
-from landscape.subject import sample_statistics
+from landscape.subject import pixels, sample_statistics
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import unpositioned, with_inputs
-from landscape.subject.pixels import colours, first_inputs
 from landscape.subject.subject import Subject
 
 Ring = Literal["symmetric", "park2022"]
@@ -210,17 +209,17 @@ class Noise(Probe):
         """Masks, and the first images without and with the noise of every band, as colours."""
         if not self.pictures:
             return {}
-        inputs = first_inputs(subject, self.pictures)
+        inputs = pixels.first_inputs(subject, self.pictures)
         spectrum, norm = torch.fft.rfft2(self._signs_of(range(len(inputs)), inputs)), self._norm(subject)
         noisy = [inputs + self._filtered(spectrum, torch.from_numpy(mask).to(inputs), norm) for mask in masks]
         image, place = ("channel", "row", "column"), ("band", "row", "column")
         shifted = np.fft.fftshift(masks > 0, axes=(1, 2)).astype(np.uint8)
         return {
             "mask": (Quantity("1 where the band passes, zero frequency in the centre", dims=place), shifted),
-            "image": (Quantity("image", dims=("picture", *image)), colours(subject, inputs)),
+            "image": (Quantity("image", dims=("picture", *image)), pixels.colours(subject, inputs)),
             "noisy_image": (
                 Quantity("image with the noise of a band", dims=("band", "picture", *image)),
-                np.stack([colours(subject, x, like=inputs) for x in noisy]),
+                np.stack([pixels.colours(subject, x, like=inputs) for x in noisy]),
             ),
         }
 

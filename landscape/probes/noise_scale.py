@@ -12,8 +12,7 @@ from torch import Tensor
 from landscape.headline import Headline
 from landscape.options import at_least, regular_expression
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, report_products
-from landscape.products import hvp_backends
-from landscape.products.memory_forecast import room_for_graphs
+from landscape.products import hvp_backends, memory_forecast, operator, parameter_selection
 from landscape.products.mini_batch_means import (
     QUARTERS,
     Quarter,
@@ -23,8 +22,6 @@ from landscape.products.mini_batch_means import (
     quarter_size,
     sample_groups,
 )
-from landscape.products.operator import Curvature
-from landscape.products.parameter_selection import PARAMS_HELP, matching
 from landscape.products.vectors import dot
 from landscape.statistics.ratio import noise_scales
 from landscape.subject.subject import Subject
@@ -74,7 +71,7 @@ class NoiseScale(Probe):
 
     groups: Annotated[int, "groups that the samples are divided into; their gradients are kept in memory"] = 32
     simple: Annotated[bool, "the simple noise scale alone, without Hessian products"] = False
-    params: Annotated[str, PARAMS_HELP] = ""
+    params: Annotated[str, parameter_selection.PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the division into quarters, and of the halves of the groups"] = 0
 
     def __post_init__(self) -> None:
@@ -87,7 +84,7 @@ class NoiseScale(Probe):
                 "the noise scale is that of a loss that is a mean over samples, but this loss couples the samples of a "
                 "mini-batch, such as a contrastive one; use a loss that gives one value per sample"
             )
-        matching(subject.parameters, self.params)  # fails before any work where nothing matches
+        parameter_selection.matching(subject.parameters, self.params)  # fails before any work where nothing matches
         size = quarter_size(subject, self.groups)
         gradient, curved = "squared loss per squared weight", "cubed loss per weight to the fourth"
         other = ("other",)
@@ -119,7 +116,7 @@ class NoiseScale(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One group after the other, with the gradients of all groups computed once."""
         found, gradients, of_quarters = _gradients(subject, self.groups, self.seed, self.params)
-        parameters = matching(found.subject.parameters, self.params)
+        parameters = parameter_selection.matching(found.subject.parameters, self.params)
         curved = None if self.simple else hvp_backends.curvature(found.subject, parameters, "double-backward")
         shares = sum(len(quarter.shares) for quarter in found.groups[0])
         offsets = random_order(self.groups - 1, self.seed)
@@ -163,9 +160,9 @@ def _gradients(
     The latter only where all of them fit into memory; each is needed once, and taken out then.
     """
     found = sample_groups(subject, groups, seed)
-    parameters = matching(found.subject.parameters, params)
+    parameters = parameter_selection.matching(found.subject.parameters, params)
     size = sum(p.numel() for p in parameters.values())
-    room = room_for_graphs(subject.device) // (QUARTERS * groups * subject.dtype.itemsize) >= size
+    room = memory_forecast.room_for_graphs(subject.device) // (QUARTERS * groups * subject.dtype.itemsize) >= size
     gradients, of_quarters = [], dict[int, list[tuple[Tensor, Tensor]]]()
     for i, quarters in enumerate(found.groups):
         total = sum(quarter.samples for quarter in quarters)
@@ -193,7 +190,7 @@ def _gradient_noise(
 
 
 def _curved_noise(
-    curved: Curvature,
+    curved: operator.Curvature,
     quarters: Sequence[Quarter],
     own: Sequence[Tensor],
     gradients: Sequence[Tensor],

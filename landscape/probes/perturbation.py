@@ -9,21 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data import cifar, perturbations
+from landscape.data import cifar, perturbations, sampling
 from landscape.data.dataset import Images, resized
-from landscape.data.sampling import subset
 from landscape.headline import Headline
 from landscape.options import OptionError, did_you_mean, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import means_by_name
-from landscape.subject import sample_statistics
+from landscape.subject import sample_statistics, weights_cache
 from landscape.subject.loading.further_data import AUTO, GENERATED, images_of
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import with_inputs
 from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 ALL, WHAT = "all", "sequences"
 SCORES = {
@@ -226,7 +224,7 @@ def _normalised(subject: Subject, clean: Images, frame: Tensor) -> Tensor:
     return clean.normalised(frame.to(subject.device)).to(subject.dtype)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def rows_of(subject: Subject) -> np.ndarray:
     """Rows of the test split that the samples are, in their order.
 
@@ -235,13 +233,13 @@ def rows_of(subject: Subject) -> np.ndarray:
     """
     spec, clean = subject.spec or Spec(), images_of(subject, WHAT)
     whole = cifar.load(clean.name, root=spec.data_root, split="test")
-    rows = subset(whole.targets.numpy(), None)[: len(subject)]
+    rows = sampling.subset(whole.targets.numpy(), None)[: len(subject)]
     if not np.array_equal(whole.targets.numpy()[rows], clean.targets.cpu().numpy()):
         raise ValueError(f"the samples are not the first ones of {clean.name}; give --source generated")
     return rows
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def images_in_split(subject: Subject) -> int:
     """Number of images of the whole test split."""
     spec = subject.spec or Spec()

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from landscape.checkpoints.key_matching import is_head
 from landscape.headline import HIGHER, Headline
-from landscape.layers import logistic
-from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers import layer_patterns, logistic, selection
 from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.pooled_features import HELD_OUT, LEAST_SAMPLES, held_out, pooled_features, training_samples
-from landscape.layers.selection import layer_labels, layers_of, require_class_token
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR
@@ -45,7 +43,7 @@ class ProbeLinear(Probe):
         Headline("best", "accuracy", {"layer": "largest"}, HIGHER, "at {name}"),
     )  # fmt: skip
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
     train_samples: Annotated[str, "samples of the train split to fit on: a number, or all"] = "8192"
     solver: Annotated[
@@ -53,7 +51,7 @@ class ProbeLinear(Probe):
     ] = "ridge"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         one_of("pool", self.pool, ("mean", "cls"))
         one_of("solver", self.solver, ("ridge", "lbfgs"))
         object.__setattr__(self, "train_samples", str(self.train_samples))  # Python callers may pass a number
@@ -70,9 +68,9 @@ class ProbeLinear(Probe):
             raise OptionError(
                 "--split train would score the training samples; drop it: probe-linear scores the test split"
             )
-        layers, train = layers_of(subject, self.layers), training_samples(subject, self.train_samples)
+        layers, train = selection.layers_of(subject, self.layers), training_samples(subject, self.train_samples)
         if self.pool == "cls":
-            require_class_token(layers)
+            selection.require_class_token(layers)
         _, right = intact_per_sample(subject)
         convergence = {
             "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
@@ -80,7 +78,7 @@ class ProbeLinear(Probe):
         }
         return Plan(
             over={"layer": np.arange(len(layers))},
-            labels=layer_labels(layers, "layer"),
+            labels=selection.layer_labels(layers, "layer"),
             quantities={
                 "accuracy": Quantity("accuracy of a linear probe", bounds="share"),
                 "accuracy_se": Quantity("its standard error over samples", over="samples"),

@@ -11,17 +11,13 @@ import numpy as np
 
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers.attention_maps import rows_of_heads
+from landscape.layers import attention_maps, resume_verification, selection
 from landscape.layers.partial_forward import Prefixes, ResumePoint, flow_of, resume_before, resumed
-from landscape.layers.resume_verification import verified
-from landscape.layers.selection import layers_of
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.sensitivity import ALL, PARTS, summaries
-from landscape.subject import sample_statistics
-from landscape.subject.losses import Meaning
+from landscape.subject import losses, sample_statistics, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.perturbations import Granularity, Setting, settings_of
 from landscape.weight_space.weight_units import (
     UnitTraces,
@@ -183,7 +179,7 @@ def _labels(units: Sequence[WeightUnit], settings: Sequence[Setting]) -> dict[st
     return {name: (Quantity(about, dims=(axis,)), np.array(values)) for name, axis, about, values in rows}
 
 
-def _summaries(meaning: Meaning) -> dict[str, Quantity]:
+def _summaries(meaning: losses.Meaning) -> dict[str, Quantity]:
     setting, each, units = ("setting",), ("unit", "setting"), meaning.units
     together = sample_statistics.summaries(setting, meaning)
     return {
@@ -205,7 +201,7 @@ def _summaries(meaning: Meaning) -> dict[str, Quantity]:
     }  # fmt: skip
 
 
-def _curved(meaning: Meaning) -> str:
+def _curved(meaning: losses.Meaning) -> str:
     return f"{meaning.units} per squared weight"
 
 
@@ -214,7 +210,7 @@ def _names(unit: WeightUnit) -> list[str]:
     return [piece.weight.name + "".join(f"[{rows.start}:{rows.stop}]" for rows in piece.rows) for piece in unit.pieces]
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _chosen_units(subject: Subject, kind: Kind, neurons: int, patterns: tuple[str, ...]) -> list[WeightUnit]:
     """The units to perturb, in order of execution.
 
@@ -236,7 +232,7 @@ def _chosen_units(subject: Subject, kind: Kind, neurons: int, patterns: tuple[st
 
 def _layers(subject: Subject, kind: Kind) -> list[Layer]:
     try:
-        return layers_of(subject, ())
+        return selection.layers_of(subject, ())
     except ValueError as error:
         raise NotApplicable(
             f"--unit {kind} needs the blocks of the network, and none were found; give --unit layer or neurons"
@@ -250,7 +246,7 @@ def _heads(subject: Subject, weights: Sequence[Weight]) -> list[WeightUnit]:
         axes = {piece.weight.name: piece.weight.filters.order[0] for piece in unit.pieces}
         if all(len(piece.weight.filters.shape) == 2 for piece in unit.pieces):
             inside[unit.name] = axes
-    found = by_head(weights, rows_of_heads(subject, layers, inside))
+    found = by_head(weights, attention_maps.rows_of_heads(subject, layers, inside))
     if not found:
         raise NotApplicable(
             "no weight of this network has rows that belong to single attention heads; give --unit layer or block"
@@ -262,7 +258,7 @@ def resume_points(subject: Subject, units: Sequence[WeightUnit]) -> list[ResumeP
     """Where passes with other weights of each of the units may resume; verified with negated weights."""
     flow = flow_of(subject)
     keys = [(tuple(sorted({piece.weight.name for piece in unit.pieces})), unit.call) for unit in units]
-    points = verified(
+    points = resume_verification.verified(
         subject, {(names, call): (resume_before(flow, call), partial(_negated, subject, names)) for names, call in keys}
     )
     return [points[key] for key in keys]

@@ -11,20 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data import cue_conflict, decoding
+from landscape.data import cue_conflict, decoding, file_contents
 from landscape.data.dataset import Images
-from landscape.data.file_contents import file_sha256
 from landscape.data.preprocessing import Resize, parse_crop
 from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.subject import members, outputs, weights_cache
 from landscape.subject.loading.further_data import images_of
 from landscape.subject.loading.identity import protocol
-from landscape.subject.members import Positioned
-from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 WHAT = "cue conflicts"
 _log = logging.getLogger(__name__)
@@ -108,9 +105,9 @@ class ShapeBias(Probe):
         inputs: Any = found.images.normalised(pixels.to(subject.device)).to(subject.dtype)
         if subject.members:
             positions = torch.arange(rows.start, rows.start + len(pixels), device=subject.device)
-            inputs = Positioned(inputs, positions)
+            inputs = members.Positioned(inputs, positions)
         with subject.evaluating():
-            probabilities = logits_in(subject.outputs(inputs)).double().softmax(dim=1).detach().cpu().numpy()
+            probabilities = outputs.logits_in(subject.outputs(inputs)).double().softmax(dim=1).detach().cpu().numpy()
         decision, shape = (probabilities @ found.average).argmax(axis=1), found.shape[rows]
         count = partial(np.bincount, minlength=len(found.names))
         return {
@@ -155,10 +152,10 @@ class ShapeBias(Probe):
     def _contents(self) -> tuple[tuple[str, str], ...]:
         """Name and digest of every picture."""
         cues = cue_conflict.listed(Path(self.cues).expanduser()) if self.cues else []
-        return tuple((cue.path.name, file_sha256(cue.path)) for cue in cues)
+        return tuple((cue.path.name, file_contents.file_sha256(cue.path)) for cue in cues)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def conflicts(
     subject: Subject, cues: str, categories: tuple[tuple[Any, ...], ...], contents: tuple[tuple[str, str], ...]
 ) -> Conflicts:
@@ -210,12 +207,12 @@ def decoded(paths: list[Path], name: str, subject: Subject) -> Tensor:
     )
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def outputs_of_model(subject: Subject) -> int:
     """Number of classes of the model."""
     inputs, _ = subject.example()
     with subject.evaluating():
-        return int(logits_in(subject.outputs(inputs)).shape[1])
+        return int(outputs.logits_in(subject.outputs(inputs)).shape[1])
 
 
 def _share(part: Any, whole: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -12,18 +12,14 @@ from torch import Tensor
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
+from landscape.layers import layer_patterns, padding, selection
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
-from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.padding import Counted, without_padding
-from landscape.layers.selection import layer_labels, layers_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.statistics.means import mean_over_members
-from landscape.statistics.undefined import ALIKE, unmeasured
-from landscape.subject import other_networks
+from landscape.statistics import means, undefined
+from landscape.subject import other_networks, weights_cache
 from landscape.subject.loading.identity import attributes
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 TERMS = ("hsic", "hsic_layer", "hsic_other")
 
@@ -45,11 +41,11 @@ class Similarity(Probe):
         Headline("first with last", "cka", {"layer": 0, "other": -1}),
     )
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     against: Annotated[str, "another checkpoint to compare the layers with"] = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The parameters, with the digest of the other checkpoint's weights in place of its path."""
@@ -64,13 +60,13 @@ class Similarity(Probe):
                 f"similarity needs at least {LEAST_SAMPLES} images per mini-batch, got {samples}; "
                 "raise --batch-size and --samples"
             )
-        layers, others = layers_of(subject, self.layers), layers_of(other, self.layers)
-        theirs = {f"other_{name}": item for name, item in layer_labels(others, "other").items()}
+        layers, others = selection.layers_of(subject, self.layers), selection.layers_of(other, self.layers)
+        theirs = {f"other_{name}": item for name, item in selection.layer_labels(others, "other").items()}
         pair = ("layer", "other")
         return Plan(
             over=units_of(subject),
             axes={"layer": np.arange(len(layers)), "other": np.arange(len(others))},
-            labels={**layer_labels(layers, "layer"), **theirs},
+            labels={**selection.layer_labels(layers, "layer"), **theirs},
             quantities={
                 "samples": Quantity("images in the mini-batch"),
                 "hsic": Quantity("unbiased HSIC of two layers", "feature^4", pair),
@@ -95,9 +91,9 @@ class Similarity(Probe):
         """The hooks that measure one unit."""
         i = index[0]
         other = self._other(subject)
-        layers, others = layers_of(subject, self.layers), layers_of(other, self.layers)
+        layers, others = selection.layers_of(subject, self.layers), selection.layers_of(other, self.layers)
         samples = subject.samples(i)
-        counted = Counted(subject, i)
+        counted = padding.Counted(subject, i)
         own = _Kernels(layers, samples, counted, subject.device)
 
         def values() -> Values:
@@ -116,7 +112,7 @@ class Similarity(Probe):
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The alignment over all finished mini-batches, and its jackknife standard error."""
-        labels, data = data, mean_over_members(data, "samples", *TERMS)
+        labels, data = data, means.mean_over_members(data, "samples", *TERMS)
         use = (data["done"] == 1) & (data["samples"] >= LEAST_SAMPLES)
         terms = tuple(data[name][use] for name in TERMS)
         n = len(terms[0])
@@ -129,16 +125,16 @@ class Similarity(Probe):
         neighbours = np.diagonal(cka, 1).mean() if len(cka) > 1 else np.nan
         named = [(labels[name], i) for i, name in enumerate(("name", "other_name"), 1) if n and name in labels]
         still = dict.fromkeys(str(name) for names, i in named for name in names[sums[i] == 0])
-        why = [(quantity, name, ALIKE) for quantity in ("cka", "neighbours") for name in still]
+        why = [(quantity, name, undefined.ALIKE) for quantity in ("cka", "neighbours") for name in still]
         why += [("neighbours", "", "it has one layer")] if len(cka) == 1 else []
-        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **unmeasured(why)}
+        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **undefined.unmeasured(why)}
 
     def _other(self, subject: Subject) -> Subject:
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""
         return _compared(subject, Path(self.against)) if self.against else subject
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _compared(subject: Subject, path: Path) -> Subject:
     return other_networks.with_checkpoint(subject, path)
 
@@ -146,7 +142,7 @@ def _compared(subject: Subject, path: Path) -> Subject:
 class _Kernels:
     """Centred kernels of all layers, filled in during a forward pass."""
 
-    def __init__(self, layers: Sequence[Layer], samples: int, counted: Counted, device: torch.device) -> None:
+    def __init__(self, layers: Sequence[Layer], samples: int, counted: padding.Counted, device: torch.device) -> None:
         self._layers, self._counted = layers, counted
         # NaN stays where the last mini-batch is too small for an estimate.
         self.kernels = torch.full((len(layers), samples, samples), torch.nan, dtype=torch.float64, device=device)
@@ -154,7 +150,7 @@ class _Kernels:
     def receive(self, position: int, tensor: Tensor) -> None:
         if len(tensor) >= LEAST_SAMPLES:
             layer = self._layers[position]
-            features = without_padding(layer.features(tensor), self._counted.of(layer))
+            features = padding.without_padding(layer.features(tensor), self._counted.of(layer))
             self.kernels[position] = centred_kernel(features)
 
 

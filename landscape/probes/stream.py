@@ -34,9 +34,8 @@ from landscape.predictions.frames import (
 )
 from landscape.predictions.member_networks import member_networks
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject.mc_dropout import as_is
+from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 DETERMINISTIC = "deterministic"
 _log = logging.getLogger(__name__)
@@ -261,7 +260,7 @@ def predictions(subject: Subject) -> list[str]:
     return [DETERMINISTIC, *((f"MC dropout, {n} passes", "MC dropout, 1 pass") if n else ())]
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _timed(subject: Subject, probe: Stream) -> dict[str, list[float]]:
     return prediction_time(
         subject, tau=probe._taus[-1], past=probe.past, look_ahead=probe.look_ahead, frames=probe.timed
@@ -270,7 +269,7 @@ def _timed(subject: Subject, probe: Stream) -> dict[str, list[float]]:
 
 def _refuse_other_than_frames(subject: Subject) -> int:
     """Reject data that are no frames with a class, or a mask, each; the number of classes of the model."""
-    inputs, targets = as_is(subject).batch(0)
+    inputs, targets = mc_dropout.as_is(subject).batch(0)
     if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor) or isinstance(subject.batches, BatchList):
         raise ValueError(
             "stream needs frames of one size as one tensor each; give frames (T, C, H, W) and their labels"
@@ -287,4 +286,4 @@ def _refuse_other_than_frames(subject: Subject) -> int:
             "note: %s was loaded in balanced order, not as a stream; load it with ordered=True", subject.data.name
         )
     with subject.evaluating():
-        return int(as_is(subject).outputs(inputs[:1]).shape[1])
+        return int(mc_dropout.as_is(subject).outputs(inputs[:1]).shape[1])

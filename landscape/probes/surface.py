@@ -15,21 +15,15 @@ from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
 from landscape.statistics import basins, surface_summary
-from landscape.subject import batchnorm
-from landscape.subject.losses import CLASSIFICATION, Meaning
-from landscape.subject.other_samples import on_first, rebatched
+from landscape.subject import batchnorm, losses, other_samples, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
-from landscape.weight_space import cost_model, forward_mode
+from landscape.weight_space import cost_model, forward_mode, planes, weight_uses, weights_in_place
 from landscape.weight_space.adaptive_sampling import DESIGN, Preview
 from landscape.weight_space.cost_model import Workload
 from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, Span, ticks
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
-from landscape.weight_space.planes import Plane, plane_of
 from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
-from landscape.weight_space.weight_uses import not_moved
-from landscape.weight_space.weights_in_place import RunningStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +105,7 @@ class Surface(Probe):
             options.parse_ranges("range", str(self.range))
         if self.bn == "auto" and not self._through_checkpoints:
             object.__setattr__(self, "bn", "frozen")
-        RunningStatistics.parse(self.bn)
+        weights_in_place.RunningStatistics.parse(self.bn)
         if self.bn == "interpolate" and not self._through_checkpoints:
             raise OptionError(f"--bn interpolate needs a plane through checkpoints; drop it for --plane {self.plane}")
         if self.preview and (self.also or self.margin):
@@ -136,8 +130,8 @@ class Surface(Probe):
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
         """Probe and subject as if the choices had been given as options."""
         own = {name: choices[name] for name in ("resolution", "memory_format") if name in choices}
-        subject = on_first(subject, choices.get("samples", len(subject)))
-        subject = rebatched(subject, choices.get("batch_size", subject.batch_size))
+        subject = other_samples.on_first(subject, choices.get("samples", len(subject)))
+        subject = other_samples.rebatched(subject, choices.get("batch_size", subject.batch_size))
         return replace(self, tune=False, budget="", **own), subject
 
     def estimate(self, subject: Subject, units: int, workers: int = 1) -> tuple[float, str]:
@@ -216,7 +210,7 @@ class Surface(Probe):
                 "l2_definition": self.l2_definition,
                 **plane.facts,
                 "statistics": str(statistics),
-                "not_moved": not_moved(subject, plane.directions),
+                "not_moved": weight_uses.not_moved(subject, plane.directions),
             },
         )
 
@@ -265,7 +259,7 @@ class Surface(Probe):
 
     @property
     def _recalibrate(self) -> int:
-        return RunningStatistics.parse(self.bn).recalibrate
+        return weights_in_place.RunningStatistics.parse(self.bn).recalibrate
 
     @property
     def _workload(self) -> Workload:
@@ -285,24 +279,24 @@ class Surface(Probe):
     def _scores(self, subject: Subject) -> Scores | None:
         return Scores.of(subject, self.also, self.margin, recalibrate=self._recalibrate, mode=self.mode)
 
-    def _plane(self, subject: Subject) -> Plane:
+    def _plane(self, subject: Subject) -> planes.Plane:
         drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed", "orthogonal")}
         return _plane(subject, self.plane, **drawn)
 
-    def _ranges(self, plane: Plane) -> tuple[Span, Span]:
+    def _ranges(self, plane: planes.Plane) -> tuple[Span, Span]:
         return options.parse_ranges("range", self.range) if self.range else plane.default_ranges(self._grid)
 
-    def _statistics(self, plane: Plane) -> RunningStatistics:
-        return RunningStatistics.parse(self.bn, interpolate=any(plane.ends))
+    def _statistics(self, plane: planes.Plane) -> weights_in_place.RunningStatistics:
+        return weights_in_place.RunningStatistics.parse(self.bn, interpolate=any(plane.ends))
 
-    def _quantities(self, meaning: Meaning = CLASSIFICATION) -> dict[str, Quantity]:
+    def _quantities(self, meaning: losses.Meaning = losses.CLASSIFICATION) -> dict[str, Quantity]:
         evaluated = {"evaluated": Quantity("1 where the loss was evaluated, 0 where it is interpolated")}
         scores = bool(self.also or self.margin)
         every = quantities(meaning, self.l2_definition, self.mode, self.cap, scores=scores)
         return every | evaluated if self.preview else every
 
 
-_plane = once_per_weights(plane_of)
+_plane = weights_cache.once_per_weights(planes.plane_of)
 
 
 def _weight_decay(subject: Subject) -> dict[str, tuple[Quantity, np.ndarray]]:
@@ -311,7 +305,7 @@ def _weight_decay(subject: Subject) -> dict[str, tuple[Quantity, np.ndarray]]:
     return {"weight_decay": (Quantity("coefficient of l2 in the objective"), np.array(decay))} if decay else {}
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _choices(subject: Subject, surface: Surface) -> dict[str, Any]:
     work, tune, budget = surface._work(subject), surface.tune, surface.budget
     return cost_model.autotune(subject, surface.mode, grid=surface._grid, work=work, tune=tune, budget=budget)

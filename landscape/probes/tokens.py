@@ -10,18 +10,15 @@ from torch import Tensor
 
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.layer_patterns import LayerPatterns, expand
+from landscape.layers import forward_hooks, layer_patterns
 from landscape.layers.principal_tokens import AXES, attended_layers, on_principal_axes, tokens_around
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.statistics.means import mean_and_standard_error
-from landscape.statistics.undefined import unmeasured
+from landscape.statistics import means, undefined
+from landscape.subject import pixels, weights_cache
 from landscape.subject.loading.identity import protocol
-from landscape.subject.pixels import first_inputs
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Tokens(Probe):
         Headline("divergence", "divergence", {"layer": "last"}, where="at {name}"),
     )
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     method: Annotated[
         Literal["tsne", "principal"], "t-SNE, or three principal axes of the tokens before and after self-attention"
     ] = "tsne"
@@ -55,7 +52,7 @@ class Tokens(Probe):
     seed: Annotated[int, "seed of t-SNE"] = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         object.__setattr__(self, "depths", str(self.depths))  # Python callers may pass a number
         one_of("method", self.method, ("tsne", "principal"))
         at_least("images", self.images, 1)
@@ -114,10 +111,10 @@ class Tokens(Probe):
         """The common displacement, mean over images."""
         if "common_displacement" not in data:
             alike = data["name"][np.isnan(data["divergence"])]
-            return unmeasured(
+            return undefined.unmeasured(
                 (name, layer, "all tokens are equal") for name in ("position", "divergence") for layer in alike
             )
-        rows = [mean_and_standard_error(row) for row in data["common_displacement"]]
+        rows = [means.mean_and_standard_error(row) for row in data["common_displacement"]]
         return {"common": np.array([mean for mean, _ in rows]), "common_se": np.array([error for _, error in rows])}
 
     def _plan_of_axes(self, subject: Subject, layers: list[Layer]) -> Plan:
@@ -174,7 +171,7 @@ def _tsne() -> Any:
     return TSNE
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _tokens(subject: Subject, patterns: tuple[str, ...], images: int) -> dict[str, np.ndarray]:
     """The tokens of the first images at every layer, (image, token, channel), by the layer's name."""
     layers = spatial_layers(subject, patterns)
@@ -184,6 +181,6 @@ def _tokens(subject: Subject, patterns: tuple[str, ...], images: int) -> dict[st
         maps = layers[position].maps(tensor.detach())
         found[layers[position].name] = maps.flatten(2).transpose(1, 2).cpu().float().numpy()
 
-    with torch.no_grad(), subject.evaluating(), feature_hooks(subject.model, layers, receive):
-        subject.outputs(first_inputs(subject, images))
+    with torch.no_grad(), subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, receive):
+        subject.outputs(pixels.first_inputs(subject, images))
     return found

@@ -26,12 +26,11 @@ from landscape.curvature.trace_estimators import (
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
+from landscape.products import micro_batches, operator
 from landscape.products.hvp_backends import CODES, CODES_MEANING, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
 from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
-from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
 from landscape.products.mini_batch_means import mean_loss, over_mini_batches
-from landscape.products.operator import Curvature
 from landscape.products.parameter_selection import PARAMS_HELP, matching
 from landscape.subject.subject import Subject
 
@@ -165,7 +164,7 @@ class Trace(Probe):
 
     def autotune(self, subject: Subject) -> dict[str, str]:
         batches = len(subject.batches)
-        with mini_batches_at_once(subject, batches, vectors=STORED * self.vectors) as at_once:
+        with micro_batches.mini_batches_at_once(subject, batches, vectors=STORED * self.vectors) as at_once:
             planned = PlannedProducts(batches, self.vectors, at_once=at_once, stored=self._stored(subject))
             return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
@@ -176,13 +175,13 @@ class Trace(Probe):
         """Mini-batches side by side in threads, with products prepared once for all of one shape."""
         parameters = matching(subject.parameters, self.params)
         batches = [list(rounds) for _, rounds in groupby(units, lambda unit: unit.index[0])]
-        with mini_batches_at_once(subject, len(batches), vectors=STORED * self.vectors) as at_once:
+        with micro_batches.mini_batches_at_once(subject, len(batches), vectors=STORED * self.vectors) as at_once:
             planned = PlannedProducts(len(units), self.vectors, at_once=at_once, stored=self._stored(subject))
             curved = curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks)
-            announce(subject, at_once)
+            micro_batches.announce(subject, at_once)
             report_products(per_unit=self.vectors + self._structure.products)
             measured = partial(self._estimates, curved)
-            yield from side_by_side(batches, measured, at_once, crowded=lambda: curved.exceeds_memory)
+            yield from micro_batches.side_by_side(batches, measured, at_once, crowded=lambda: curved.exceeds_memory)
 
     def _stored(self, subject: Subject) -> int:
         """Bytes of the vectors that an estimate keeps."""
@@ -191,7 +190,7 @@ class Trace(Probe):
             p.numel() * p.element_size() for p in parameters
         )
 
-    def _estimates(self, curved: Curvature, rounds: Sequence[Unit]) -> Iterator[Values]:
+    def _estimates(self, curved: operator.Curvature, rounds: Sequence[Unit]) -> Iterator[Values]:
         """Those of one mini-batch."""
         if self._structure.products:  # its three matrices share the activation pattern
             curved = replace(curved, patterns=PatternCache())
@@ -202,7 +201,7 @@ class Trace(Probe):
                 found |= self._structure.measure(curved, product, unit.index[0], self.seed)
             yield {OF_A_ROUND + name: value for name, value in found.items()} if self.tol else found
 
-    def _product(self, curved: Curvature, i: int) -> tuple[Callable[[Tensor], Tensor], float]:
+    def _product(self, curved: operator.Curvature, i: int) -> tuple[Callable[[Tensor], Tensor], float]:
         """The matrix of a mini-batch, whose samples the processes of a group share, and its loss."""
         if curved.subject.processes.size > 1:
             return over_mini_batches(curved.subject, curved, [i]), mean_loss(curved.subject, [i])
@@ -210,7 +209,7 @@ class Trace(Probe):
         return product, product.value
 
     def _estimate(
-        self, curved: Curvature, product: Callable[[Tensor], Tensor], loss: float, unit: Unit
+        self, curved: operator.Curvature, product: Callable[[Tensor], Tensor], loss: float, unit: Unit
     ) -> dict[str, float]:
         subject, i = curved.subject, unit.index[0]
         keys = unit.index if self.tol and unit.index[1] else (i,)  # the first round is that of a run without tol

@@ -8,18 +8,14 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from landscape.checkpoints import snapshots
-from landscape.checkpoints.file_names import stem_of
+from landscape.checkpoints import file_names, snapshots
 from landscape.checkpoints.snapshots import Snapshot
 from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_and_standard_error
-from landscape.subject import batchnorm
+from landscape.subject import batchnorm, other_networks, sample_statistics, weights_cache
 from landscape.subject.batchnorm import recalibration
-from landscape.subject.other_networks import run_of
-from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import weight_differences
 from landscape.weight_space.weight_differences import PrincipalAxes, principal_axes
 from landscape.weight_space.weights_in_place import WeightsInPlace
@@ -72,7 +68,7 @@ class Trajectory(Probe):
         weight_differences.difference(found[-1].read(), subject.parameters)
         count = np.arange(len(found))
         per_snapshot, meaning = ("snapshot",), subject.meaning
-        epochs, names = np.array([s.epoch for s in found]), np.array([stem_of(s.path) for s in found])
+        epochs, names = np.array([s.epoch for s in found]), np.array([file_names.stem_of(s.path) for s in found])
         return Plan(
             over={"snapshot": count},
             axes={"other": count, "component": np.arange(2)},
@@ -112,7 +108,7 @@ class Trajectory(Probe):
         lenient = subject.spec is not None and subject.spec.allow_missing
         with WeightsInPlace(subject, [name for name, _ in subject.model.named_parameters()]):
             snapshots.load_snapshot(subject.model, found[t], allow_missing=lenient)
-            loss, right = (values.numpy() for values in per_sample(subject))
+            loss, right = (values.numpy() for values in sample_statistics.per_sample(subject))
             snapshots.load_snapshot(subject.model, found[-1], allow_missing=lenient)
             gram, axes, directions = _geometry(subject, self._run(subject))
             steps = zip(directions, axes.coordinates[:, t].tolist(), strict=True)
@@ -120,7 +116,7 @@ class Trajectory(Probe):
                 final.translate(*steps)
                 if recalibration(self.bn):
                     batchnorm.refresh(subject, recalibration(self.bn))
-                on_plane, right_on_plane = (values.numpy() for values in per_sample(subject))
+                on_plane, right_on_plane = (values.numpy() for values in sample_statistics.per_sample(subject))
         values = {"gram": gram[t], "accuracy": right.mean(), "plane_accuracy": right_on_plane.mean()}
         with np.errstate(invalid="ignore"):  # infinite losses
             excess = on_plane - loss
@@ -163,12 +159,12 @@ class Trajectory(Probe):
         return _snapshots(subject, self._run(subject))
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _snapshots(subject: Subject, run: Run) -> list[Snapshot]:
-    return run_of(subject, run)
+    return other_networks.run_of(subject, run)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _geometry(subject: Subject, run: Run) -> tuple[np.ndarray, PrincipalAxes, list[dict[str, Tensor]]]:
     """Inner products, principal axes and their directions, relative to the final weights, which the model holds."""
     found = _snapshots(subject, run)

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers.forward_hooks import FeatureHooks, MapPart, map_parts, run_with_hooks
-from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.selection import image_size, layer_labels, spatial_layers
+from landscape.layers import forward_hooks, layer_patterns, selection
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.statistics.means import mean_over_batches
@@ -54,16 +52,16 @@ class Uncertainty(Probe):
         )
     )
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
     reach: Annotated[int, "positions on every side of the centre whose covariance with it is stored"] = 7
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         at_least("reach", self.reach, 1)
 
     def plan(self, subject: Subject) -> Plan:
         layers = self._layers(subject)
-        if image_size(unpositioned(subject.example()[0])) is None:
+        if selection.image_size(unpositioned(subject.example()[0])) is None:
             raise ValueError("no input of this model is an image (N, C, H, W), which uncertainty replaces by noise")
         offsets, per_layer, window = np.arange(-self.reach, self.reach + 1), ("layer",), ("layer", "row", "column")
         names = {"data": "standard deviation over points", "rms": "root mean square"}
@@ -95,7 +93,7 @@ class Uncertainty(Probe):
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={"layer": np.arange(len(layers)), "row": offsets, "column": offsets},
-            labels=layer_labels(layers, "layer"),
+            labels=selection.layer_labels(layers, "layer"),
             quantities=quantities,
             summaries=summaries,
             about={
@@ -120,10 +118,10 @@ class Uncertainty(Probe):
                 if first:
                     found["data"][position] = _products(maps, self.reach)
 
-            run_with_hooks(subject, index, [FeatureHooks(layers, on_features, dict)])
+            forward_hooks.run_with_hooks(subject, index, [forward_hooks.FeatureHooks(layers, on_features, dict)])
             if member == 0:
                 noise = with_inputs(inputs, _gaussian(unpositioned(inputs), subject.seed, i))
-                run_with_hooks(subject, index, [self._noise_hooks(layers, found["gaussian"])], noise)
+                forward_hooks.run_with_hooks(subject, index, [self._noise_hooks(layers, found["gaussian"])], noise)
         values: dict[str, Any] = {"samples": subject.samples(i)}
         per_image = [spread.per_image() for spread in spreads]
         for name in per_image[0]:
@@ -134,16 +132,16 @@ class Uncertainty(Probe):
         return values
 
     def _layers(self, subject: Subject) -> list[Layer]:
-        layers = [layer for layer in spatial_layers(subject, self.layers) if layer.grid != (1, 1)]
+        layers = [layer for layer in selection.spatial_layers(subject, self.layers) if layer.grid != (1, 1)]
         if not layers:
             raise ValueError("every map of this model is a single position, which has no spread; give larger images")
         return layers
 
-    def _noise_hooks(self, layers: list[Layer], found: list[dict[str, Tensor]]) -> FeatureHooks:
+    def _noise_hooks(self, layers: list[Layer], found: list[dict[str, Tensor]]) -> forward_hooks.FeatureHooks:
         def on_features(position: int, tensor: Tensor) -> None:
             found[position] = _products(layers[position].maps(tensor), self.reach)
 
-        return FeatureHooks(layers, on_features, dict)
+        return forward_hooks.FeatureHooks(layers, on_features, dict)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, ratios of sums, and their standard errors (of a ratio, to first order)."""
@@ -187,7 +185,7 @@ class _Spread:
         self._several, self.members = several, 0
 
     def add(self, maps: Tensor) -> None:
-        points, rms = torch.cat([_over_points(part) for part in map_parts(maps)], dim=1)
+        points, rms = torch.cat([_over_points(part) for part in forward_hooks.map_parts(maps)], dim=1)
         if not self.members:
             self.points, self.rms = points, rms
             if self._several:  # differences from the first member lose no digits
@@ -209,7 +207,7 @@ class _Spread:
         return found
 
 
-def _over_points(part: MapPart) -> Tensor:
+def _over_points(part: forward_hooks.MapPart) -> Tensor:
     """Standard deviation over points, mean over channels, and root mean square of every image, (2, N) float64."""
     positions = part.maps.shape[2:].numel()
     square = part.spread / positions + part.level.double().square()

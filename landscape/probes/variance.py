@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from landscape.headline import Headline
+from landscape.layers import layer_patterns, selection
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, units_of
-from landscape.layers.layer_patterns import LayerPatterns, expand
-from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
 from landscape.statistics.undefined import unmeasured
@@ -33,19 +32,19 @@ class Variance(Probe):
         Headline("deepest", "variance", {"layer": "last"}),
     )
 
-    layers: LayerPatterns = ()
+    layers: layer_patterns.LayerPatterns = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", expand(self.layers))
+        object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
 
     def plan(self, subject: Subject) -> Plan:
-        layers = spatial_layers(subject, self.layers)
+        layers = selection.spatial_layers(subject, self.layers)
         per_layer = ("layer",)
         member_error = {"variance_member_se": Quantity(MEMBER_ERROR, "feature^2", per_layer, over="member")}
         return Plan(
             over=units_of(subject),
             axes={"layer": np.arange(len(layers))},
-            labels=layer_labels(layers, "layer"),
+            labels=selection.layer_labels(layers, "layer"),
             quantities={
                 "samples": Quantity("images in the mini-batch"),
                 "variance_sum": Quantity("sum over images of the variance", "feature^2", per_layer),
@@ -72,7 +71,7 @@ class Variance(Probe):
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
         """The hooks that measure one unit."""
         i = index[0]
-        layers = spatial_layers(subject, self.layers)
+        layers = selection.spatial_layers(subject, self.layers)
         samples = subject.samples(i)
         sums = torch.full((3, len(layers)), torch.nan, dtype=torch.float64, device=subject.device)
 

@@ -17,12 +17,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from landscape.checkpoints.raw_files import json_of
-from landscape.data import user_cache
-from landscape.data.structure import rows_of
+from landscape.data import structure, user_cache
+from landscape.products import kinks, operator, vectors
 from landscape.products.hessian_product import differentiable_attention
-from landscape.products.kinks import PatternCache, has_kinks
-from landscape.products.operator import Curvature
-from landscape.products.vectors import length, random_unit
 from landscape.subject.device import name_of, wait_for
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
@@ -137,8 +134,8 @@ T = TypeVar("T")
 class Reference:
     """Double backward on the first mini-batch."""
 
-    curved: Curvature
-    patterns: PatternCache | None  # with the activation pattern of the mini-batch if it is fixed
+    curved: operator.Curvature
+    patterns: kinks.PatternCache | None  # with the activation pattern of the mini-batch if it is fixed
     costs: Costs
     functions: int  # in the forward pass
     product: Tensor | None  # with a random vector; None where it cannot be computed
@@ -151,11 +148,11 @@ class Reference:
 @once_per_weights
 def reference(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> Reference:
     """Time double backward; its graph is freed before another backend needs memory."""
-    curved = Curvature(subject, parameters, "double-backward", fixed=fixed)
-    cached = replace(curved, patterns=PatternCache(every=True, device=subject.device))
+    curved = operator.Curvature(subject, parameters, "double-backward", fixed=fixed)
+    cached = replace(curved, patterns=kinks.PatternCache(every=True, device=subject.device))
     if fixed:
         cached.pattern(0)
-    vector = random_unit(curved.size, 0, device=subject.device, dtype=subject.dtype)
+    vector = vectors.random_unit(curved.size, 0, device=subject.device, dtype=subject.dtype)
     try:
         once, product = _prepared_warm(lambda: cached.product(0), subject.device)
         each, expected = timed(lambda: product(vector), subject.device)
@@ -196,13 +193,13 @@ def _loss_of_few(subject: Subject) -> tuple[Tensor, int]:
     """The loss of one sample, or of the mini-batch where that cannot be split or the model wants its size; how many."""
     inputs, targets = subject.batch(0)
     if subject.divisible:
-        first = [rows_of(nested, slice(0, 1)) for nested in (inputs, targets)]
+        first = [structure.rows_of(nested, slice(0, 1)) for nested in (inputs, targets)]
         with contextlib.suppress(Exception):  # whatever a model's own code raises
             return subject.losses(subject.outputs(first[0]), first[1]).mean(), 1
     return subject.losses(subject.outputs(inputs), targets).mean(), subject.samples(0)
 
 
-def agrees(candidate: Curvature, expected: Reference) -> bool:
+def agrees(candidate: operator.Curvature, expected: Reference) -> bool:
     """Whether the product of a loaded graph is that of double backward, to rounding."""
     try:
         return expected.product is not None and _difference(candidate, expected, expected.product) <= STRICT
@@ -210,7 +207,7 @@ def agrees(candidate: Curvature, expected: Reference) -> bool:
         return False
 
 
-def require_agreement(candidate: Curvature, expected: Reference) -> None:
+def require_agreement(candidate: operator.Curvature, expected: Reference) -> None:
     """Reject a trace whose product differs from that of double backward, where the latter works and is finite.
 
     Code that is compiled already, such as TorchScript, may be recorded wrongly, and a weight that a module also holds
@@ -218,7 +215,7 @@ def require_agreement(candidate: Curvature, expected: Reference) -> None:
     """
     if expected.product is None:
         return
-    size, difference = length(expected.product).item(), _difference(candidate, expected, expected.product)
+    size, difference = vectors.length(expected.product).item(), _difference(candidate, expected, expected.product)
     if math.isfinite(size) and not difference <= ROUNDING and not (difference <= AGREES and _may_jump(expected.curved)):
         raise ValueError(
             f"the model cannot be traced (a Hessian product of length {size:.3g} would be wrong by "
@@ -226,26 +223,26 @@ def require_agreement(candidate: Curvature, expected: Reference) -> None:
         )
 
 
-def _may_jump(curved: Curvature) -> bool:
+def _may_jump(curved: operator.Curvature) -> bool:
     """Whether units may land on either side of their kinks, or rounding is coarse."""
     subject = curved.subject
     if subject.dtype != torch.float32:
         return subject.dtype != torch.float64
-    return not curved.fixed and has_kinks(subject.model, subject.batch(0)[0], subject.forward)
+    return not curved.fixed and kinks.has_kinks(subject.model, subject.batch(0)[0], subject.forward)
 
 
-def _difference(candidate: Curvature, expected: Reference, product: Tensor) -> float:
+def _difference(candidate: operator.Curvature, expected: Reference, product: Tensor) -> float:
     """Of the product with the first random vector, relative."""
-    vector = random_unit(candidate.size, 0, device=product.device, dtype=product.dtype)
+    vector = vectors.random_unit(candidate.size, 0, device=product.device, dtype=product.dtype)
     found = _first_product(replace(candidate, patterns=expected.patterns))(vector).view(-1, candidate.size)[0]
-    difference, size = length(found - product).item(), length(product).item()
+    difference, size = vectors.length(found - product).item(), vectors.length(product).item()
     return difference / size if size else difference
 
 
-def seconds_of(candidate: Curvature) -> tuple[float, float]:
+def seconds_of(candidate: operator.Curvature) -> tuple[float, float]:
     """Seconds to prepare a mini-batch, its activation pattern aside, and per product, the best of a few."""
     subject, batches = candidate.subject, max(candidate.batched, 1)
-    vector = random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
+    vector = vectors.random_unit(candidate.size, 0, device=subject.device, dtype=subject.dtype)
     once, product = _prepared_warm(lambda: _first_product(candidate), subject.device)
     times = [timed(lambda: product(vector), subject.device)[0] for _ in range(1 + REPEATS)]
     return once / batches, min(times) / batches
@@ -258,7 +255,7 @@ def _prepared_warm(prepare: Callable[[], T], device: torch.device) -> tuple[floa
     return timed(prepare, device)
 
 
-def _first_product(candidate: Curvature) -> Callable[[Tensor], Tensor]:
+def _first_product(candidate: operator.Curvature) -> Callable[[Tensor], Tensor]:
     """Products of the first mini-batch; of a batched backend those of as many copies of it, by rows."""
     if not candidate.batched:
         return candidate.product(0)

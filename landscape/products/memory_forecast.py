@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from landscape.data import memory
+from landscape.data import memory, structure
 from landscape.data.memory import binary_bytes
-from landscape.data.structure import rows_of
 from landscape.products.chunked_cross_entropy import LOGITS, chunked_head, losses_without_logits
 from landscape.products.hessian_product import differentiable_attention
 from landscape.subject.restoration import evaluation_mode
@@ -137,7 +136,7 @@ def _saved_by_one(subject: Subject) -> int:
     try:
         if subject.divisible:
             first = torch.zeros(1, dtype=torch.long)  # copies: a slice would hold the storage of all
-            inputs, targets = rows_of(inputs, first), rows_of(targets, first)
+            inputs, targets = structure.rows_of(inputs, first), structure.rows_of(targets, first)
         with differentiable_attention(), torch.enable_grad(), evaluation_mode(subject.model):
             with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
                 if head is not None:

@@ -23,15 +23,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from landscape.data import memory
-from landscape.data.dataset import Batches, BatchList
+from landscape.data import dataset, memory
 from landscape.probe import report_micro_batches, report_products
-from landscape.products.hessian_product import HessianProduct, Product, out_of_memory
-from landscape.products.memory_forecast import forecast
-from landscape.subject.graph_replay import empty_cache
+from landscape.products import hessian_product, memory_forecast
+from landscape.subject import graph_replay, threads, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.threads import intra_op_threads, is_small, thread_limit
-from landscape.subject.weights_cache import once_per_weights
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -62,13 +58,13 @@ def mini_batches_at_once(subject: Subject, count: int, *, vectors: int) -> Itera
     are made when they are asked for, of models that differentiate in their forward pass, of a group of processes,
     which make every product together, and a few of a large network.
     """
-    limit = min(thread_limit(), count)
-    few = limit < thread_limit() and not is_small(subject.samples(0), subject.size)
+    limit = min(threads.thread_limit(), count)
+    few = limit < threads.thread_limit() and not threads.is_small(subject.samples(0), subject.size)
     if limit < 2 or few or subject.processes.size > 1 or not _separable(subject):
         yield 1
         return
     limit = max(1, min(limit, int(SHARE * memory.available() / _memory(subject, vectors))))
-    with intra_op_threads(1) if limit > 1 else contextlib.nullcontext():
+    with threads.intra_op_threads(1) if limit > 1 else contextlib.nullcontext():
         yield limit
 
 
@@ -112,7 +108,7 @@ def side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def announce(subject: Subject, at_once: int) -> None:
     """Log, once for each network, that mini-batches are measured side by side."""
     if at_once > 1:
@@ -122,14 +118,14 @@ def announce(subject: Subject, at_once: int) -> None:
 def _separable(subject: Subject) -> bool:
     """Whether threads share nothing but tensors that they read: modes of torch belong to the calling thread alone."""
     modes = (getattr(torch._C, f"_len_torch_{kind}_stack", int)() for kind in ("function", "dispatch"))
-    in_memory = isinstance(subject.batches, Batches | BatchList)
+    in_memory = isinstance(subject.batches, dataset.Batches | dataset.BatchList)
     return subject.device.type == "cpu" and in_memory and not subject.traits.needs_graph and not any(modes)
 
 
 def _memory(subject: Subject, vectors: int) -> int:
     """Bytes that the products of one mini-batch need, an upper estimate."""
     stored = min(vectors * subject.size * subject.dtype.itemsize, LARGEST_BASIS)
-    return forecast(subject, subject.parameters, stored).total(1)
+    return memory_forecast.forecast(subject, subject.parameters, stored).total(1)
 
 
 log = logging.getLogger(__name__)
@@ -166,7 +162,7 @@ class MicroBatching:
             try:
                 return [work(part) for part in slices] if len(slices) > 1 else [work(slice(None))]
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
+                if not hessian_product.out_of_memory(error):
                     raise
             self.increase(count, samples)
 
@@ -207,15 +203,15 @@ class MicroBatchedProduct:
 
     def __init__(
         self,
-        prepare: Callable[[slice], Product],
+        prepare: Callable[[slice], hessian_product.Product],
         samples: int,
         micro_batching: MicroBatching,
         *,
         explain: Callable[[ValueError], ValueError],
-        whole: Callable[[], Product] | None = None,
+        whole: Callable[[], hessian_product.Product] | None = None,
     ) -> None:
         self._prepare, self._samples, self._micro_batching, self._explain = prepare, samples, micro_batching, explain
-        self._whole: Product | None = None
+        self._whole: hessian_product.Product | None = None
         if micro_batching.count == 1:
             self._whole = self._within_memory(whole or (lambda: prepare(slice(None))), 1)
         self._loss: Tensor | float = self._mean_value() if self._whole is None else self._whole.loss
@@ -254,7 +250,7 @@ class MicroBatchedProduct:
         except ValueError as error:
             raise self._explain(error) from error
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not hessian_product.out_of_memory(error):
                 raise
         self._micro_batching.increase(count, self._samples)
         return None
@@ -279,12 +275,12 @@ class MicroBatchedProduct:
         return float(total) / self._samples
 
 
-def _gradient_of(product: Product) -> Tensor:
-    assert isinstance(product, HessianProduct)
+def _gradient_of(product: hessian_product.Product) -> Tensor:
+    assert isinstance(product, hessian_product.HessianProduct)
     return product.gradient
 
 
 def free_memory() -> None:
     """Give back what a computation held that ran out of memory."""
     gc.collect()
-    empty_cache()
+    graph_replay.empty_cache()

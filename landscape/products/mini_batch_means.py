@@ -14,9 +14,8 @@ from landscape.products.memory_forecast import forecast, room_for_graphs
 from landscape.products.micro_batches import MicroBatchedProduct
 from landscape.products.operator import WHOLE, Curvature, cache_of_all, part_of
 from landscape.products.vectors import flat
+from landscape.subject import other_samples, restoration
 from landscape.subject.losses import loss_gradients
-from landscape.subject.other_samples import on_rows
-from landscape.subject.restoration import evaluation_mode
 from landscape.subject.subject import Subject
 
 
@@ -133,7 +132,7 @@ def mean_loss(subject: Subject, batches: Sequence[int]) -> float:
 
     def add(total: Tensor) -> None:
         for share in shares:
-            with torch.no_grad(), evaluation_mode(subject.model):
+            with torch.no_grad(), restoration.evaluation_mode(subject.model):
                 inputs, targets = part_of(subject, share.batch, share.part)
                 total += share.weight * subject.losses(subject.outputs(inputs), targets).double().mean()
 
@@ -204,7 +203,7 @@ def _shuffled_inside(subject: Subject, count: int, size: int, seed: int) -> Subj
     for i in range(count):
         generator = torch.Generator().manual_seed(derived_seed(seed, "order", i))
         order[i * size : (i + 1) * size] = i * size + torch.randperm(size, generator=generator).numpy()
-    return replace(on_rows(subject, order), spec=subject.spec)
+    return replace(other_samples.on_rows(subject, order), spec=subject.spec)
 
 
 def _of_samples(ends: np.ndarray, start: int, count: int) -> Quarter:
@@ -233,7 +232,7 @@ def mean_gradient(subject: Subject, parameters: Mapping[str, Tensor], quarter: Q
     loss = torch.zeros((), device=gradient.device)
     for share in quarter.shares:
         inputs, targets = part_of(subject, share.batch, share.part)
-        with torch.enable_grad(), evaluation_mode(subject.model):
+        with torch.enable_grad(), restoration.evaluation_mode(subject.model):
             value = subject.losses(subject.outputs(inputs), targets).mean()
         of_share = loss_gradients(value, weights)
         gradient.add_(flat(of_share), alpha=share.weight)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested, rows_of
-from landscape.products.chunked_cross_entropy import chunked_head, losses_without_logits
+from landscape.products import chunked_cross_entropy, micro_batches, traced_hessian
 from landscape.products.double_precision import double_of
 from landscape.products.hessian_product import (
     Product,
@@ -24,8 +24,6 @@ from landscape.products.hessian_product import (
     with_layer_name,
 )
 from landscape.products.kinks import FixedPattern, PatternCache, activation_pattern, compact_bytes, place_for
-from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
-from landscape.products.traced_hessian import BatchedProduct, TracedHessian
 from landscape.products.vectors import unflat
 from landscape.subject.loading.checks import require_losses_per_sample, require_tensor_outputs
 from landscape.subject.subject import Subject
@@ -119,8 +117,8 @@ class Curvature:
     patterns: PatternCache | None = None
     # Positions of parameters in each block: the Hessian without all other blocks; by double backward alone.
     blocks: tuple[tuple[int, ...], ...] = ()
-    _traced: TracedHessian | None = None
-    _micro_batching: MicroBatching = field(default_factory=MicroBatching)
+    _traced: traced_hessian.TracedHessian | None = None
+    _micro_batching: micro_batches.MicroBatching = field(default_factory=micro_batches.MicroBatching)
 
     @property
     def size(self) -> int:
@@ -141,7 +139,7 @@ class Curvature:
         """Another matrix of the same mini-batches, or its diagonal blocks, by double backward."""
         return replace(self, hvp="double-backward", operator=operator, blocks=blocks, _traced=None)
 
-    def product(self, i: int, part: slice = WHOLE) -> MicroBatchedProduct:
+    def product(self, i: int, part: slice = WHOLE) -> micro_batches.MicroBatchedProduct:
         """The matrix of mini-batch i, or of some of its samples, weight decay included.
 
         Raises:
@@ -159,12 +157,12 @@ class Curvature:
             first = rows.start
             return self._product(i, part if inner == WHOLE else slice(first + inner.start, first + inner.stop))
 
-        return MicroBatchedProduct(
+        return micro_batches.MicroBatchedProduct(
             prepare, samples, self._micro_batching,
             explain=lambda error: with_layer_name(error, self.subject, inputs), whole=whole,
         )  # fmt: skip
 
-    def batched_product(self, batches: Sequence[int]) -> BatchedProduct:
+    def batched_product(self, batches: Sequence[int]) -> traced_hessian.BatchedProduct:
         """The matrices of `batched` mini-batches at once."""
         assert self._traced is not None
         pairs = [self.subject.batch(i) for i in batches]
@@ -190,7 +188,7 @@ class Curvature:
     def _fits(self, i: int) -> bool:
         return self._traced is not None and self._traced.suits(*self.subject.batch(i))
 
-    def _traced_product(self, traced: TracedHessian, i: int) -> Product:
+    def _traced_product(self, traced: traced_hessian.TracedHessian, i: int) -> Product:
         inputs, targets = self.subject.batch(i)
         pattern = self.pattern(i) if self.fixed else []
         return traced.at(inputs, targets, pattern=pattern, shift=self.subject.weight_decay)
@@ -207,12 +205,12 @@ class Curvature:
                 return subject.outputs(inputs)
 
         if self.operator == "hessian":
-            head = chunked_head(subject, targets)
+            head = chunked_cross_entropy.chunked_head(subject, targets)
 
             def losses() -> Tensor:
                 if head is None:
                     return subject.losses(outputs(), targets)
-                return losses_without_logits(head, outputs, targets)
+                return chunked_cross_entropy.losses_without_logits(head, outputs, targets)
 
             return hessian_product(lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks)
         if self.operator == "ggn":

@@ -24,20 +24,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from landscape.data.structure import Forward, call_model
 from landscape.probe import report_products
-from landscape.products.double_precision import attributes_restored
-from landscape.products.graph_passes import lift_constants, merge_equal, plain_copies, split, views_to_reshapes
+from landscape.products import double_precision, graph_passes, kinks
 from landscape.products.hessian_product import Product, differentiable_attention
 from landscape.products.interpreted_graph import interpreted
-from landscape.products.kinks import FixedPattern
 from landscape.products.vectors import unflat
-from landscape.subject.graph_replay import BoundReplay, GraphReplay
-from landscape.subject.members import Positioned
+from landscape.subject import graph_replay, members
 
 log = logging.getLogger(__name__)
 
 Losses = Callable[[Any, Tensor], Tensor]  # (outputs of the forward pass, targets) -> losses per sample (N,)
 Graph = Callable[..., Sequence[Tensor]]
-Inputs = Tensor | Positioned  # with dropout masks, which belong to positions in the data
+Inputs = Tensor | members.Positioned  # with dropout masks, which belong to positions in the data
 Shape = tuple[torch.Size, torch.dtype, torch.Size, torch.dtype]  # of inputs and of targets
 # Derivatives f'(x) g in one operation; as two operations the costly part f'(x) does not depend on the vector.
 SPLITTABLE = [
@@ -58,8 +55,8 @@ class TracedHessian:
     layout: torch.memory_format  # memory format of the inputs
     batched: int  # mini-batches per product; 0 for a trace without an axis for them
     constants: Sequence[Tensor]  # what else the loss depends on, such as buffers: read at each `at` too
-    _once: GraphReplay  # both in one pool
-    _each: GraphReplay
+    _once: graph_replay.GraphReplay  # both in one pool
+    _each: graph_replay.GraphReplay
 
     def at(self, inputs: Inputs, targets: Tensor, *, pattern: Sequence[Tensor] = (), shift: float = 0.0) -> Product:
         """Run the part that does not depend on the vector; with the activation `pattern` if one was given to `trace`.
@@ -119,7 +116,7 @@ class TracedHessian:
         """What is computed, as text."""
         return "\n".join(graph.code for graph in self.graphs if isinstance(graph, fx.GraphModule))
 
-    def _prepared(self, given: Sequence[Tensor]) -> tuple[Tensor, BoundReplay]:
+    def _prepared(self, given: Sequence[Tensor]) -> tuple[Tensor, graph_replay.BoundReplay]:
         """Loss, and products of the mini-batch that is given; another one may hold the addresses of a recording."""
         self._each.release()
         with torch.no_grad():
@@ -200,7 +197,7 @@ def trace(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     weights = [_laid_out(p, layout) for p in parameters.values()]
     example = [_laid_out(tensor, layout) for tensor in (*tensors_of(inputs), targets, *pattern)]
-    masked = isinstance(inputs, Positioned)
+    masked = isinstance(inputs, members.Positioned)
     function: Callable[..., list[Tensor]] = _loss_and_product(model, forward, losses, list(parameters), masked)
     vectors = unflat(example[0].new_zeros(sum(p.numel() for p in weights), dtype=weights[0].dtype), weights)
     if batched:
@@ -209,11 +206,11 @@ def trace(
         function = torch.vmap(function, in_dims=(None,) * len(weights) + (0,) * (len(example) + len(weights)))
     # Without writes in place, so that equal operations can be merged.
     graph = _recorded(model, functionalize(function, remove="mutations"), [*weights, *example, *vectors])
-    views_to_reshapes(graph)
-    plain_copies(graph)
-    constants = lift_constants(graph)
-    merge_equal(graph)
-    once, each = split(graph, vectors=len(weights))
+    graph_passes.views_to_reshapes(graph)
+    graph_passes.plain_copies(graph)
+    constants = graph_passes.lift_constants(graph)
+    graph_passes.merge_equal(graph)
+    once, each = graph_passes.split(graph, vectors=len(weights))
     return TracedHessian(
         dict(parameters),
         shape_of(inputs, targets),
@@ -224,10 +221,10 @@ def trace(
     )
 
 
-def replays(once: Graph, each: Graph, **options: Any) -> tuple[GraphReplay, GraphReplay]:
+def replays(once: Graph, each: Graph, **options: Any) -> tuple[graph_replay.GraphReplay, graph_replay.GraphReplay]:
     """Both graphs, recorded on a CUDA device into one pool, where what the first keeps stays for the second."""
-    first = GraphReplay(once, "preparation of Hessian products", **options)
-    return first, GraphReplay(each, "Hessian product", **{"pool": first.pool, **options})
+    first = graph_replay.GraphReplay(once, "preparation of Hessian products", **options)
+    return first, graph_replay.GraphReplay(each, "Hessian product", **{"pool": first.pool, **options})
 
 
 def _recorded(model: nn.Module, function: Callable[..., list[Tensor]], arguments: Sequence[Tensor]) -> fx.GraphModule:
@@ -235,12 +232,12 @@ def _recorded(model: nn.Module, function: Callable[..., list[Tensor]], arguments
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with differentiable_attention():
         try:
-            with attributes_restored(model), _code_when_called(), fake:
+            with double_precision.attributes_restored(model), _code_when_called(), fake:
                 return make_fx(function, _decompositions())(*map(fake.from_tensor, arguments))
         except Exception as error:  # whatever the model's code raises; with values it may work
             log.debug("recording with values: %s", error)
         try:
-            with attributes_restored(model), _code_when_called():
+            with double_precision.attributes_restored(model), _code_when_called():
                 return make_fx(function, _decompositions())(*arguments)
         except Exception as error:
             why = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -278,13 +275,13 @@ def _loss_and_product(
     module = _Forward(model, forward)
 
     def loss(weights: dict[str, Tensor], x: Inputs, y: Tensor, pattern: Sequence[Tensor]) -> Tensor:
-        with FixedPattern(pattern) if pattern else contextlib.nullcontext():
+        with kinks.FixedPattern(pattern) if pattern else contextlib.nullcontext():
             returned = functional_call(module, {f"model.{name}": w for name, w in weights.items()}, (x,))
         return losses(returned, y).mean()
 
     def product(*arguments: Tensor) -> list[Tensor]:
         weights, given = arguments[: len(names)], arguments[len(names) : -len(names)]
-        x = Positioned(given[0], given[1]) if masked else given[0]
+        x = members.Positioned(given[0], given[1]) if masked else given[0]
         y, *pattern = given[1 + masked :]
         vector = dict(zip(names, arguments[-len(names) :], strict=True))
 

@@ -16,9 +16,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.headline import HEADLINES, Headline, Reading
-from landscape.statistics.intervals import BY_BOUNDS
-from landscape.statistics.rounding import interval, plus_minus
-from landscape.statistics.stored import count_of, ends_of, error_of
+from landscape.statistics import intervals, rounding, stored
 
 SAME = 1e-9  # of coordinates
 Place = Mapping[str, int]  # positions on some axes
@@ -74,8 +72,8 @@ class Measured:
             return f"{self.value:.3g} or more" if self.high == np.inf else f"{self.value:.4g}"
         above, below = self.high - self.value, self.value - self.low
         if abs(above - below) <= 0.02 * (above + below):
-            return plus_minus(self.value, (above + below) / 2)
-        return interval(self.value, self.low, self.high)
+            return rounding.plus_minus(self.value, (above + below) / 2)
+        return rounding.interval(self.value, self.low, self.high)
 
     def as_json(self) -> dict[str, Any]:
         """With JSON's null for what is not known."""
@@ -156,8 +154,8 @@ def _parts(data: xr.Dataset, name: str) -> Parts:
     """Value, error, number of values and ends of an interval on the axes of a quantity; a fact has a value alone."""
     if name not in data.variables:
         return {"value": _Part((), _values(data, name))}
-    dims, value, (low, high) = data.variables[name].dims, _values(data, name), ends_of(data, name)
-    arrays = {"error": error_of(data, name), "n": count_of(data, name), "low": low, "high": high}
+    dims, value, (low, high) = data.variables[name].dims, _values(data, name), stored.ends_of(data, name)
+    arrays = {"error": stored.error_of(data, name), "n": stored.count_of(data, name), "low": low, "high": high}
     unknown = np.full(value.shape, np.nan)  # of errors with other axes
     known = {key: v if v.shape in ((), value.shape) else unknown for key, v in arrays.items()}
     return {key: _Part(tuple(map(str, dims[: v.ndim])), v) for key, v in {"value": value, **known}.items()}
@@ -230,7 +228,7 @@ def _measured(data: xr.Dataset, headline: Headline, place: Place, parts: Parts) 
         bounds, n = "share", float(data.attrs.get("samples", np.nan))
         error = float(np.sqrt(value * (1 - value) / (n - 1))) if n > 1 and 0 <= value <= 1 else np.nan
     if headline.samples or "low" not in parts:
-        low, high = map(float, BY_BOUNDS[bounds](value, error, n))
+        low, high = map(float, intervals.BY_BOUNDS[bounds](value, error, n))
     return Measured(name, value, error, low, high, "" if unit == "1" else unit, headline.reading, n, bounds, where)
 
 

@@ -14,11 +14,8 @@ import numpy as np
 
 from landscape.probe import Values
 from landscape.results import group as groups
-from landscape.results.hdf5_file import check
-from landscape.results.journal import Busy, Journal, Record
-from landscape.results.replacing import behind_link
+from landscape.results import hdf5_file, journal, replacing, updating
 from landscape.results.run_key import Arrays, RunKey, to_header
-from landscape.results.updating import locked, update
 
 AT, AFTER = "at", "after"  # words of a record: the coordinate of its row; or the last coordinate that is kept
 WORDS = (AT, AFTER)
@@ -39,15 +36,15 @@ class SeriesWriter:
     """
 
     def __init__(self, path: Path, key: RunKey, *, after: int | None = None) -> None:
-        self.path = behind_link(path)
+        self.path = replacing.behind_link(path)
         self.key = key
-        check(self.path, writable=True)
+        hdf5_file.check(self.path, writable=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.path):
+        with updating.locked(self.path):
             try:
-                self._journal = Journal(self.path.with_name(f"{self.path.name}.journal-{key.digest}"))
-            except Busy:
-                raise Busy(
+                self._journal = journal.Journal(self.path.with_name(f"{self.path.name}.journal-{key.digest}"))
+            except journal.Busy:
+                raise journal.Busy(
                     f"the series {key.label} is being written into {path} by another process; give this run another "
                     "label, or another file"
                 ) from None
@@ -57,7 +54,7 @@ class SeriesWriter:
             self._journal.append(to_header(key))
             if after is not None:
                 self._rows = {at: row for at, row in self._rows.items() if at <= after}
-                self._journal.append(Record({AFTER: after}, {}))
+                self._journal.append(journal.Record({AFTER: after}, {}))
             self.merge()
         except BaseException:
             self.release()
@@ -79,7 +76,7 @@ class SeriesWriter:
         if set(values) != set(wanted):
             raise ValueError(f"{self.key.probe} measured {sorted(values)}, its plan promises {sorted(wanted)}")
         row = {name: np.asarray(values[name], quantity.dtype) for name, quantity in wanted.items()}
-        self._journal.append(Record({AT: at}, row))
+        self._journal.append(journal.Record({AT: at}, row))
         self._rows[at] = row
 
     def merge(self, *, finished: bool = False) -> None:
@@ -95,8 +92,8 @@ class SeriesWriter:
                 groups.mark_finished(group)
             return str(group.name).strip("/")
 
-        with locked(self.path):
-            self.group = update(self.path, change)
+        with updating.locked(self.path):
+            self.group = updating.update(self.path, change)
         self._journal.clear(keep=1)
 
     def close(self) -> None:
@@ -112,7 +109,7 @@ class SeriesWriter:
         self._journal.__exit__(None, None, None)
 
 
-def adopt(file: h5py.File, key: RunKey, records: Iterable[Record]) -> None:
+def adopt(file: h5py.File, key: RunKey, records: Iterable[journal.Record]) -> None:
     """Merge the journal of a series whose process was killed."""
     name = groups.name_with_digest(file, key.probe, key.digest)
     stored = groups.arrays(file[name]) if name is not None else {}
@@ -127,7 +124,7 @@ def stored_series(path: Path, key: RunKey) -> Rows:
     return {} if name is None else _rows_in(groups.read_group(path, name), key)
 
 
-def rows_of(rows: Rows, records: Iterable[Record]) -> Rows:
+def rows_of(rows: Rows, records: Iterable[journal.Record]) -> Rows:
     """Rows with what the records of a journal changed about them, in its order."""
     rows = dict(rows)
     for record in records:

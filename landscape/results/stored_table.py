@@ -12,11 +12,8 @@ import xarray as xr
 
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
-from landscape.results.handles import hard_links
-from landscape.results.hdf5_file import check
-from landscape.results.replacing import behind_link
+from landscape.results import handles, hdf5_file, replacing, updating
 from landscape.results.run_key import RunKey, readable_label, versions
-from landscape.results.updating import locked, update
 
 Row = Mapping[str, Any]
 
@@ -29,8 +26,8 @@ def store(path: Path, name: str, label: str, definition: Mapping[str, Any], rows
     Raises:
         ValueError, PermissionError, OSError: the file cannot be changed.
     """
-    path = behind_link(path)
-    check(path, writable=True)
+    path = replacing.behind_link(path)
+    hdf5_file.check(path, writable=True)
     parameters = json.dumps(definition, sort_keys=True)
     content = json.dumps([parameters, list(map(dict, rows))], default=str)
     digest = hashlib.sha256(content.encode()).hexdigest()[:10]
@@ -54,7 +51,7 @@ def store(path: Path, name: str, label: str, definition: Mapping[str, Any], rows
     key = RunKey(name, readable_label(label), digest, plan, attributes)
 
     def change(file: h5py.File) -> str:
-        for old in hard_links(file[name]) if name in file else ():
+        for old in handles.hard_links(file[name]) if name in file else ():
             if file[name][old].attrs.get("parameters") == parameters and not old.endswith(f"-{digest}"):
                 del file[name][old]
         group = groups.open_or_create(file, key)
@@ -66,8 +63,8 @@ def store(path: Path, name: str, label: str, definition: Mapping[str, Any], rows
 
     if there := groups.stored_group(path, name, digest):
         return there
-    with locked(path):
-        return update(path, change)
+    with updating.locked(path):
+        return updating.update(path, change)
 
 
 def rows_of(data: xr.Dataset) -> list[dict[str, Any]]:

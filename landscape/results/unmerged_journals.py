@@ -16,15 +16,9 @@ import numpy as np
 
 from landscape.probe import Plan
 from landscape.results import group as groups
-from landscape.results import series
+from landscape.results import handles, hdf5_file, malformed, replacing, run_key, series, updating
 from landscape.results.group import results_in
-from landscape.results.handles import array_of, attributes_of
-from landscape.results.hdf5_file import DAMAGE, MOST_ATTRIBUTES, check, damaged, reading
 from landscape.results.journal import Busy, Journal, NotAJournal, Record, records_of
-from landscape.results.malformed import NUMBERS, check_attributes, readable
-from landscape.results.replacing import behind_link
-from landscape.results.run_key import ReduceOf, RunKey, from_header, safe_label
-from landscape.results.updating import locked, update
 
 LARGEST = 2**26  # bytes of a result that is created from its journal alone
 MOST_ARRAYS = 1000  # of a result, which has 60 at most
@@ -44,16 +38,16 @@ UNREADABLE = (
 _log = logging.getLogger(__name__)
 
 
-def merge_orphans(path: Path, *, reduce_of: ReduceOf) -> None:
+def merge_orphans(path: Path, *, reduce_of: run_key.ReduceOf) -> None:
     """Merge the journals of killed processes, so that the file says how far each result got."""
-    path = behind_link(path)
-    check(path, writable=True)
+    path = replacing.behind_link(path)
+    hdf5_file.check(path, writable=True)
     if not journals(path):
         return
-    with locked(path), contextlib.ExitStack() as stack:
+    with updating.locked(path), contextlib.ExitStack() as stack:
         found = [stack.enter_context(journal) for journal in orphans(path)]
         if found:
-            remove(found, update(path, lambda file: [adopt(file, journal, reduce_of) for journal in found]))
+            remove(found, updating.update(path, lambda file: [adopt(file, journal, reduce_of) for journal in found]))
 
 
 def journals(path: Path) -> list[Path]:
@@ -70,7 +64,7 @@ def orphans(path: Path) -> Iterator[Journal]:
             yield Journal(name)
 
 
-def adopt(file: h5py.File, journal: Journal, reduce_of: ReduceOf) -> str:
+def adopt(file: h5py.File, journal: Journal, reduce_of: run_key.ReduceOf) -> str:
     """Merge a journal by its own header; returns why it could not be read, "" where it could."""
     probe, stored = "", set[str]()
     try:
@@ -107,7 +101,7 @@ def set_aside(journal: Journal, reason: str = "") -> None:
     _log.warning("warning: %s: %s; the whole file is kept as %s", journal.path, why, kept.name)
 
 
-def key_of(records: Sequence[Record], path: Path) -> RunKey:
+def key_of(records: Sequence[Record], path: Path) -> run_key.RunKey:
     """The key in the header of the journal at a path.
 
     Raises:
@@ -116,7 +110,7 @@ def key_of(records: Sequence[Record], path: Path) -> RunKey:
     header = next((record for record in records if "key" in record.data), None)
     if header is None:
         raise ValueError("its header is lost")
-    key = from_header(header)
+    key = run_key.from_header(header)
     if not (re.fullmatch(r"[\w-]+", key.probe) and DIGEST.fullmatch(key.digest)):
         raise ValueError(f"it belongs to no result, but to {key.probe!r} {key.digest!r}")
     if not path.name.endswith(f"-{key.digest}"):
@@ -150,7 +144,7 @@ def _has_place(record: Record, plan: Plan) -> bool:
     return len(index) == len(plan.shape) and all(0 <= i < n for i, n in zip(index, plan.shape, strict=True))
 
 
-def check_plan(key: RunKey, *, stored: bool) -> None:
+def check_plan(key: run_key.RunKey, *, stored: bool) -> None:
     """Reject a key of a journal with which no result begins: what it declares would take memory, or spoil the file.
 
     Its arrays are counted unless they are `stored` in the file; those of a series grow by a part at a time.
@@ -159,14 +153,14 @@ def check_plan(key: RunKey, *, stored: bool) -> None:
         ValueError: it declares something else than numbers, texts and names, or more than a result has.
     """
     plan, about = key.plan, {**key.attributes, **key.plan.facts}
-    check_attributes({**about, "probe": key.probe, "label": key.label}, key.probe)
+    malformed.check_attributes({**about, "probe": key.probe, "label": key.label}, key.probe)
     declared = {**plan.quantities, **plan.summaries}
     names = [*plan.over, *plan.axes, *plan.labels, *declared]
-    if len(names) > MOST_ARRAYS or len(about) > MOST_ATTRIBUTES - RESERVED:
+    if len(names) > MOST_ARRAYS or len(about) > hdf5_file.MOST_ATTRIBUTES - RESERVED:
         raise ValueError(f"it declares {len(names):,} arrays and {len(about):,} attributes, more than a result has")
     if wrong := [name for name in (*names, *about) if "/" in name or not name.isprintable()]:
         raise ValueError(f"it declares the name {wrong[0]!r}")
-    if wrong := [name for name, quantity in declared.items() if np.dtype(quantity.dtype).kind not in NUMBERS]:
+    if wrong := [name for name, quantity in declared.items() if np.dtype(quantity.dtype).kind not in malformed.NUMBERS]:
         raise ValueError(f"it declares {wrong[0]} of the type {declared[wrong[0]].dtype}")
     dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
     dims += [quantity.dims for quantity in plan.summaries.values()]
@@ -204,20 +198,20 @@ def standings(path: Path) -> list[Standing]:
     Raises:
         FileNotFoundError, ValueError: there is neither, or the file cannot be read.
     """
-    path = behind_link(path)
+    path = replacing.behind_link(path)
     found: dict[tuple[str, str], Standing] = {}
     beside = journals(path)
     if path.exists() or not beside:
-        check(path)
+        hdf5_file.check(path)
         try:
-            with reading(path) as file:
+            with hdf5_file.reading(path) as file:
                 for name, group in results_in(file):
-                    with readable(path, name):
-                        done = array_of(group["done"]) == 1 if "done" in group else np.ones((), bool)
-                        check_attributes(held := attributes_of(group.id), name.partition("/")[0])
+                    with malformed.readable(path, name):
+                        done = handles.array_of(group["done"]) == 1 if "done" in group else np.ones((), bool)
+                        malformed.check_attributes(held := handles.attributes_of(group.id), name.partition("/")[0])
                     found[name.partition("/")[0], name.rpartition("-")[2]] = Standing(name, held, done)
-        except DAMAGE as error:
-            raise damaged(path, error) from error
+        except hdf5_file.DAMAGE as error:
+            raise hdf5_file.damaged(path, error) from error
     for journal in beside:
         try:
             records = records_of(journal)
@@ -228,7 +222,7 @@ def standings(path: Path) -> list[Standing]:
             continue  # merged and removed in the meantime, or for the next merge to set aside
         at = key.probe, key.digest
         stored = found.get(at)
-        name = f"{key.probe}/{safe_label(key.label)}-{key.digest}" if stored is None else stored.group
+        name = f"{key.probe}/{run_key.safe_label(key.label)}-{key.digest}" if stored is None else stored.group
         about = {**key.attributes, "probe": key.probe, "label": key.label} if stored is None else stored.attributes
         done = np.zeros(key.plan.shape, bool) if stored is None else stored.done
         found[at] = Standing(name, about, _with(done, records), _is_locked(journal))

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 from landscape.checkpoints.raw_files import json_of
 from landscape.probe import Probe, Sweeps, Unit, Values, report_workers
-from landscape.running import dask_task
-from landscape.running.executor import PoisonUnits
+from landscape.running import dask_task, executor
 from landscape.running.schedule import TRIES, Chunk, Schedule
 from landscape.running.work import Timed, work_of
 from landscape.subject.subject import Subject
@@ -112,7 +111,7 @@ class DaskCluster:
                     if schedule.complete:
                         break
             if schedule.poisoned:
-                raise PoisonUnits([units[number] for number in schedule.poisoned])
+                raise executor.PoisonUnits([units[number] for number in schedule.poisoned])
         finally:
             with suppress(Exception):
                 self._client.cancel([task for task, _ in tasks.values()], force=True)

@@ -8,9 +8,8 @@ from typing import Protocol, TypeVar
 from landscape.probe import MICRO_BATCHES, Probe, Sweeps, Unit, Values, noting_micro_batches, sweep
 from landscape.products.hessian_product import out_of_memory
 from landscape.products.micro_batches import SampleTooLargeError, free_memory
-from landscape.subject.other_samples import rebatched
+from landscape.subject import other_samples, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import cache_of
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -67,10 +66,10 @@ def _halved(subject: Subject) -> Subject | None:
 
     What was recorded and prepared for the larger ones would still fill the memory: it is dropped.
     """
-    smaller = rebatched(subject, max(min(subject.batch_size, len(subject)) // 2, 1))
+    smaller = other_samples.rebatched(subject, max(min(subject.batch_size, len(subject)) // 2, 1))
     if smaller.batch_size == subject.batch_size:
         return None
-    cache_of(subject).values.clear()
+    weights_cache.cache_of(subject).values.clear()
     return smaller
 
 

@@ -17,21 +17,17 @@ from landscape.probe import WHOLE, Autotunes, Estimates, Plan, Probe, Reduces, S
 from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
 from landscape.results import group as groups
-from landscape.results.protocols import SEVERAL, USES
+from landscape.results import protocols, unmerged_journals
 from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions
-from landscape.results.unmerged_journals import merge_orphans
 from landscape.results.writer import MemoryWriter, Writer, discard
 from landscape.running.executor import IN_PROCESS, Executor, with_smaller_mini_batches
 from landscape.running.lockstep import Measure, follow, followed, leading, require_equal
-from landscape.subject.loading.checks import refuse_stochastic
+from landscape.subject import other_samples, precision, threads
+from landscape.subject.loading import checks, sanity_check
 from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.loading.identity import digest as digest
 from landscape.subject.loading.identity import protocol, weights_sha256
-from landscape.subject.loading.sanity_check import premises
-from landscape.subject.other_samples import rebatched
-from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
-from landscape.subject.threads import suitable_threads
 
 MERGE_SECONDS = 60.0
 AnyWriter: TypeAlias = Writer | MemoryWriter
@@ -40,7 +36,7 @@ UnitResult: TypeAlias = tuple[Unit, Mapping[str, Values]]  # a finished unit and
 _log = logging.getLogger(__name__)
 
 
-@exact_arithmetic()
+@precision.exact_arithmetic()
 def run(
     probe: Probe,
     subject: Subject,
@@ -76,7 +72,7 @@ def run(
     if subject.processes.size > 1:
         require_equal(subject, key.digest)
         if subject.processes.rank > 0:
-            with suitable_threads(subject):
+            with threads.suitable_threads(subject):
                 return follow(probe, subject)
 
     def results(writers: Sequence[AnyWriter], pending: Sequence[Sequence[Unit]]) -> Generator[UnitResult]:
@@ -129,7 +125,7 @@ def run_loop(
         merged = time.monotonic()
         report_units(done, total)
         if here is not None and any(pending):
-            stack.enter_context(suitable_threads(here))
+            stack.enter_context(threads.suitable_threads(here))
         # Closed before the writers: an interrupt restores the model now, not when its traceback is forgotten.
         for unit, found in stack.enter_context(contextlib.closing(results(writers, pending))):
             for writer in writers:
@@ -181,14 +177,14 @@ def run_key(
     `label` is the user's; without one, a new result has the subject's.
     """
     if probe.deterministic:
-        refuse_stochastic(subject)
+        checks.refuse_stochastic(subject)
     attributes = {
         **(choices or {}),
         "parameters": json.dumps(asdict(probe), default=str),  # type: ignore[call-overload]
         **attributes_of(subject),
-        **premises(subject, weights),
-        USES: ",".join(probe.uses),
-        SEVERAL: probe.several,
+        **sanity_check.premises(subject, weights),
+        protocols.USES: ",".join(probe.uses),
+        protocols.SEVERAL: probe.several,
         "errors_over": probe.errors_over,
         "versions": json.dumps(versions()),
         **stored_headlines(probe.headlines),
@@ -226,13 +222,13 @@ def with_stored_batch_size(probe: Probe, subject: Subject, path: Path | None, we
     undecided = digest(probe, subject, weights)
 
     def stored() -> int:
-        merge_orphans(path, reduce_of=reduce_of)
+        unmerged_journals.merge_orphans(path, reduce_of=reduce_of)
         group = groups.stored_group(path, probe.name, undecided)
         if group is None or "batch_size" in probe.uses:
             return subject.batch_size
         return int(groups.attribute(path, group, "batch_size"))
 
-    return rebatched(subject, subject.processes.on_main_process(stored))
+    return other_samples.rebatched(subject, subject.processes.on_main_process(stored))
 
 
 def _resolved(
@@ -248,7 +244,7 @@ def _resolved(
         stored = None if path is None else _stored_choices(probe, path, undecided, overwrite=overwrite)
         if stored is not None:
             return stored
-        with suitable_threads(subject):
+        with threads.suitable_threads(subject):
             return probe.autotune(subject)
 
     choices = on_main_process(made)
@@ -260,7 +256,7 @@ def _resolved(
 
 def _stored_choices(probe: Probe, path: Path, undecided: str, *, overwrite: bool) -> Mapping[str, Any] | None:
     """What autotuning chose for an earlier run of the same run key; None if there was none."""
-    merge_orphans(path, reduce_of=reduce_of)
+    unmerged_journals.merge_orphans(path, reduce_of=reduce_of)
     group = None if overwrite else groups.stored_group(path, probe.name, undecided, autotuned=True)
     choices: Mapping[str, Any] | None = json.loads(groups.attribute(path, group, "choices")) if group else None
     return choices

@@ -21,8 +21,7 @@ from landscape.probe import Probe, Sweeps, Unit, Values
 from landscape.results.run_key import versions
 from landscape.running.executor import sweep_within_memory
 from landscape.subject.device import device_count
-from landscape.subject.loading.identity import digest, weights_sha256
-from landscape.subject.loading.load import load_spec
+from landscape.subject.loading import identity, load
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -57,8 +56,8 @@ def work_of(probe: Probe | Sweeps, subject: Subject) -> Work:
             "workers load the subject by themselves and cannot load a model, data or a loss made in Python; "
             "give a checkpoint with --model file.py:callable, or use one worker"
         )
-    weights = weights_sha256(subject)
-    digests = tuple(digest(one, subject, weights) for one in probes_of(probe))
+    weights = identity.weights_sha256(subject)
+    digests = tuple(identity.digest(one, subject, weights) for one in probes_of(probe))
     file = subject.checkpoint.sha256 if subject.checkpoint is not None else ""
     return Work(
         probe, subject.spec, str(Path.cwd()), weights, subject.data.sha256, digests, file=file, versions=versions()
@@ -85,19 +84,19 @@ def loaded(work: Work) -> Subject:
     again = "was replaced since the command began, or is another one there; nothing of it is stored: run again"
     path = work.spec.checkpoint
     try:
-        subject = load_spec(work.spec)
+        subject = load.load_spec(work.spec)
     except ValueError as error:
         if path is not None and raw_files.sha256_of(path) != work.file:
             raise ValueError(f"{here}: {path} {again} ({error})") from error
         raise
-    weights = weights_sha256(subject)
+    weights = identity.weights_sha256(subject)
     if weights != work.weights:
         raise ValueError(f"{here}: {path or work.spec.model} has other weights; the file {again}")
     stored = subject.checkpoint
     replaced = stored is not None and stored.sha256 != work.file and f"{path} has the same weights; the file"
     if subject.data.sha256 != work.data:
         raise ValueError(f"{here}: {replaced or f'{subject.data.in_words} has other samples; a file of it'} {again}")
-    if tuple(digest(probe, subject, weights) for probe in probes_of(work.probe)) != work.digests:
+    if tuple(identity.digest(probe, subject, weights) for probe in probes_of(work.probe)) != work.digests:
         raise ValueError(f"{here}: {replaced or 'code, or a further file that an option names,'} {again}")
     return subject
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from landscape.headline import HIGHER, LOWER, Headline
 from landscape.probe import Quantity, Values
-from landscape.statistics.calibration import Interval
-from landscape.statistics.intervals import interval
+from landscape.statistics import calibration, intervals
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -143,7 +142,7 @@ def _reduced(data: Mapping[str, np.ndarray]) -> Values:
     return found
 
 
-def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, Interval]]:
+def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, calibration.Interval]]:
     """Mean scores over corruptions and severities of a result minus those of another one on the same images.
 
     Intervals are those of Student's t over blocks of samples, which both have in common. The error of the ECE is that
@@ -155,8 +154,8 @@ def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[fl
         sums, others = (one[f"{name}_block"].values.mean(axis=(0, 1)) for one in (data, other))
         counts = data["block_samples"].values
         error = float(_error_over_blocks((sums - others)[None] / counts, counts)[0])
-        low, high = interval(value, error, len(counts))
-        found[name] = value, Interval(error, float(low), float(high))
+        low, high = intervals.interval(value, error, len(counts))
+        found[name] = value, calibration.Interval(error, float(low), float(high))
     return found
 
 

@@ -7,9 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from landscape.statistics.intervals import BY_BOUNDS, UPPER
-from landscape.statistics.means import mean_and_standard_error
-from landscape.statistics.paired import Difference, by_error, degrees_of_freedom
+from landscape.statistics import intervals, means, paired
 
 FEWEST = 2  # members of a group that say something about its spread
 NODES = 200  # of the quadrature
@@ -26,12 +24,12 @@ class Effect:
 
 def mean_interval(values: np.ndarray, bounds: str = "") -> tuple[float, float, float]:
     """Mean of independent values (n,) and the ends of its interval, within the bounds of the quantity."""
-    mean, error = mean_and_standard_error(values) if len(values) else (math.nan, math.nan)
-    low, high = BY_BOUNDS[bounds](mean, error, len(values))
+    mean, error = means.mean_and_standard_error(values) if len(values) else (math.nan, math.nan)
+    low, high = intervals.BY_BOUNDS[bounds](mean, error, len(values))
     return mean, float(low), float(high)
 
 
-def two_groups(values: np.ndarray, other: np.ndarray, units: str = "seeds") -> Difference:
+def two_groups(values: np.ndarray, other: np.ndarray, units: str = "seeds") -> paired.Difference:
     """Mean of the first minus that of the other; NaN without two of each.
 
     Student's t of groups of one size, whose degrees of freedom Welch's test takes for too few where they are a handful
@@ -39,14 +37,14 @@ def two_groups(values: np.ndarray, other: np.ndarray, units: str = "seeds") -> D
     """
     value = float(np.mean(values) - np.mean(other)) if len(values) and len(other) else math.nan
     if min(len(values), len(other)) < FEWEST:
-        return Difference(value, math.nan, math.nan, math.nan, "")
-    (_, error), (_, other_error) = (mean_and_standard_error(one) for one in (values, other))
+        return paired.Difference(value, math.nan, math.nan, math.nan, "")
+    (_, error), (_, other_error) = (means.mean_and_standard_error(one) for one in (values, other))
     counts = len(values), len(other)
     method = f"{'Student' if counts[0] == counts[1] else 'Welch'}'s t over {units}"
     total = math.hypot(error, other_error)
     if not total > 0:
-        return Difference(value, math.nan, math.nan, 1.0 if value == 0 else math.nan, method)
-    return by_error(value, total, 1 + degrees_of_freedom((error, other_error), counts), method)
+        return paired.Difference(value, math.nan, math.nan, 1.0 if value == 0 else math.nan, method)
+    return paired.by_error(value, total, 1 + paired.degrees_of_freedom((error, other_error), counts), method)
 
 
 def hedges_g(values: np.ndarray, other: np.ndarray) -> Effect:
@@ -66,7 +64,7 @@ def hedges_g(values: np.ndarray, other: np.ndarray) -> Effect:
         return Effect(math.nan, math.nan, math.nan)
     d, scale = float(np.mean(values) - np.mean(other)) / pooled, math.sqrt(n * m / (n + m))
     unbiased = math.exp(gammaln(df / 2) - gammaln((df - 1) / 2)) * math.sqrt(2 / df)
-    low, high = (_noncentrality(d * scale, df, share) / scale for share in (UPPER, 1 - UPPER))
+    low, high = (_noncentrality(d * scale, df, share) / scale for share in (intervals.UPPER, 1 - intervals.UPPER))
     return Effect(unbiased * d, low, high)
 
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.statistics.intervals import FEWEST, NORMAL
-from landscape.statistics.means import mean_and_standard_error_from_sums
-from landscape.statistics.undefined import unmeasured
+from landscape.statistics import intervals, means, undefined
 
 PARTS = 8  # of a mini-batch, over which sums of several units are compared
 ALL = 0  # place of all units together
@@ -33,7 +31,7 @@ def summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     found |= dict(zip(names, np.array(pairs).reshape(count, 3).T, strict=True))
     few = "fewer than four units, or no difference between them"
     why = few if np.isnan(found[names[0]]).all() else "all ranks agree"
-    return found | unmeasured((name, "", why) for name in names if np.isnan(found[name]).all())
+    return found | undefined.unmeasured((name, "", why) for name in names if np.isnan(found[name]).all())
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -47,12 +45,12 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     n = len(x)
-    if n < FEWEST or np.ptp(x) == 0 or np.ptp(y) == 0:
+    if n < intervals.FEWEST or np.ptp(x) == 0 or np.ptp(y) == 0:
         return math.nan, math.nan, math.nan
     r = float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
     if abs(r) > 1 - 1e-12:
         return round(r), math.nan, math.nan
-    half = NORMAL * math.sqrt((1 + r**2 / 2) / (n - 3))
+    half = intervals.NORMAL * math.sqrt((1 + r**2 / 2) / (n - 3))
     return r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
 
 
@@ -88,7 +86,7 @@ def _mean(data: Mapping[str, np.ndarray], name: str, count: int) -> tuple[np.nda
     done = data["done"][:, :count] == 1
     names = (f"{name}_sum", f"{name}_square_sum", "samples")
     total, squares, n = (np.where(done, data[key][:, :count], 0.0).sum(axis=0) for key in names)
-    return *mean_and_standard_error_from_sums(total, squares, np.where(n > 0, n, np.nan)), n
+    return *means.mean_and_standard_error_from_sums(total, squares, np.where(n > 0, n, np.nan)), n
 
 
 def _additivity(data: Mapping[str, np.ndarray], count: int) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import numpy as np
 
 from landscape.headline import FLATTER, HIGHER, LOWER, Headline
 from landscape.probe import Quantity
-from landscape.statistics import basins
-from landscape.statistics.intervals import NORMAL
+from landscape.statistics import basins, intervals
 
 RADII, QUOTED = (0.1, 0.25, 0.5, 1.0), 0.5  # of heights, and of the one that stands in one line of text
 CENTRE = {"x": 0.0, "y": 0.0}
@@ -89,7 +88,7 @@ def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
     depth, depth_se = np.full((2, MINIMA), np.nan)
     depth[: len(inner)] = [minimum.persistence for minimum in inner[:MINIMA]]
     depth_se[: len(inner)] = errors[:MINIMA]
-    clear = sum(minimum.persistence > NORMAL * error for minimum, error in zip(inner, errors, strict=True))
+    clear = sum(minimum.persistence > intervals.NORMAL * error for minimum, error in zip(inner, errors, strict=True))
     return {
         "minima": float(len(every)), "clear_minima": float(len(every) - len(inner) + clear),
         "persistence": depth, "persistence_se": depth_se,

@@ -5,11 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from landscape.statistics.rank_correlation import kendall
-from landscape.statistics.rounding import interval
-from landscape.statistics.seed_groups import mean_interval
-from landscape.studies.claims import markdown
-from landscape.studies.study import UNKNOWN, Number
+from landscape.statistics import rank_correlation, rounding, seed_groups
+from landscape.studies import claims, study
 
 TITLE = "Kendall's tau over networks [95 %, by resampling them with all their seeds]:"
 
@@ -20,18 +17,18 @@ class Correlation:
 
     names: tuple[str, str]
     groups: Sequence[str]  # of every network; "" without
-    x: Sequence[Number]
-    y: Sequence[Number]
+    x: Sequence[study.Number]
+    y: Sequence[study.Number]
 
     @property
-    def over_all(self) -> Number:
+    def over_all(self) -> study.Number:
         """Tau of all pairs of networks, and the ends of its interval."""
-        return kendall(*self._means)
+        return rank_correlation.kendall(*self._means)
 
     @property
-    def within(self) -> Number:
+    def within(self) -> study.Number:
         """Tau of the pairs of networks in one group; NaN for fewer than two groups."""
-        return kendall(*self._means, self.groups) if len(set(self.groups)) > 1 else UNKNOWN
+        return rank_correlation.kendall(*self._means, self.groups) if len(set(self.groups)) > 1 else study.UNKNOWN
 
     @property
     def _means(self) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +47,7 @@ def correlation(
         both = np.array([values[name, network] for name in names], dtype=float)
         both = both[:, np.isfinite(both).all(axis=0)]
         if both.shape[1]:
-            found.append(tuple(mean_interval(row) for row in both))
+            found.append(tuple(seed_groups.mean_interval(row) for row in both))
             kept.append(group)
     return Correlation(names, kept, [x for x, _ in found], [y for _, y in found])
 
@@ -60,12 +57,12 @@ def table(found: Sequence[Correlation]) -> str:
     if not found:
         return ""
     rows = [(" and ".join(one.names), len(one.x), in_words(one.over_all), in_words(one.within)) for one in found]
-    return "\n".join(["", TITLE, "", *markdown(("numbers", "networks", "over all", "within groups"), rows), ""])
+    return "\n".join(["", TITLE, "", *claims.markdown(("numbers", "networks", "over all", "within groups"), rows), ""])
 
 
-def in_words(tau: Number) -> str:
+def in_words(tau: study.Number) -> str:
     """Tau with its interval."""
     value, low, high = tau
     if np.isnan(value):
         return "not known"
-    return interval(value, low, high, sign=True) if np.isfinite(low) else f"{value:+.2g}, without an interval"
+    return rounding.interval(value, low, high, sign=True) if np.isfinite(low) else f"{value:+.2g}, without an interval"

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from landscape.studies.claims import FullBatch, markdown, over_seeds
-from landscape.studies.study import Results
+from landscape.studies import claims, study
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,7 +37,7 @@ def plateau(values: np.ndarray) -> np.ndarray:
     return values[reached[0] :] if reached.size else values[:0]
 
 
-def table_of(trainings: Mapping[str, FullBatch], seeds: Sequence[Results]) -> str:
+def table_of(trainings: Mapping[str, claims.FullBatch], seeds: Sequence[study.Results]) -> str:
     """The trainings as a Markdown table, with their ratios on the plateau over seeds; empty without any."""
     if not trainings:
         return ""
@@ -53,13 +52,13 @@ def table_of(trainings: Mapping[str, FullBatch], seeds: Sequence[Results]) -> st
         arguments = ", ".join(f"{key} {value}" for key, value in one.arguments.items())
         each, first = (", ".join(f"{value:.3f}" for value in some) for some in (means, [v[0] for v in series]))
         about = (name, f"{one.optimizer}, {arguments}", one.images, f"2 x {one.width}", one.steps)
-        rows.append((*about, first, over_seeds(means), each))
+        rows.append((*about, first, claims.over_seeds(means), each))
     title = "Full-batch trainings of fully connected tanh networks with half the squared error, followed step by step:"
-    return "\n".join(["", title, "", *markdown(head, rows), ""])
+    return "\n".join(["", title, "", *claims.markdown(head, rows), ""])
 
 
 def followed(
-    name: str, training: FullBatch, *, data: str, data_root: Path | None, seed: int, device: str, out: Path
+    name: str, training: claims.FullBatch, *, data: str, data_root: Path | None, seed: int, device: str, out: Path
 ) -> xr.Dataset:
     """The series of a training with one seed: from the results file, or from a training that writes it there."""
     import torch
@@ -95,7 +94,7 @@ def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (outputs - targets).square().sum(dim=1)
 
 
-def _network(training: FullBatch, pixels: int, classes: int) -> nn.Module:
+def _network(training: claims.FullBatch, pixels: int, classes: int) -> nn.Module:
     from torch import nn
 
     layers: list[nn.Module] = [nn.Flatten()]
@@ -104,7 +103,7 @@ def _network(training: FullBatch, pixels: int, classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(training.width, classes))
 
 
-def _samples(training: FullBatch, data: str, data_root: Path | None) -> tuple[Tensor, Tensor]:
+def _samples(training: claims.FullBatch, data: str, data_root: Path | None) -> tuple[Tensor, Tensor]:
     """The first training images of a class-balanced order, and one-hot targets."""
     from torch.nn.functional import one_hot
 

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.checkpoints.containers import weights_in
+from landscape.checkpoints import checkpoint, containers
 from landscape.options import OptionError
 
 Network: TypeAlias = nn.Module | Mapping[str, Tensor]
@@ -43,19 +42,19 @@ def named(options: Mapping[str, Any]) -> Naming:
     return naming
 
 
-def checkpoint_of(name: str, network: Network) -> Checkpoint:
+def checkpoint_of(name: str, network: Network) -> checkpoint.Checkpoint:
     """The weights of a network as they are now, as if read from a file of that name.
 
     Raises:
         ValueError: a dictionary holds no weights.
     """
     try:
-        found = weights_in(network.state_dict() if isinstance(network, nn.Module) else network, "raw")
+        found = containers.weights_in(network.state_dict() if isinstance(network, nn.Module) else network, "raw")
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
     # Copies: they may share memory with the weights that the measurement moves.
     weights = {key: tensor.detach().to("cpu", copy=True) for key, tensor in found.weights.items()}
-    return Checkpoint(Path(name), weights, taken="in memory")
+    return checkpoint.Checkpoint(Path(name), weights, taken="in memory")
 
 
 def _is_network(value: object) -> bool:

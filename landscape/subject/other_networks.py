@@ -10,16 +10,14 @@ from pathlib import Path
 
 from torch import nn
 
-from landscape.checkpoints import raw_files, snapshots
+from landscape.checkpoints import file_names, raw_files, snapshots
 from landscape.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.key_matching import renamed_by_timm
 from landscape.checkpoints.snapshots import Snapshot, of_run
 from landscape.checkpoints.state_dict_loading import load_into
 from landscape.models.adapters import FIELDS
-from landscape.subject.loading.checks import refuse_misfit
+from landscape.subject.loading import checks, smoothing
 from landscape.subject.loading.model_building import with_weights
-from landscape.subject.loading.smoothing import smoothed
 from landscape.subject.mc_dropout import as_is, with_members
 from landscape.subject.networks_in_memory import checkpoint_of
 from landscape.subject.spec import Spec
@@ -36,9 +34,9 @@ def with_checkpoint(subject: Subject, path: Path) -> Subject:
         spec = replace(spec, model="", model_arg={})
     model, stored = with_weights(spec, stored, subject.images)
     model = model.to(subject.device, subject.dtype).eval()
-    other = smoothed(_with_model(subject, model, label_of(stored.path), stored, spec))
+    other = smoothing.smoothed(_with_model(subject, model, file_names.label_of(stored.path), stored, spec))
     if other.images is not None:
-        refuse_misfit(as_is(other))
+        checks.refuse_misfit(as_is(other))
     return with_members(other, subject.members)
 
 
@@ -50,7 +48,7 @@ def _with_network(subject: Subject, name: str) -> Subject:
         load_into(model, checkpoint_of(name, network), allow_missing=False, logits=True)
         network = model
     spec = replace(subject.spec, checkpoint=None, model="") if subject.spec is not None else None
-    return with_members(smoothed(_with_model(subject, network, name, None, spec)), subject.members)
+    return with_members(smoothing.smoothed(_with_model(subject, network, name, None, spec)), subject.members)
 
 
 def _with_model(

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from landscape.options import OptionError, require
-from landscape.subject import sample_statistics
+from landscape.subject import members, sample_statistics
 from landscape.subject.losses import loss_gradients
-from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
 
 Losses = Callable[[Tensor], Tensor]  # pixels in [0, 1] -> a loss per sample
@@ -43,7 +42,7 @@ def losses_of(subject: Subject, batch: int) -> Losses:
     whole, targets = subject.batch(batch)
 
     def losses(pixels: Tensor) -> Tensor:
-        inputs = with_inputs(whole, as_inputs(subject, pixels, unpositioned(whole)))
+        inputs = members.with_inputs(whole, as_inputs(subject, pixels, members.unpositioned(whole)))
         return subject.losses(subject.outputs(inputs), targets)
 
     return losses
@@ -52,7 +51,7 @@ def losses_of(subject: Subject, batch: int) -> Losses:
 def loss_and_correctness_at(subject: Subject, batch: int, pixels: Tensor) -> Tensor:
     """Loss and correctness of a mini-batch with other pixels, (2, n) float64, on the device; inside `evaluating`."""
     whole, targets = subject.batch(batch)
-    inputs = with_inputs(whole, as_inputs(subject, pixels, unpositioned(whole)))
+    inputs = members.with_inputs(whole, as_inputs(subject, pixels, members.unpositioned(whole)))
     return sample_statistics.loss_and_correctness(subject, inputs, targets)
 
 
@@ -60,7 +59,7 @@ def pixels_of(subject: Subject, batch: int) -> Tensor:
     """Pixels of a mini-batch in [0, 1], in the precision of the model."""
     images = subject.images
     if images is None or not images.mean:
-        inputs: Any = unpositioned(subject.batch(batch)[0])
+        inputs: Any = members.unpositioned(subject.batch(batch)[0])
         return cast(Tensor, inputs)
     rows = slice(batch * subject.batch_size, (batch + 1) * subject.batch_size)
     return images.inputs[rows].to(subject.device).to(subject.dtype) / 255
@@ -86,7 +85,7 @@ def refuse_other_than_pixels(subject: Subject, probe: str) -> None:
             f"{probe} needs a loss per sample of (outputs, targets), got one that calls the model or gives a mean; "
             "give --loss cross-entropy"
         )
-    inputs = unpositioned(subject.batch(0)[0])
+    inputs = members.unpositioned(subject.batch(0)[0])
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim != 4:
         got = f"{tuple(inputs.shape)} {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         raise ValueError(f"{probe} needs images (N, C, H, W), got {got}; measure it on image data")
@@ -104,7 +103,7 @@ def refuse_other_than_pixels(subject: Subject, probe: str) -> None:
 
 def extremes(subject: Subject) -> tuple[float, float]:
     """The smallest and the largest value of all inputs, which are tensors."""
-    batches: list[Any] = [unpositioned(inputs) for inputs, _ in subject.each_batch()]
+    batches: list[Any] = [members.unpositioned(inputs) for inputs, _ in subject.each_batch()]
     found = torch.stack([torch.stack(torch.aminmax(inputs)) for inputs in batches])
     return found[:, 0].min().item(), found[:, 1].max().item()
 

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from landscape.data.masks import are_masks
 from landscape.data.structure import TARGETS
-from landscape.subject.losses import bce, cross_entropy
-from landscape.subject.spec import Spec
+from landscape.subject import losses, spec
 from landscape.subject.subject import Subject
 
 SHARE_TOLERANCE = 1e-2  # of the sum of a row of probabilities, which may be stored in half precision
@@ -32,13 +31,13 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
     """
     targets, name = subject.batches[0][1] if subject.images is None else subject.images.targets, subject.data.in_words
     alone = targets is subject.batches[0][0]  # samples without a target, which a regression may reconstruct
-    if not isinstance(targets, Tensor) or (alone and subject.losses is cross_entropy):
+    if not isinstance(targets, Tensor) or (alone and subject.losses is losses.cross_entropy):
         fields = f" (its fields are {', '.join(map(str, targets))})" if isinstance(targets, Mapping) else ""
         raise ValueError(
             f"{name} has no targets{fields}, which the loss needs; give pairs (input, target), a dict with one of "
             f"{', '.join(TARGETS[:4])}, or a loss of (outputs, batch)"
         )
-    if subject.losses is bce:
+    if subject.losses is losses.bce:
         if not _between_0_and_1(targets):
             low, high = targets.min().item(), targets.max().item()
             one = outputs.shape[1] == 1 if outputs.dim() > 1 else True
@@ -48,9 +47,9 @@ def refuse_targets(subject: Subject, outputs: Tensor) -> None:
                 f"--loss bce needs targets from 0 to 1, those of {name} lie between {low:g} and {high:g}; give "
                 f"--loss {other}{several}"
             )
-    elif subject.losses is cross_entropy and (outputs.dim() in (1, 2, 4) or subject.dense):
+    elif subject.losses is losses.cross_entropy and (outputs.dim() in (1, 2, 4) or subject.dense):
         if outputs.dim() == 4 or subject.dense:
-            reason = _per_pixel(targets, outputs, (subject.spec or Spec()).ignore_index)
+            reason = _per_pixel(targets, outputs, (subject.spec or spec.Spec()).ignore_index)
         elif outputs[0].numel() == 1:
             reason = _single_output(targets)
         else:
@@ -120,7 +119,7 @@ def _per_pixel(targets: Tensor, outputs: Tensor, ignored: int) -> str:
             "logits of another resolution than the targets are not resized here, which would change the loss; let the "
             f'model do it: F.interpolate(logits, ({height}, {width}), mode="bilinear")'
         )
-    if ignored == Spec.ignore_index < outputs.shape[1]:  # which nobody chose
+    if ignored == spec.Spec.ignore_index < outputs.shape[1]:  # which nobody chose
         return f"{ignored}, which stands for no label, is one of {outputs.shape[1]} classes; give --ignore-index -1"
     return ""
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from landscape.subject.restoration import evaluation_mode
+from landscape.subject import restoration, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 SMALL = 8_000_000  # samples per mini-batch times parameters, below which threads cost more than they gain
 REPEATS = 3  # runs per timing
@@ -129,13 +128,13 @@ def _note_load(load: str, threads: int) -> None:
         _log.debug("%s; %d thread%s per operation", load, threads, "s" if threads > 1 else "")
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _fastest_forward(subject: Subject, limit: int) -> int:
     with subject.evaluating():
         try:
             return fastest_threads(lambda: subject.loss(0), limit)
         except Exception:  # a probe of layers needs no loss, which outputs without a classifier may not have
-            with evaluation_mode(subject.model):
+            with restoration.evaluation_mode(subject.model):
                 return fastest_threads(lambda: subject.outputs(subject.batch(0)[0]), limit)
 
 

@@ -6,19 +6,16 @@ from pathlib import Path
 import numpy as np
 
 from landscape.data.dataset import Batches
-from landscape.monitoring.measurement import optimizer_in_use
-from landscape.monitoring.monitor import Monitor
+from landscape.monitoring import measurement, monitor
 from landscape.options import OptionError
-from landscape.training.monitor_options import MonitorOptions
-from landscape.training.objectives import Classification
-from landscape.training.updates import Trainer
+from landscape.training import monitor_options, objectives, updates
 
 FILE, SAMPLES = "monitor.h5", 64
 
 
 def monitored(
-    trainer: Trainer, folder: Path, options: MonitorOptions | None, epochs_done: int
-) -> AbstractContextManager[Monitor] | AbstractContextManager[None]:
+    trainer: updates.Trainer, folder: Path, options: monitor_options.MonitorOptions | None, epochs_done: int
+) -> AbstractContextManager[monitor.Monitor] | AbstractContextManager[None]:
     """The monitor of a run that has finished so many epochs; None without options.
 
     Measured is the cross-entropy of the first training samples, in the balanced order of the data set, without
@@ -27,15 +24,15 @@ def monitored(
     """
     if options is None:
         return nullcontext()
-    if not isinstance(trainer.objective, Classification):
+    if not isinstance(trainer.objective, objectives.Classification):
         raise OptionError("--monitor follows the cross-entropy of a classifier; leave it out without labels")
     images = trainer.images
     samples = min(SAMPLES, trainer.recipe.batch_size, len(images))
     batch = Batches(images.take(np.arange(samples)), samples)[0]
     start = epochs_done * trainer.schedule.per_epoch
-    return Monitor(
+    return monitor.Monitor(
         trainer.network, "", batch, every=options.every, overhead=options.overhead, out=folder / FILE,
         data=f"{images.name} train (first {samples} of the {len(images):,} trained on)", label=folder.name, start=start,
         overwrite=True,
-        optimizer=optimizer_in_use(trainer.optimizer), seed=trainer.seed,
+        optimizer=measurement.optimizer_in_use(trainer.optimizer), seed=trainer.seed,
     )  # fmt: skip

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from landscape import models
-from landscape.data.augment import Augmentation
+from landscape.data import augment, recipes
 from landscape.data.dataset import Batches, Images
-from landscape.data.recipes import Recipe
 from landscape.models.vit import ViT
 from landscape.predictions.evaluation import evaluate
 from landscape.probe import derived_seed
@@ -73,21 +72,21 @@ class Objective(Protocol):
         """The weights that a checkpoint holds."""
 
 
-def objective_of(recipe: Recipe) -> Objective:
+def objective_of(recipe: recipes.Recipe) -> Objective:
     """The objective of a recipe."""
     kinds: dict[str, type[Any]] = {"classification": Classification, "simclr": SimCLR, "mim": MaskedImages}
     made: Objective = kinds[recipe.objective](recipe)
     return made
 
 
-def refuse_model(recipe: Recipe, model: str) -> None:
+def refuse_model(recipe: recipes.Recipe, model: str) -> None:
     """Raise a ValueError where the model does not suit the recipe's objective."""
     if recipe.objective == "mim" and "decoder" not in models.accepts(model):
         fit = ", ".join(name for name in models.NAMES if "decoder" in models.accepts(name))
         raise ValueError(f"--objective mim masks the patches of a ViT, {model} is none; give one of {fit}")
 
 
-def refuse_images(recipe: Recipe, images: Images) -> None:
+def refuse_images(recipe: recipes.Recipe, images: Images) -> None:
     """Raise a ValueError where the images do not suit the recipe's objective."""
     if recipe.objective == "simclr" and images.inputs.dtype != torch.uint8:
         raise ValueError(
@@ -100,14 +99,14 @@ def refuse_images(recipe: Recipe, images: Images) -> None:
 class Classification:
     """Cross-entropy with the classes, or with mixed and smoothed ones."""
 
-    recipe: Recipe
+    recipe: recipes.Recipe
     accuracy: ClassVar[str] = "accuracy"
 
     def build(self, model: str, arguments: Mapping[str, Any]) -> nn.Module:
         return models.build(model, **arguments)
 
     def examples(self, images: Images, rows: Tensor, network: nn.Module, *, seed: int) -> tuple[Tensor, Tensor]:
-        augmentation = Augmentation.of_recipe(asdict(self.recipe))
+        augmentation = augment.Augmentation.of_recipe(asdict(self.recipe))
         inputs, targets = augmentation(images.inputs[rows], images.targets[rows], classes=images.classes, seed=seed)
         return images.normalised(inputs), targets
 
@@ -129,7 +128,7 @@ class SimCLR:
     The other images of a mini-batch are the negatives: of one part of it with `accumulate`, of one process of several.
     """
 
-    recipe: Recipe
+    recipe: recipes.Recipe
     accuracy: ClassVar[str] = "neighbour_accuracy"
 
     def build(self, model: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -160,7 +159,7 @@ class SimCLR:
 class MaskedImages:
     """Mean absolute error of the normalised pixels of masked patches, reconstructed behind a small decoder."""
 
-    recipe: Recipe
+    recipe: recipes.Recipe
     accuracy: ClassVar[str] = "neighbour_accuracy"
 
     def build(self, model: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -171,7 +170,7 @@ class MaskedImages:
         return {**arguments, "decoder": self.recipe.decoder}
 
     def examples(self, images: Images, rows: Tensor, network: nn.Module, *, seed: int) -> tuple[Tensor, Tensor]:
-        augmentation = Augmentation(crop=self.recipe.crop, flip=self.recipe.flip)
+        augmentation = augment.Augmentation(crop=self.recipe.crop, flip=self.recipe.flip)
         inputs, _ = augmentation(images.inputs[rows], images.targets[rows], classes=images.classes, seed=seed)
         generator = Generator().manual_seed(derived_seed(seed, "mask"))
         across, down = autoencoder(network).grid_size

@@ -29,14 +29,11 @@ from landscape.subject.loading.smoothing import insert
 from landscape.subject.process_group import ProcessGroup, device_of, process_group
 from landscape.subject.spec import SmoothingOptions, recorded
 from landscape.subject.threads import fixed_threads
-from landscape.training import run_folder
-from landscape.training.monitor_options import MonitorOptions
+from landscape.training import monitor_options, objectives, run_folder, updates
 from landscape.training.monitored import monitored
-from landscape.training.objectives import MaskedImages, objective_of, refuse_images, refuse_model
 from landscape.training.optimizer import named_state
 from landscape.training.run_folder import INIT, WARMUP, RunIdentity
 from landscape.training.training_set import requested_size, splits
-from landscape.training.updates import Trainer, deterministic_algorithms, epoch_updates, with_memory_format
 
 SNAPSHOTS = 10  # `epoch_NNN.pt` in a run, where the spacing is not given
 
@@ -77,7 +74,7 @@ def train(
     device: str = "auto",
     deterministic: bool = False,
     smoothing: SmoothingOptions | None = None,
-    monitor: MonitorOptions | None = None,
+    monitor: monitor_options.MonitorOptions | None = None,
     report: Report | None = None,
 ) -> Path:
     """Train a model, or finish an interrupted run after its last finished epoch; return the path of its `final.pt`.
@@ -107,7 +104,7 @@ def train(
         OptionError, RuntimeError: a value is out of its range; another process is training in the folder.
     """
     _check_options(model, recipe, snapshots, snapshot_dtype, snapshot_optimizer, fraction)
-    with deterministic_algorithms(deterministic), process_group() as processes, ExitStack() as stack:
+    with updates.deterministic_algorithms(deterministic), process_group() as processes, ExitStack() as stack:
         place = device_of(device, processes)
         processes.on_main_process(lambda: stack.enter_context(run_folder.locked(out)))
         images, tests = splits(data, root=data_root, image_size=requested_size(model_args or {}), fraction=fraction)
@@ -117,7 +114,7 @@ def train(
         if not processes.on_main_process(lambda: _is_finished(out, identity)):
             stack.enter_context(kept_rng(place))
             network, tested = _network(identity, recipe, images, smoothing), Batches(tests.to(place), recipe.batch_size)
-            trainer = Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
+            trainer = updates.Trainer.of(network, images.to(place), recipe, seed=seed, processes=processes)
             _train(_Run(trainer, tested, identity, out, snapshots, snapshot_dtype, snapshot_optimizer, monitor), report)
         processes.on_main_process(lambda: run_folder.tidy(out))  # here too after a kill between the last two writes
     return out / FINAL
@@ -126,7 +123,7 @@ def train(
 def _network(identity: RunIdentity, recipe: Recipe, images: Images, smoothing: SmoothingOptions | None) -> nn.Module:
     """The freshly initialised network of a run; seeds the global generator."""
     seed_torch(identity.seed)
-    network = objective_of(recipe).build(identity.model, identity.model_args)
+    network = objectives.objective_of(recipe).build(identity.model, identity.model_args)
     if smoothing is not None:
         if recipe.objective == "mim":
             raise OptionError("--smooth blurs the maps of a network's stages, --objective mim trains a ViT; drop one")
@@ -156,7 +153,7 @@ def _check_options(
     require(0 < fraction <= 1, "fraction", fraction, "above 0 and at most 1")
     validated(recipe)
     models.accepts(model)  # an unknown name ends here, before any data is read
-    refuse_model(recipe, model)
+    objectives.refuse_model(recipe, model)
     if snapshot_optimizer and recipe.objective != "classification":
         raise OptionError(
             f"--snapshot-optimizer keeps the state of all weights, and --objective {recipe.objective} stores its "
@@ -172,7 +169,7 @@ def _check_training_set(images: Images, data: str, recipe: Recipe, processes: Pr
             f"{data} leaves {len(images)} samples to {processes.size} processes, expected at least two each; "
             "raise --fraction, or start fewer"
         )
-    refuse_images(recipe, images)
+    objectives.refuse_images(recipe, images)
     if recipe.randaugment and images.inputs.dtype != torch.uint8:
         raise ValueError(f"{data} gives ready tensors, RandAugment needs uint8 images; take --recipe cifar-noaug")
 
@@ -192,21 +189,21 @@ def _resolved(
     arguments |= {name: value for name, value in model_args.items() if name != "image_size"}  # the images' own
     if recorded is not None and recipe.memory_format == "auto":
         recipe = replace(recipe, memory_format=recorded)  # type: ignore[arg-type]  # validated when it was written
-    return with_memory_format(recipe, model, arguments), arguments
+    return updates.with_memory_format(recipe, model, arguments), arguments
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
     """A trainer and the run folder that gets its snapshots."""
 
-    trainer: Trainer
+    trainer: updates.Trainer
     tests: Batches
     identity: RunIdentity
     out: Path
     snapshots: int  # epochs between two of them; 0 for about ten in a run
     snapshot_dtype: str
     snapshot_optimizer: bool
-    monitor: MonitorOptions | None
+    monitor: monitor_options.MonitorOptions | None
 
     @property
     def spacing(self) -> int:
@@ -273,7 +270,7 @@ def _write_final(run: _Run, history: list[dict[str, float]]) -> None:
     steps = run.trainer.schedule.steps
     if run.trainer.average is not None:
         _snapshot(run, FINAL_EMA, steps, network=run.trainer.average.module)
-    if isinstance(run.trainer.objective, MaskedImages):
+    if isinstance(run.trainer.objective, objectives.MaskedImages):
         _snapshot(run, DECODER, steps)
     _snapshot(run, FINAL, steps, {name: history[-1][name] for name in ("loss", "accuracy")} if history else None)
 
@@ -284,7 +281,7 @@ def _epoch(run: _Run, epoch: int, monitor: Monitor | None) -> float:
     before = (epoch - 1) * schedule.per_epoch
     losses: list[Tensor] = []
     sizes: list[int] = []
-    for step, (loss, size) in enumerate(epoch_updates(run.trainer, epoch), start=before + 1):
+    for step, (loss, size) in enumerate(updates.epoch_updates(run.trainer, epoch), start=before + 1):
         losses.append(loss)
         sizes.append(size)
         if processes.size == 1 and not loss.is_cuda and not loss.isfinite():
@@ -320,7 +317,7 @@ def _snapshot(
         objective = run.trainer.objective
         named = {objective.accuracy if name == "accuracy" else name: value for name, value in metrics.items()}
         identity, held = run.identity, objective.encoder(weights or network.state_dict())
-        if name == DECODER and isinstance(objective, MaskedImages):
+        if name == DECODER and isinstance(objective, objectives.MaskedImages):
             identity = replace(identity, model_args=objective.of_autoencoder(identity.model_args))
             held = objective.autoencoder(network.state_dict())
         kept = run.snapshot_optimizer and name != FINAL_EMA

@@ -21,13 +21,8 @@ from landscape.checkpoints.file_names import label_of
 from landscape.data.structure import Nested, map_tensors
 from landscape.probe import Quantity
 from landscape.statistics.means import mean_and_standard_error
-from landscape.subject import batchnorm
-from landscape.subject.losses import Meaning
-from landscape.subject.mc_dropout import as_is
-from landscape.subject.other_networks import read_beside
-from landscape.subject.sample_statistics import per_sample
+from landscape.subject import batchnorm, losses, mc_dropout, other_networks, sample_statistics, weights_cache
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 from landscape.symmetry.matching import Match, match
 from landscape.symmetry.networks import Proof, proven, recorded, tensors_of
 from landscape.weight_space.lines import ModelOnLine, StraightLine, line_to
@@ -53,7 +48,7 @@ class Alignment:
         return np.array([changed[group.units].mean() for group in self.proof.permutations.groups])
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignment:
     """Match the units of another checkpoint, a path or a network in memory, to those of the subject.
 
@@ -64,7 +59,7 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
         ValueError: the checkpoint has another architecture, weights of either are not finite, or nothing in the network
             can be permuted.
     """
-    stored, own_state = read_beside(subject, Path(other)), subject.model.state_dict()
+    stored, own_state = other_networks.read_beside(subject, Path(other)), subject.model.state_dict()
     state = tensors_like(stored, own_state)
     for whose, tensors in ((subject.label, own_state), (stored.path, state)):
         trained = (name for name, _ in subject.model.named_parameters() if name in tensors)
@@ -73,7 +68,7 @@ def alignment(subject: Subject, other: str, restarts: int, seed: int) -> Alignme
                 f"{whose} has weights that are not finite ({broken}), which no units of another network match; "
                 "take an earlier snapshot"
             )
-    alone = as_is(subject)
+    alone = mc_dropout.as_is(subject)
     inputs = alone.example()[0]
 
     def run(model: nn.Module) -> Any:
@@ -116,7 +111,7 @@ def with_weights(subject: Subject, other: str) -> Subject:
     Raises:
         ValueError: it has another architecture.
     """
-    stored = read_beside(subject, Path(other))
+    stored = other_networks.read_beside(subject, Path(other))
     model = copy.deepcopy(subject.model)
     model.load_state_dict(tensors_like(stored, subject.model.state_dict()), strict=False)
     return replace(
@@ -125,15 +120,15 @@ def with_weights(subject: Subject, other: str) -> Subject:
     )  # fmt: skip
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def line_between(subject: Subject, other: str) -> StraightLine:
     """The line to another checkpoint as it is."""
-    stored = read_beside(subject, Path(other))
+    stored = other_networks.read_beside(subject, Path(other))
     state = tensors_like(stored, subject.model.state_dict())
     return line_to(subject, state, _name(subject, other, stored), state_dict_sha256(stored.state_dict))
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def aligned_line(subject: Subject, other: str, restarts: int, seed: int) -> StraightLine:
     """The line to another checkpoint, aligned."""
     found = alignment(subject, other, restarts, seed)
@@ -166,7 +161,7 @@ SUMMARIES = ("barrier", "barrier_se", "barrier_at", "accuracy_barrier", "accurac
 
 def samples_of(subject: Subject) -> Samples:
     """The loss and the correctness of every sample at the present weights."""
-    loss, right = per_sample(subject)
+    loss, right = sample_statistics.per_sample(subject)
     return loss.numpy(), right.numpy()
 
 
@@ -183,7 +178,7 @@ def values_at(t: float, samples: Samples, ends: Mapping[float, Samples]) -> dict
     return values
 
 
-def means(meaning: Meaning) -> dict[str, Quantity]:
+def means(meaning: losses.Meaning) -> dict[str, Quantity]:
     """Loss and accuracy at a point."""
     return {
         "loss": Quantity("loss", meaning.units, bounds=meaning.bounds),
@@ -193,7 +188,7 @@ def means(meaning: Meaning) -> dict[str, Quantity]:
     }
 
 
-def paired(meaning: Meaning) -> dict[str, Quantity]:
+def paired(meaning: losses.Meaning) -> dict[str, Quantity]:
     """Loss above, and accuracy below, the straight line between those of the ends."""
     excess = "loss above the straight line between the ends' losses"
     deficit = "accuracy below the straight line between the ends' accuracies"
@@ -205,7 +200,7 @@ def paired(meaning: Meaning) -> dict[str, Quantity]:
     }
 
 
-def summaries(meaning: Meaning, per_line: tuple[str, ...]) -> dict[str, Quantity]:
+def summaries(meaning: losses.Meaning, per_line: tuple[str, ...]) -> dict[str, Quantity]:
     """The highest barriers of a line."""
     return {
         "barrier": Quantity("largest excess of the loss between the ends", meaning.units, per_line),
@@ -286,6 +281,6 @@ def points(
             yield values
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _ends(subject: Subject, line: StraightLine, statistics: RunningStatistics) -> dict[float, Samples]:
     return {}

@@ -18,14 +18,11 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import fixed_rng
-from landscape.data import user_cache
-from landscape.data.dataset import Batches
-from landscape.data.structure import Nested
+from landscape.data import dataset, structure, user_cache
 from landscape.options import forecast_level, format_duration
 from landscape.probe import derived_seed
+from landscape.subject import mc_dropout, other_samples
 from landscape.subject.loading.identity import identity
-from landscape.subject.mc_dropout import as_is
-from landscape.subject.other_samples import on_rows, on_split, rebatched
 from landscape.subject.subject import Subject
 from landscape.weight_space.lines import StraightLine
 from landscape.weight_space.weights_in_place import WeightsInPlace
@@ -131,7 +128,7 @@ def training_part(subject: Subject) -> Subject:
         raise ValueError(
             "--connect bezier trains a curve on the train split and measures it on the other: --split test"
         )
-    train = on_split(as_is(subject), "train", "all")
+    train = other_samples.on_split(mc_dropout.as_is(subject), "train", "all")
     if train.data.one_part:
         raise ValueError(
             "--connect bezier trains a curve on the train split and measures it on the other, and the data "
@@ -155,7 +152,7 @@ def curved(subject: Subject, line: StraightLine, training: CurveTraining) -> Str
         ValueError: the training diverged.
     """
     assert line.end is not None
-    train = rebatched(training_part(subject), training.batch_size)
+    train = other_samples.rebatched(training_part(subject), training.batch_size)
     key = _key(train, line, training)
     moved = {name: p.detach() for name, p in train.model.named_parameters() if name in line.end}
     control = load(key, moved)
@@ -232,10 +229,10 @@ def _training(subject: Subject) -> Iterator[None]:
             module.training = mode
 
 
-def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[Nested, Nested]]:
+def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[structure.Nested, structure.Nested]]:
     """All samples in mini-batches of random samples; of a loader's own mini-batches, these in random order."""
     generator = np.random.default_rng(seed)
-    if not isinstance(subject.batches, Batches):
+    if not isinstance(subject.batches, dataset.Batches):
         for i in generator.permutation(len(subject.batches)).tolist():
             yield subject.batch(i)
         return
@@ -243,4 +240,4 @@ def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[Nested, Nested]]:
     for start in range(0, len(order), size):
         rows = order[start : start + size]
         if len(rows) > 1:  # batch norm needs two
-            yield on_rows(subject, rows).batch(0)
+            yield other_samples.on_rows(subject, rows).batch(0)

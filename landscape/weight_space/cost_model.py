@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from landscape.options import format_duration, parse_duration
-from landscape.products.operator import Curvature
-from landscape.products.vectors import random_unit
-from landscape.subject import batchnorm
+from landscape.products import operator, vectors
+from landscape.subject import batchnorm, other_samples
 from landscape.subject.device import wait_for
-from landscape.subject.other_samples import rebatched
 from landscape.subject.subject import Subject
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass, fastest
 
@@ -117,8 +115,8 @@ def estimate(
 
 def hessian_product_seconds(subject: Subject) -> float:
     """Seconds per sample of a product with the Hessian of all samples, whose graph is built anew each time."""
-    curvature = Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
-    vector = random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
+    curvature = operator.Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
+    vector = vectors.random_unit(subject.size, 0, device=subject.device, dtype=subject.dtype)
     return _mean_seconds(lambda: curvature.product(0)(vector)[0].item()) / subject.samples(0)
 
 
@@ -185,7 +183,7 @@ def autotune(
     if tune:
         size, mode = fastest(subject, mode)
         choices |= {"batch_size": size, "memory_format": mode.memory_format}
-        subject = rebatched(subject, size)
+        subject = other_samples.rebatched(subject, size)
     if budget:
         timing = time.monotonic()
         timed = rates(subject, mode, work)

@@ -14,8 +14,7 @@ from torch import Tensor
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.data.structure import Nested
 from landscape.probe import derived_seed
-from landscape.products.hessian_product import differentiable_attention
-from landscape.products.micro_batches import MicroBatching
+from landscape.products import hessian_product, micro_batches
 from landscape.products.operator import WHOLE, part_of
 from landscape.products.vectors import dot, flat, random_unit
 from landscape.random_vectors import signs
@@ -93,7 +92,7 @@ def fisher_rao_terms(subject: Subject, parameters: Mapping[str, Tensor], i: int,
     """
     inputs, targets = part_of(subject, i, part)
     weights = list(parameters.values())
-    with torch.enable_grad(), differentiable_attention():
+    with torch.enable_grad(), hessian_product.differentiable_attention():
         losses = subject.losses(subject.outputs(inputs), targets)
         shares = torch.ones_like(losses, requires_grad=True)
         gradients = torch.autograd.grad(
@@ -120,7 +119,7 @@ class FlatnessTerms:
     steps: int  # of Auto-PGD
     draws: int  # of noise
     seed: int
-    micro_batching: MicroBatching = field(default_factory=MicroBatching)
+    micro_batching: micro_batches.MicroBatching = field(default_factory=micro_batches.MicroBatching)
 
     def of_batch(self, name: str, i: int) -> Term:
         """The term of a mini-batch, of a measure whose terms are means over mini-batches or samples."""

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from landscape.data.memory import available_on
 from landscape.data.structure import Nested, map_tensors, tensors_in
+from landscape.subject import other_samples, weights_cache
 from landscape.subject.graph_replay import GraphReplay, MemoryPool
-from landscape.subject.other_samples import rebatched
 from landscape.subject.precision import gpu_products
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 
 Precision = Literal["fp32", "tf32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -56,25 +55,25 @@ def _control_indices(count: int) -> set[int]:
     return set(np.linspace(0, count - 1, 5).round().astype(int).tolist())
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _compiled(subject: Subject) -> Callable[..., Any]:
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # that they are not used is on purpose
     return torch.compile(subject.model)
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _prepared(subject: Subject, memory_format: MemoryFormat) -> list[tuple[Nested, Nested]]:
     """The prepared mini-batches, which `ForwardPass` appends in order."""
     return []
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _replays(subject: Subject, mode: ExecutionMode, addresses: tuple[int, ...]) -> dict[Any, GraphReplay]:
     """The recorded forward passes, by shapes of the mini-batch, which `ForwardPass` adds; valid for these addresses."""
     return {}
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _pool(subject: Subject) -> MemoryPool:
     """The memory of all recorded passes: their results are read before the next one runs."""
     return MemoryPool()
@@ -234,7 +233,7 @@ def fastest(subject: Subject, mode: ExecutionMode) -> tuple[int, ExecutionMode]:
             best, mode = rate, other
     sizes = [n for n in BATCH_SIZES if n != size and n <= len(subject)] if subject.images is not None else []
     for other_size in sizes:
-        if (rate := _samples_per_second(rebatched(subject, other_size), mode)) > (1 + GAIN) * best:
+        if (rate := _samples_per_second(other_samples.rebatched(subject, other_size), mode)) > (1 + GAIN) * best:
             best, size = rate, other_size
     return size, mode
 

@@ -9,18 +9,15 @@ import h5py
 import numpy as np
 from torch import Tensor
 
-from landscape.checkpoints import raw_files
+from landscape.checkpoints import file_names, raw_files
 from landscape.checkpoints.checkpoint import state_dict_sha256
-from landscape.checkpoints.file_names import SUFFIXES, label_of
 from landscape.checkpoints.state_dict_loading import with_model_keys
 from landscape.options import OptionError
 from landscape.products.vectors import inner
-from landscape.subject import batchnorm
-from landscape.subject.other_networks import read_beside, run_of
+from landscape.subject import batchnorm, other_networks
 from landscape.subject.subject import Subject
-from landscape.weight_space import weight_differences
+from landscape.weight_space import planes, weight_differences
 from landscape.weight_space.directions import Normalize, Span, length_units, random_direction
-from landscape.weight_space.planes import directions_in, plane_of
 from landscape.weight_space.weight_differences import principal_axes
 from landscape.weight_space.weight_uses import weight_uses
 from landscape.weight_space.weights_in_place import FROZEN, RunningStatistics, WeightsInPlace
@@ -115,7 +112,7 @@ def lines_of(
             lines.append(StraightLine("random", name, direction, units, identity=identity, filters=uses.words))
         return lines
     if along == "eigen":
-        plane = plane_of(subject, "eigen", normalize=normalize, ignore=ignore, seed=seed)
+        plane = planes.plane_of(subject, "eigen", normalize=normalize, ignore=ignore, seed=seed)
         axes = zip(plane.names, plane.directions, plane.spans, strict=True)
         return [StraightLine("eigen", n, d, plane.units, span, "eigen") for n, d, span in axes][::-1]  # largest first
     if Path(along).is_dir() and not raw_files.holds_weights(Path(along)):
@@ -126,7 +123,7 @@ def lines_of(
     if Path(along).is_file() and h5py.is_hdf5(along):
         return _lines_of_file(subject, Path(along))
     paths = [Path(part) for part in along.split(",")]
-    if not any(path.exists() for path in paths) and not along.lower().endswith(SUFFIXES):
+    if not any(path.exists() for path in paths) and not along.lower().endswith(file_names.SUFFIXES):
         known = "random, eigen, a checkpoint B.pt, a run's folder or a file of directions"
         raise ValueError(f"--along must be {known}, got {along}")
     return [_towards(subject, path) for path in paths]
@@ -135,16 +132,16 @@ def lines_of(
 def _lines_of_file(subject: Subject, path: Path) -> list[StraightLine]:
     return [
         StraightLine("file", f"{axis}direction of {path.name}", d, "direction", identity=state_dict_sha256(d))
-        for axis, d in zip("xy", directions_in(subject, path), strict=False)
+        for axis, d in zip("xy", planes.directions_in(subject, path), strict=False)
     ]
 
 
 def _towards(subject: Subject, path: Path) -> StraightLine:
     """The line to another checkpoint of the same model at t = 1; it also moves weights that are not trainable."""
-    other, own = read_beside(subject, path), subject.model.state_dict()
+    other, own = other_networks.read_beside(subject, path), subject.model.state_dict()
     # Raises for the first weight that does not fit.
     weight_differences.difference(other, {name: own[name] for name in subject.parameters})
-    name = str(path) if str(path) in subject.origin.others else label_of(other.path)
+    name = str(path) if str(path) in subject.origin.others else file_names.label_of(other.path)
     line = line_to(subject, with_model_keys(other.state_dict, set(own)), name, state_dict_sha256(other.state_dict))
     if not any(bool(change.any()) for change in line.direction.values()):
         raise ValueError(f"{path} holds the same weights as the checkpoint; a line needs two different ones")
@@ -163,7 +160,7 @@ def line_to(subject: Subject, state: Mapping[str, Tensor], name: str, identity: 
 
 def _principal_components(subject: Subject, run: Path, weights: Mapping[str, Tensor], count: int) -> list[StraightLine]:
     """Lines through the present weights along the principal components of a run's trajectory."""
-    found = run_of(subject, run)
+    found = other_networks.run_of(subject, run)
     axes = principal_axes(weight_differences.gram(found, weights), count)
     rank = int(axes.coefficients.any(axis=1).sum())
     if rank < count:

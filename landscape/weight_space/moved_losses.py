@@ -15,9 +15,8 @@ from torch import Tensor
 
 from landscape import random_vectors
 from landscape.probe import derived_seed
+from landscape.products import operator, vectors
 from landscape.products.micro_batches import MicroBatching
-from landscape.products.operator import part_of
-from landscape.products.vectors import flat, unflat
 from landscape.statistics.means import mean_and_standard_error
 from landscape.subject import sample_statistics
 from landscape.subject.losses import loss_gradients
@@ -47,11 +46,11 @@ class MovedLosses:
     @property
     def weights(self) -> Tensor:
         """The original weights, flat, (n,)."""
-        return flat(self._weights.original.values())
+        return vectors.flat(self._weights.original.values())
 
     def move(self, change: Tensor) -> None:
         """Set the weights to the original ones plus a flat vector, (n,)."""
-        pieces = unflat(change, list(self._parameters.values()))
+        pieces = vectors.unflat(change, list(self._parameters.values()))
         self._weights.translate((dict(zip(self._parameters, pieces, strict=True)), 1.0))
 
     def losses(self, i: int) -> Tensor:
@@ -62,7 +61,7 @@ class MovedLosses:
         """Loss and correctness of every sample, (N,) float64 each; NaN where the loss defines no correctness."""
 
         def work(part: slice) -> tuple[Tensor, Tensor]:
-            inputs, targets = part_of(self.subject, i, part)
+            inputs, targets = operator.part_of(self.subject, i, part)
             with self.subject.evaluating():
                 return self.subject.losses_and_right(self.subject.outputs(inputs), targets)
 
@@ -74,11 +73,11 @@ class MovedLosses:
         parameters = list(self._parameters.values())
 
         def work(part: slice) -> tuple[Tensor, Tensor]:
-            inputs, targets = part_of(self.subject, i, part)
+            inputs, targets = operator.part_of(self.subject, i, part)
             with torch.enable_grad():
                 losses = self.subject.losses(self.subject.outputs(inputs), targets)
             gradients = loss_gradients(losses.mean(), parameters)
-            return losses.detach().double(), flat(gradients)
+            return losses.detach().double(), vectors.flat(gradients)
 
         found = self._micro_batching.each(separable(self.subject, i), work)
         if len(found) == 1:

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.preconditioner import SeenByOptimizer
-from landscape.products.micro_batches import MicroBatchedProduct
-from landscape.products.operator import Curvature
-from landscape.products.vectors import flat, inner, unflat
-from landscape.subject.optimizers import RestoredOptimizer
-from landscape.subject.restoration import evaluation_mode
+from landscape.products import micro_batches, operator, vectors
+from landscape.subject import optimizers, restoration
 from landscape.subject.subject import Subject, l2_of
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
@@ -96,8 +93,8 @@ class StepMeasurement:
     """The steps of one optimiser on the mini-batches of a subject."""
 
     subject: Subject
-    restored: RestoredOptimizer
-    curved: Curvature  # of the parameters that the optimiser moves, by double backward
+    restored: optimizers.RestoredOptimizer
+    curved: operator.Curvature  # of the parameters that the optimiser moves, by double backward
     clip: float = 0.0  # largest norm of the gradient that the optimiser gets; 0 for any
     seen: SeenByOptimizer | None = None  # the preconditioned eigenvalues that are measured too
 
@@ -156,10 +153,10 @@ class StepMeasurement:
         parameters = self.restored.parameters
         if self.clip:
             gradient = gradient * torch.clamp(self.clip / (torch.linalg.vector_norm(gradient) + TINY), max=1.0)
-        named = dict(zip(parameters, unflat(gradient, list(parameters.values())), strict=True))
-        return flat(self.restored.update(named).values()).double()
+        named = dict(zip(parameters, vectors.unflat(gradient, list(parameters.values())), strict=True))
+        return vectors.flat(self.restored.update(named).values()).double()
 
-    def _along(self, update: Tensor, gradient: Tensor, product: MicroBatchedProduct) -> dict[str, float]:
+    def _along(self, update: Tensor, gradient: Tensor, product: micro_batches.MicroBatchedProduct) -> dict[str, float]:
         """The change of the objective to first (`_first`) and second order."""
         slope = _dot(gradient, update)
         return {"_first": slope, "": slope + _dot(update, product(update.to(self.subject.dtype))) / 2}
@@ -170,7 +167,7 @@ class StepMeasurement:
 
     def _with_decay(self, gradient: Tensor) -> Tensor:
         """The gradient of the objective, in double precision."""
-        weights = flat(p.detach().double() for p in self.restored.parameters.values())
+        weights = vectors.flat(p.detach().double() for p in self.restored.parameters.values())
         return gradient.double() + self.subject.weight_decay * weights
 
 
@@ -180,10 +177,10 @@ class _Changes:
     def __init__(self, measurement: StepMeasurement, update: Tensor, batches: Sequence[int]) -> None:
         self._subject = measurement.subject
         parameters: Mapping[str, Tensor] = measurement.restored.parameters
-        pieces = unflat(update, list(parameters.values()))
+        pieces = vectors.unflat(update, list(parameters.values()))
         self._direction = {n: piece.to(p.dtype) for (n, p), piece in zip(parameters.items(), pieces, strict=True)}
         decay = self._subject.weight_decay
-        start = flat(p.detach().double() for p in parameters.values())
+        start = vectors.flat(p.detach().double() for p in parameters.values())
         # the change of the weight decay is c w'u + c^2 u'u / 2
         self._linear, self._square = decay * _dot(start, update), decay * _dot(update, update) / 2
         self.start_decay = decay * float(l2_of(self._subject).detach()) if decay else 0.0
@@ -202,9 +199,9 @@ class _Changes:
 def loss_on(subject: Subject, j: int) -> float:
     """The loss on mini-batch j at the present weights."""
     inputs, targets = subject.batch(j)
-    with subject.evaluating(), evaluation_mode(subject.model):
+    with subject.evaluating(), restoration.evaluation_mode(subject.model):
         return float(subject.losses(subject.outputs(inputs), targets).double().mean())
 
 
 def _dot(left: Tensor, right: Tensor) -> float:
-    return inner([left], [right])
+    return vectors.inner([left], [right])

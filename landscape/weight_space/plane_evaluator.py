@@ -11,17 +11,13 @@ from torch import Tensor
 
 from landscape.probe import Quantity
 from landscape.products.vectors import inner_products
-from landscape.statistics import basins
-from landscape.statistics.means import mean_and_standard_error_from_sums
-from landscape.subject import batchnorm
-from landscape.subject.device import Transfer
+from landscape.statistics import basins, means
+from landscape.subject import batchnorm, device, weights_cache
 from landscape.subject.losses import Meaning
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
+from landscape.weight_space import planes, weights_in_place
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
-from landscape.weight_space.planes import Plane
 from landscape.weight_space.scores import Scores
-from landscape.weight_space.weights_in_place import FROZEN, OWN, RunningStatistics, WeightsInPlace, barycentric
 
 _log = logging.getLogger(__name__)
 L2Definition = Literal["squared", "park2022"]
@@ -64,8 +60,8 @@ class PlaneEvaluator:
     def __init__(
         self,
         subject: Subject,
-        plane: Plane,
-        statistics: RunningStatistics = FROZEN,
+        plane: planes.Plane,
+        statistics: weights_in_place.RunningStatistics = weights_in_place.FROZEN,
         *,
         l2_definition: L2Definition = "squared",
         mode: ExecutionMode = REFERENCE,
@@ -79,7 +75,7 @@ class PlaneEvaluator:
         trainable = subject.parameters
         moving = {name: trainable[name] for name in {**plane.directions[0], **plane.directions[1]}}
         self._ends = plane.ends if statistics.interpolate else ({}, {})
-        self._weights = WeightsInPlace(subject, [*moving, *self._ends[0]])
+        self._weights = weights_in_place.WeightsInPlace(subject, [*moving, *self._ends[0]])
         zero = torch.zeros(())
         self._first, self._second = (
             {name: direction.get(name, zero.to(p).expand_as(p)).to(p) for name, p in moving.items()}
@@ -111,21 +107,21 @@ class PlaneEvaluator:
         on_host = self._subject.device.type == "cpu"
         row: list[tuple[float, float]] = []
         own: list[Tensor] = []
-        under_way: list[tuple[list[tuple[float, float]], Transfer]] = []
+        under_way: list[tuple[list[tuple[float, float]], device.Transfer]] = []
         for x, y, control in points:
             if row and (on_host or x != row[0][0]):
-                under_way.append((row, Transfer(torch.stack(own))))
+                under_way.append((row, device.Transfer(torch.stack(own))))
                 row, own = [], []
                 if on_host or len(under_way) > 1:
                     yield from self._transferred(*under_way.pop(0))
             with self._subject.evaluating():
                 own.append(self._sums(x, y, control))
             row.append((x, y))
-        under_way += [(row, Transfer(torch.stack(own)))] if row else []
+        under_way += [(row, device.Transfer(torch.stack(own)))] if row else []
         for last in under_way:
             yield from self._transferred(*last)
 
-    def _transferred(self, row: Sequence[tuple[float, float]], table: Transfer) -> Iterator[dict[str, Any]]:
+    def _transferred(self, row: Sequence[tuple[float, float]], table: device.Transfer) -> Iterator[dict[str, Any]]:
         for (x, y), sums in zip(row, table.wait().tolist(), strict=True):
             yield self._values(x, y, *sums[:SUMS]) | (self._scores.values(sums[SUMS:]) if self._scores else {})
 
@@ -190,7 +186,7 @@ class PlaneEvaluator:
     def _move_to(self, x: float, y: float) -> None:
         self._weights.translate((self._first, x), (self._second, y))
         if self._ends[0]:
-            share, second_share = barycentric(x, y)
+            share, second_share = weights_in_place.barycentric(x, y)
             self._weights.interpolate(self._ends[0], share, self._ends[1], second_share)
         if self._recalibrate:
             batchnorm.refresh(self._subject, self._recalibrate)
@@ -202,7 +198,7 @@ class PlaneEvaluator:
         return float(0.5 * squared.sum() if self._l2_definition == "squared" else np.sqrt(squared).sum())
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _losses_at_origin(subject: Subject, recalibrate: int, mode: ExecutionMode) -> list[Tensor]:
     """Losses per sample of the checkpoint itself, per mini-batch."""
     if recalibrate:
@@ -212,7 +208,7 @@ def _losses_at_origin(subject: Subject, recalibrate: int, mode: ExecutionMode) -
 
 
 def _mean_and_error(total: float, squares: float, samples: float) -> tuple[float, float]:
-    mean, error = mean_and_standard_error_from_sums(np.float64(total), np.float64(squares), samples)
+    mean, error = means.mean_and_standard_error_from_sums(np.float64(total), np.float64(squares), samples)
     return float(mean), float(error)
 
 
@@ -229,7 +225,7 @@ def _grams(
     return grams
 
 
-def path_labels(subject: Subject, plane: Plane, statistics: RunningStatistics) -> Labels:
+def path_labels(subject: Subject, plane: planes.Plane, statistics: weights_in_place.RunningStatistics) -> Labels:
     """Coordinates and names; of checkpoints also their losses. Empty where the plane has no path."""
     if not plane.path.size:
         return {}
@@ -242,9 +238,9 @@ def path_labels(subject: Subject, plane: Plane, statistics: RunningStatistics) -
     }
 
 
-def _checkpoint_losses(subject: Subject, plane: Plane, statistics: RunningStatistics) -> Labels:
+def _checkpoint_losses(subject: Subject, plane: planes.Plane, statistics: weights_in_place.RunningStatistics) -> Labels:
     """The checkpoints' own losses, and by how much the plane's differ from them."""
-    own, shown = _losses(subject, plane, OWN), _losses(subject, plane, statistics)
+    own, shown = _losses(subject, plane, weights_in_place.OWN), _losses(subject, plane, statistics)
     losses = zip(plane.path_names, shown, own, strict=True)
     words = ", ".join(f"{name or subject.label} {here:.4g} (its own {itself:.4g})" for name, here, itself in losses)
     prefix = f"batch-norm statistics {statistics}; " if any(plane.ends) else ""
@@ -256,7 +252,7 @@ def _checkpoint_losses(subject: Subject, plane: Plane, statistics: RunningStatis
     }
 
 
-@once_per_weights
-def _losses(subject: Subject, plane: Plane, statistics: RunningStatistics) -> np.ndarray:
+@weights_cache.once_per_weights
+def _losses(subject: Subject, plane: planes.Plane, statistics: weights_in_place.RunningStatistics) -> np.ndarray:
     with PlaneEvaluator(subject, plane, statistics) as evaluator:
         return np.array([evaluator.at(x, y)["loss"] for x, y in plane.path.T.tolist()])

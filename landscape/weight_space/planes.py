@@ -17,8 +17,7 @@ from landscape.curvature.lanczos import lanczos
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, memory
 from landscape.exchange import tomgoldstein
 from landscape.options import forecast_level, format_duration
-from landscape.products.mini_batch_means import over_all_samples
-from landscape.products.operator import Curvature
+from landscape.products import mini_batch_means, operator
 from landscape.products.vectors import flat, inner, random_unit, unflat
 from landscape.subject.losses import loss_gradients
 from landscape.subject.other_networks import read_beside, run_of
@@ -59,8 +58,8 @@ def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
         seconds = count * len(subject) * cost_model.hessian_product_seconds(subject)
         _log.log(forecast_level(seconds), "Hessian eigenvectors first: about %s", format_duration(seconds))
     parameters = list(subject.parameters.values())
-    product = over_all_samples(
-        subject, Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
+    product = mini_batch_means.over_all_samples(
+        subject, operator.Curvature(replace(subject, weight_decay=0.0), subject.parameters, "double-backward")
     )
     start = random_unit(subject.size, seed, device=subject.device, dtype=subject.dtype)
     room, storage = memory(start)

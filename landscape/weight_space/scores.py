@@ -21,13 +21,11 @@ from torch import Tensor
 from landscape.options import OptionError, require
 from landscape.probe import Quantity
 from landscape.statistics import basins
-from landscape.subject import batchnorm
+from landscape.subject import batchnorm, sample_statistics, weights_cache
 from landscape.subject.loading.further_data import further_subjects, parse_further, short_name
 from landscape.subject.loading.identity import loss_identity, protocol
 from landscape.subject.losses import MEANINGS, undefined_accuracy
-from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
 
 ALSO_HELP = "measure this data set, or loss, at the same points too; repeatable; NAME=DATA[:SPLIT][@LOSS]"
@@ -126,7 +124,7 @@ class Scores:
 
     def values_at(self, own: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
         """The measured quantities at the present weights, given loss and correctness of the subject's own samples."""
-        further = [per_sample(one) for one in self.further]
+        further = [sample_statistics.per_sample(one) for one in self.further]
         with self.subject.evaluating():
             return self.values(self.table((torch.from_numpy(own[0]), torch.from_numpy(own[1])), further).numpy())
 
@@ -197,7 +195,7 @@ def axis_names() -> dict[str, Quantity]:
     return {"score": Quantity("score: a loss or the accuracy on one data set")}
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _note_unknown(subject: Subject, scores: str, margin: str) -> None:
     """Say why scores have no radius."""
     _log.warning(
@@ -206,7 +204,7 @@ def _note_unknown(subject: Subject, scores: str, margin: str) -> None:
     )  # fmt: skip
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def _at_checkpoint(
     subject: Subject, further: tuple[Subject, ...], recalibrate: int, mode: ExecutionMode
 ) -> list[Samples]:

@@ -13,14 +13,10 @@ from landscape.discovery.graph import Flow
 from landscape.discovery.layer import Layer
 from landscape.options import matching
 from landscape.probe import derived_seed
-from landscape.products.hvp_backends import curvature
-from landscape.products.micro_batches import MicroBatchedProduct
-from landscape.products.vectors import flat, unflat
+from landscape.products import hvp_backends, micro_batches, vectors
 from landscape.random_vectors import signs
 from landscape.subject.subject import Subject
-from landscape.weight_space.directions import POSITIONS, Filters
-from landscape.weight_space.weight_uses import uses_of
-from landscape.weight_space.weights_in_place import WeightsInPlace
+from landscape.weight_space import directions, weight_uses, weights_in_place
 
 Rows = tuple[range, ...]  # of a weight as (filters, entries); () for all
 Change = Callable[[Tensor, str], Tensor]  # rows of a weight and a key -> as many changed rows
@@ -33,7 +29,7 @@ class Weight:
     name: str  # of the parameter
     module: str  # that owns it
     kind: str  # class of that module
-    filters: Filters
+    filters: directions.Filters
     count: int  # filters
     size: int  # numbers
     call: int  # position in `Flow.calls` of the first call that can read it
@@ -75,20 +71,20 @@ def weights_of(subject: Subject, flow: Flow) -> list[Weight]:
     Biases, scales of norms, position tables and other parameters that are only added are left out, as are those with
     fewer than two axes longer than 1 outside of linear layers and convolutions.
     """
-    uses = uses_of(subject, "filter", POSITIONS)
+    uses = weight_uses.uses_of(subject, "filter", directions.POSITIONS)
     owners = _owners(subject.model)
     calls: dict[str, int] = {}
     for position, call in enumerate(flow.calls):
         calls.setdefault(call.module, position)
     found = []
     for name, p in uses.movable(subject.parameters).items():
-        if p.dim() < 2 or re.search(POSITIONS, name):
+        if p.dim() < 2 or re.search(directions.POSITIONS, name):
             continue
         module = subject.model.get_submodule(owners[id(p)][0])
         product = isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
         first = [i for owner in owners[id(p)] if (i := _first_call(owner, calls)) is not None]
         if first and (product or sum(size > 1 for size in p.shape) > 1):
-            filters = uses.filters.get(name) or Filters.along_rows(tuple(p.shape))
+            filters = uses.filters.get(name) or directions.Filters.along_rows(tuple(p.shape))
             kind, count = type(module).__name__, len(filters.rows(p))
             found.append(Weight(name, owners[id(p)][0], kind, filters, count, p.numel(), min(first)))
     return sorted(found, key=lambda weight: weight.call)
@@ -203,7 +199,7 @@ def row_index(piece: Piece, device: torch.device) -> Tensor:
 @contextmanager
 def with_weights(subject: Subject, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Run the block with other weights, which are restored bit for bit."""
-    with WeightsInPlace(subject, weights) as place:
+    with weights_in_place.WeightsInPlace(subject, weights) as place:
         place.interpolate(weights, 1.0)
         yield
 
@@ -214,7 +210,7 @@ class UnitTraces:
     def __init__(self, subject: Subject, units: Sequence[WeightUnit], seed: int) -> None:
         self._subject = replace(subject, weight_decay=0.0) if subject.weight_decay else subject
         self._units, self._seed = units, seed
-        self._product: tuple[int, MicroBatchedProduct] | None = None
+        self._product: tuple[int, micro_batches.MicroBatchedProduct] | None = None
         self._sample: tuple[tuple[int, int], np.ndarray] | None = None
 
     def release(self) -> None:
@@ -232,13 +228,13 @@ class UnitTraces:
         names = dict.fromkeys(piece.weight.name for piece in pieces)
         parameters = {name: self._subject.parameters[name] for name in names}
         if self._product is None or self._product[0] != batch:
-            self._product = batch, curvature(self._subject, parameters, "double-backward").product(batch)
+            self._product = batch, hvp_backends.curvature(self._subject, parameters, "double-backward").product(batch)
         like, device = list(parameters.values()), self._subject.device
         seed, size = derived_seed(self._seed, "trace", batch, vector), sum(p.numel() for p in like)
         drawn = signs(size, seed, device=device, dtype=self._subject.dtype)
         inside = _covered(parameters, pieces)
-        drawn *= flat(inside[name] for name in names)
-        forms = dict(zip(names, unflat(drawn * self._product[1](drawn), like), strict=True))
+        drawn *= vectors.flat(inside[name] for name in names)
+        forms = dict(zip(names, vectors.unflat(drawn * self._product[1](drawn), like), strict=True))
         of_rows = {
             piece.weight.name: piece.weight.filters.rows(forms[piece.weight.name]).double().sum(dim=1)
             for piece in pieces

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
+from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.loading.checks import refuse_training
-from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
-from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space.directions import POSITIONS, Filters, Normalize
 from landscape.weight_space.pass_recorder import PassRecorder
 
@@ -77,7 +76,7 @@ def not_moved(subject: Subject, directions: Iterable[Mapping[str, Tensor]]) -> s
     return "; ".join(filter(None, parts)) or "none"
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def weight_uses(subject: Subject, normalize: Normalize, ignore: str) -> WeightUses:
     """`uses_of`, for random directions: what is unusual is logged, once."""
     uses = uses_of(subject, normalize, ignore)
@@ -90,7 +89,7 @@ def weight_uses(subject: Subject, normalize: Normalize, ignore: str) -> WeightUs
     return uses
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def uses_of(subject: Subject, normalize: Normalize, ignore: str) -> WeightUses:
     """How the subject's trainable parameters of two or more dimensions are used.
 
@@ -155,7 +154,7 @@ def _recorded(subject: Subject, parameters: Mapping[str, nn.Parameter]) -> PassR
     """A recorded forward pass of two samples, or of a mini-batch; without any use if the model cannot be recorded."""
     if not parameters:
         return PassRecorder({}, ())
-    subject = as_is(subject)
+    subject = mc_dropout.as_is(subject)
     refuse_training(subject.model)  # the pass would change batch norm's statistics
     whole = subject.batch(0)[0]
     for inputs in (subject.example()[0], whole):  # an exported program may take one batch size alone

@@ -7,9 +7,8 @@ from typing import Any
 
 import xarray as xr
 
+from landscape.plots.comparison import grouping, networks
 from landscape.plots.comparison.comparison import REAL, GroupMean, compare_results
-from landscape.plots.comparison.grouping import Groups
-from landscape.plots.comparison.networks import NAME
 from landscape.plots.comparison.rows import MINUS, letter, outdated, signed
 from landscape.plots.report.markup import Html, element, join
 from landscape.results.stored_table import rows_of
@@ -29,7 +28,7 @@ def comparisons(stored: Sequence[tuple[str, xr.Dataset]]) -> Html:
     tables = [
         table
         for name, data in stored
-        if name.partition("/")[0] == NAME and (table := _table(data, rows_of(data), outdated(data, stored)))
+        if name.partition("/")[0] == networks.NAME and (table := _table(data, rows_of(data), outdated(data, stored)))
     ]
     if not tables:
         return Html("")
@@ -37,7 +36,7 @@ def comparisons(stored: Sequence[tuple[str, xr.Dataset]]) -> Html:
     return element("section", heading, *tables, element("p", NOTE, class_="note"), id="compared")
 
 
-def group_means(stored: Sequence[tuple[str, xr.Dataset]], groups: Groups | None) -> Html:
+def group_means(stored: Sequence[tuple[str, xr.Dataset]], groups: grouping.Groups | None) -> Html:
     """Every headline number as the mean of each group over its seeds, one row per number and protocol."""
     if groups is None:
         return Html("")

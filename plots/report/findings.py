@@ -11,13 +11,11 @@ import numpy as np
 import xarray as xr
 
 from landscape.headline import FLATTER, FLATTER_ABOVE
-from landscape.plots.report import next_steps, protocols
+from landscape.plots.report import next_steps, protocols, table
 from landscape.plots.report.next_steps import listed, unfinished
-from landscape.plots.report.table import checkpoints
 from landscape.results import reader
 from landscape.results.headline_numbers import Measured, measured, number
-from landscape.statistics.intervals import LEVEL
-from landscape.statistics.paired import unpaired
+from landscape.statistics import intervals, paired
 from landscape.statistics.stored import count_of, error_of
 
 Stored = Sequence[tuple[str, xr.Dataset]]
@@ -40,7 +38,7 @@ class Finding:
 
 def findings(stored: Stored, file: Path) -> list[Finding]:
     """Which network is flatter, whether two are in one basin, what filters, what matters most, and what to run next."""
-    names = checkpoints(reader.by_checkpoint(list(stored)))
+    names = table.checkpoints(reader.by_checkpoint(list(stored)))
     ordered = [(name, data) for name, (_, data) in zip(names, reader.by_checkpoint(list(stored)), strict=True)]
     return [flatter(ordered), basins(ordered), filters(ordered), matters(ordered), _next(ordered, file)]
 
@@ -196,14 +194,14 @@ def _measures(ordered: Stored) -> dict[str, dict[str, Measured]]:
 def _difference(data: xr.Dataset, name: str, i: int, j: int) -> tuple[float, float, float, float]:
     """An entry of a quantity minus another one, with its error and interval, the errors taken as independent."""
     values, errors, n = data[name].values, error_of(data, name), float(count_of(data, name))
-    found = unpaired((values[i], errors[i], n), (values[j], errors[j], n))
+    found = paired.unpaired((values[i], errors[i], n), (values[j], errors[j], n))
     return found.value, math.hypot(errors[i], errors[j]), found.low, found.high
 
 
 def _apart(one: Measured, other: Measured) -> bool:
     """Whether two estimates differ beyond their errors, which are taken as independent."""
-    found = unpaired((one.value, one.error, one.n), (other.value, other.error, other.n))
-    return found.p < 1 - LEVEL
+    found = paired.unpaired((one.value, one.error, one.n), (other.value, other.error, other.n))
+    return found.p < 1 - intervals.LEVEL
 
 
 def _newest(ordered: Stored, probe: str) -> Mapping[str, xr.Dataset]:

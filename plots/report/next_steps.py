@@ -9,9 +9,8 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.plots.report import protocols
-from landscape.results import reader
+from landscape.results import reader, run_key
 from landscape.results.protocols import of_several, stored
-from landscape.results.run_key import command_for
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 WANTED = ("hessian", "surface", "fourier", "lesion")  # probes that the first questions need
@@ -23,7 +22,7 @@ def command_to_measure(data: xr.Dataset, out: Path) -> str:
 
     Options with their default values are left out, and so is `--hvp`: the run chooses the fastest again.
     """
-    return command_for(data.attrs, out, hvp=None)
+    return run_key.command_for(data.attrs, out, hvp=None)
 
 
 def command_to_draw(out: Path) -> str:

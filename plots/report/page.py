@@ -10,12 +10,9 @@ from typing import Any
 
 import xarray as xr
 
-from landscape.plots import FIGURES, IMPORTED, headlines
-from landscape.plots.appearance import label_of, looks
+from landscape.plots import FIGURES, IMPORTED, appearance, headlines, over_seeds
 from landscape.plots.comparison.grouping import drawn_groups
-from landscape.plots.over_seeds import grouped
-from landscape.plots.report import layer_panels, panels, sections
-from landscape.plots.report.compared import comparisons, group_means
+from landscape.plots.report import compared, layer_panels, panels, sections
 from landscape.plots.report.findings import findings
 from landscape.plots.report.markup import Html, element, join
 from landscape.plots.report.next_steps import unfinished
@@ -40,15 +37,15 @@ def document(
     """The whole page of a study, with what the doctor found in it where it was examined, in groups over seeds."""
     ordered = reader.by_checkpoint([(name, data) for name, data in stored if not name.startswith("compare/")])
     named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
-    groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in ordered)), group)
-    firsts, means = (grouped(ordered, groups, mean=mean) if groups else ordered for mean in (False, True))
+    groups = drawn_groups(list(dict.fromkeys(appearance.label_of(data) for _, data in ordered)), group)
+    firsts, means = (over_seeds.grouped(ordered, groups, mean=mean) if groups else ordered for mean in (False, True))
     data = live_data(firsts, means)
     parts = [part for part in PARTS if data.get(part) or (part == "spectra" and data["densities"])]
     numbered = Protocols()
     table = comparison(ordered, numbered)
     static = sections.by_probe(figures, named)
     drawn = sections.figure_sections(static, numbered, file)
-    tested, over = comparisons(stored), group_means(ordered, groups)
+    tested, over = compared.comparisons(stored), compared.group_means(ordered, groups)
     also = [("checks", "Checks")] * (examined is not None) + [("groups", "Means over seeds")] * bool(over)
     also += [("compared", "Differences, tested")] * bool(tested)
     body = [
@@ -76,7 +73,7 @@ def _drawn(ordered: Stored) -> list[Drawn]:
     found: list[Drawn] = []
     for probe in dict.fromkeys(str(data.attrs.get("probe", "")) for data in results):
         alike = [data for data in results if data.attrs.get("probe") == probe]
-        for data, look in zip(alike, looks(alike, among=results), strict=True):
+        for data, look in zip(alike, appearance.looks(alike, among=results), strict=True):
             name = look.label.replace("\\$", "$").strip()
             found.append(Drawn(data, name, _hexadecimal(look.color), by_name[id(data)]))
     return found

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import xarray as xr
 
-from landscape.results.protocols import protocol_of
-from landscape.results.reader import parameters_of
+from landscape.results import protocols, reader
 
 IN_TEXT = ("data", "split", "samples", "source", "against", "baseline")  # facts that the text says, or of the networks
 
@@ -22,9 +21,9 @@ def text_of(data: xr.Dataset) -> str:
 def settings_of(data: xr.Dataset) -> dict[str, str]:
     """What else changes the meaning of a result's numbers, in words: the facts of its protocol, samples and seed."""
     try:
-        protocol = protocol_of(data)
+        protocol = protocols.protocol_of(data)
         facts = {**protocol.facts, "digest of the samples": protocol.samples_sha256[:8]}
-        seed = parameters_of(data).get("seed")
+        seed = reader.parameters_of(data).get("seed")
     except ValueError:
         return {}
     facts = {name: value for name, value in facts.items() if name not in IN_TEXT and value not in ("", "null", "[]")}

@@ -11,11 +11,10 @@ from typing import Protocol
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, headlines, study_module
-from landscape.plots.report import next_steps
+from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
 from landscape.plots.report.next_steps import listed, unfinished
-from landscape.plots.report.protocols import Protocols
 from landscape.plots.report.table import Table
 from landscape.results.headline_numbers import Measured
 
@@ -124,7 +123,7 @@ def by_probe(figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]]) -
     return list(found.values())
 
 
-def figure_sections(sections: Sequence[ProbeSection], numbered: Protocols, file: Path) -> Html:
+def figure_sections(sections: Sequence[ProbeSection], numbered: protocols.Protocols, file: Path) -> Html:
     """Every static figure with its meaning, and per probe the protocols and the commands."""
     blocks = []
     for section in sections:
@@ -200,7 +199,7 @@ def meaning_of(figure: str) -> tuple[str, str]:
     return f"{first}.", second
 
 
-def _about(section: ProbeSection, numbered: Protocols, file: Path) -> Html:
+def _about(section: ProbeSection, numbered: protocols.Protocols, file: Path) -> Html:
     by_protocol: dict[int, list[str]] = {}
     asked: dict[str, None] = {}
     partial = []
@@ -224,7 +223,7 @@ def _about(section: ProbeSection, numbered: Protocols, file: Path) -> Html:
     return element("details", element("summary", "Protocol and commands"), about, class_="about")
 
 
-def protocol_list(numbered: Protocols) -> Html:
+def protocol_list(numbered: protocols.Protocols) -> Html:
     """Every protocol once."""
     items = [
         element("li", element("b", f"P{i} "), text, " ", element("small", ", ".join(probes)), id=f"protocol-{i}")

@@ -8,8 +8,7 @@ import xarray as xr
 
 from landscape.headline import Headline
 from landscape.plots.report import protocols
-from landscape.results import reader
-from landscape.results.headline_numbers import Measured, numbers
+from landscape.results import headline_numbers, reader
 from landscape.results.protocols import samples_of
 
 
@@ -22,7 +21,7 @@ class Column:
     protocol: int
     example: xr.Dataset  # whose attributes and commands stand for the column
     distinct: str = ""  # in what it differs from other columns of the same number
-    cells: dict[str, Measured] = field(default_factory=dict)  # by checkpoint
+    cells: dict[str, headline_numbers.Measured] = field(default_factory=dict)  # by checkpoint
     partial: dict[str, str] = field(default_factory=dict)  # by checkpoint, how much of its result is there
 
     @property
@@ -60,9 +59,9 @@ def comparison(stored: Sequence[tuple[str, xr.Dataset]], numbered: protocols.Pro
     for name, (_, data) in zip(names, ordered, strict=True):
         table.checkpoints[name] = table.checkpoints.get(name) or str(data.attrs.get("model", ""))
     known: set[str] = set()  # checkpoints with an accuracy
-    rows: dict[tuple[int, str, str], list[tuple[str, xr.Dataset, Headline, Measured]]] = {}
+    rows: dict[tuple[int, str, str], list[tuple[str, xr.Dataset, Headline, headline_numbers.Measured]]] = {}
     for name, (group, data) in zip(names, ordered, strict=True):
-        for number, estimate in numbers(data):
+        for number, estimate in headline_numbers.numbers(data):
             if number.column:
                 row = rows.setdefault((number.column, group.partition("/")[0], number.title), [])
                 row.append((name, data, number, estimate))

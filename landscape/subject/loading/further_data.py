@@ -9,22 +9,16 @@ from typing import Any, cast, get_args
 import torch
 
 from landscape import data as datasets
-from landscape.data import cifar, corruptions, numpy_files
+from landscape.data import cifar, corruptions, file_contents, numpy_files, structure
 from landscape.data.dataset import Batches, BatchList, Images
-from landscape.data.file_contents import listing_sha256
 from landscape.data.masks import with_unlabelled
-from landscape.data.structure import BatchLayout
 from landscape.options import OptionError, alternatives, did_you_mean, require
-from landscape.subject.loading.adaptation import adapted
-from landscape.subject.loading.checks import refuse_misfit, refuse_vocabulary
-from landscape.subject.loading.load import measuring
-from landscape.subject.loading.next_tokens import of_tokens, with_next_tokens
+from landscape.subject import mc_dropout, weights_cache
+from landscape.subject.loading import adaptation, checks, load, next_tokens
 from landscape.subject.loading.preprocessing import DataObject, described, load_images, resolved
 from landscape.subject.losses import MEANINGS, NAMES, Loss, cross_entropy, loss_of
-from landscape.subject.mc_dropout import with_members
 from landscape.subject.spec import NO_OTHER_SPLIT, Spec, Split
 from landscape.subject.subject import Origin, Subject
-from landscape.subject.weights_cache import once_per_weights
 
 FORM = "NAME=DATA[:SPLIT][@LOSS], each NAME once, such as code=code.npy:test or exact=@score.py:exact_match"
 SPLITS = get_args(Split)
@@ -86,7 +80,7 @@ def short_name(subject: Subject) -> str:
     return function if path else Path(name).stem or name
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def further_subjects(subject: Subject, further: tuple[Further, ...]) -> tuple[Subject, ...]:
     """The same network on other data, as many samples of each and as preprocessed as its own, without augmentation.
 
@@ -124,18 +118,18 @@ def _on(subject: Subject, further: Further) -> Subject:
         seed=subject.seed,
         origin=Origin(original=subject.origin.original, objects=subject.origin.objects),
     )
-    with measuring(found):
-        refuse_vocabulary(found)
-        found = with_next_tokens(adapted(found, loss))
-        refuse_misfit(found)
-        return with_members(found, subject.members)
+    with load.measuring(found):
+        checks.refuse_vocabulary(found)
+        found = next_tokens.with_next_tokens(adaptation.adapted(found, loss))
+        checks.refuse_misfit(found)
+        return mc_dropout.with_members(found, subject.members)
 
 
 def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, Images | BatchList]:
     """The data that a spec names, or the checkpoint, for a loss; and the spec with its preprocessing."""
     if spec.block_size is None and spec.data.endswith(numpy_files.SUFFIX) and subject.images is not None:
         spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
-    layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
+    layout = replace(structure.BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
     given = DataObject(None, None, lambda: layout, loss.takes_batch, loss.function is cross_entropy)
     spec, samples = resolved(*described(spec, subject.checkpoint), subject.checkpoint, given)
     return spec, samples.for_device(subject.device)
@@ -154,7 +148,7 @@ def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> Images |
         samples = BatchList(list(subject.batches), list(subject.batches), subject.data.name)
     if loss.function is cross_entropy:
         return with_unlabelled(samples, spec.ignore_index, keep=spec.ordered)
-    if subject.dense or of_tokens(subject):
+    if subject.dense or next_tokens.of_tokens(subject):
         raise ValueError(
             "for the cross-entropy the targets of data made in Python are the next tokens, or negative without a "
             "label, which another loss would not expect; name the data: --data file.py:function"
@@ -195,7 +189,7 @@ class Source:
             samples = (subject.spec or Spec()).samples
             return [[name, *cifar.content(self.folder, name, severities, samples)] for name in names]
         places = [(name, severity) for name in names for severity in severities]
-        return [[*place, listing_sha256(corruptions.pictures(self.folder, *place))] for place in places]
+        return [[*place, file_contents.listing_sha256(corruptions.pictures(self.folder, *place))] for place in places]
 
     def images(self, subject: Subject, name: str, severity: int, seed: int) -> Images:
         """The subject's samples under a corruption, in their order.

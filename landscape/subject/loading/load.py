@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from landscape import models
-from landscape.checkpoints import snapshots
+from landscape.checkpoints import file_names, snapshots, user_code
 from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
-from landscape.checkpoints.file_names import label_of
-from landscape.checkpoints.user_code import kept_rng
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.data.structure import BatchLayout
 from landscape.options import OptionError, at_least, did_you_mean
+from landscape.subject import mc_dropout, precision, process_group, restoration
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
 from landscape.subject.loading.adaptation import adapted
@@ -43,10 +42,6 @@ from landscape.subject.loading.preprocessing import (
 )
 from landscape.subject.loading.smoothing import insert, options_of, smoothed
 from landscape.subject.losses import cross_entropy, loss_of
-from landscape.subject.mc_dropout import with_members
-from landscape.subject.precision import exact_arithmetic
-from landscape.subject.process_group import SHARDED, refuse_sharded
-from landscape.subject.restoration import left_as_found, recording_graphs
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Origin, Subject
 
@@ -61,10 +56,10 @@ def measuring(subject: Subject) -> Iterator[None]:
     """
     _refresh(subject)
     models = [subject.model, *(other for other in subject.origin.others.values() if isinstance(other, nn.Module))]
-    with contextlib.ExitStack() as found, recording_graphs(), exact_arithmetic():
-        found.enter_context(kept_rng())
+    with contextlib.ExitStack() as found, restoration.recording_graphs(), precision.exact_arithmetic():
+        found.enter_context(user_code.kept_rng())
         for model in models:
-            found.enter_context(left_as_found(model))
+            found.enter_context(restoration.left_as_found(model))
         yield
 
 
@@ -126,13 +121,13 @@ def load(
     if classes is not None:
         at_least("classes", classes, 1)
     if isinstance(checkpoint, nn.Module):
-        with kept_rng():
+        with user_code.kept_rng():
             return load_spec(Spec(**options), objects, label=label)
     if checkpoint is not None:
         path: Path | None = snapshots.checkpoint_of(Path(checkpoint), **Spec(**options).reading)
     else:
         path = None if options.get("model") else newest_checkpoint()
-    with kept_rng():
+    with user_code.kept_rng():
         subject = load_spec(Spec(checkpoint=path, **options), objects, label=label)
     if subject.checkpoint is not None:
         _ = subject.checkpoint.sha256  # hash the file now: it may be another one later
@@ -208,7 +203,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         model=model,
         batches=moved if isinstance(moved, BatchList) else Batches(moved, spec.batch_size, augmentation, spec.seed),
         weight_decay=spec.weight_decay,
-        label=label or (label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"),
+        label=label or (file_names.label_of(stored.path) if stored else spec.model.rpartition("/")[2] or "model"),
         spec=spec,
         checkpoint=stored,
         seed=spec.seed,
@@ -222,7 +217,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         refuse_vocabulary(subject)
         subject = taken_as_probabilities(with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting))))
         refuse_misfit(subject)
-        subject = with_members(subject, spec.mc_dropout)
+        subject = mc_dropout.with_members(subject, spec.mc_dropout)
     return subject
 
 
@@ -266,7 +261,7 @@ def unwrapped(module: nn.Module, *, divided: bool = False) -> nn.Module:
 
     One whose weights FSDP has divided is refused, with `divided` that of FSDP's first version alone.
     """
-    refuse_sharded(module, {"FullyShardedDataParallel"} if divided else SHARDED)
+    process_group.refuse_sharded(module, {"FullyShardedDataParallel"} if divided else process_group.SHARDED)
     replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
     inner = module.module if replicated else module._modules.get("_orig_mod")
     return unwrapped(inner, divided=divided) if isinstance(inner, nn.Module) else module

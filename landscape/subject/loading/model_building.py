@@ -15,8 +15,7 @@ from landscape.checkpoints.key_matching import renamed_by_timm
 from landscape.checkpoints.state_dict_loading import load_into, with_model_keys
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data.dataset import Images
-from landscape.models import providers
-from landscape.models.adapters import refuse_larger, with_adapter
+from landscape.models import adapters, providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
 from landscape.subject.spec import Spec
@@ -92,7 +91,7 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
 def _described(spec: Spec, stored: Checkpoint | None, name: str, make: Callable[[], nn.Module]) -> nn.Module:
     """A network of the user's choice, or the one that a file names, which may be no larger than its weights allow."""
     if stored is not None and (not spec.model or (stored.arch and name.endswith(f":{stored.arch}"))):
-        refuse_larger(stored.path, f"a {name}", make)
+        adapters.refuse_larger(stored.path, f"a {name}", make)
     return make()
 
 
@@ -121,7 +120,7 @@ def with_weights(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple
     model = build(spec, stored, images)
     if stored.adapter:
         merged = spec.adapter == "merged"
-        model = with_adapter(model, stored.adapter, stored.state_dict, stored.path, merged=merged)
+        model = adapters.with_adapter(model, stored.adapter, stored.state_dict, stored.path, merged=merged)
         return model, replace(stored, taken=f"adapter, {'merged into its base' if merged else 'its own parameters'}")
     if spec.adapter != Spec.adapter:
         raise OptionError(f"--adapter {spec.adapter}: {stored.path} is no adapter of peft; drop the option")

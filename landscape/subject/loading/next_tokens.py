@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng
-from landscape.data.dataset import Batches, BatchList, Images
-from landscape.data.structure import Nested, map_tensors, tensors_in
+from landscape.data import dataset, structure
 from landscape.subject.losses import IGNORED, MEANINGS, cross_entropy
 from landscape.subject.outputs import logits_or_none
 from landscape.subject.spec import Split
@@ -22,7 +21,7 @@ from landscape.subject.subject import Subject, with_traits
 
 MASK = "attention_mask"  # input that is 0 where a token is padding
 TOLERANCE = 1e-4  # of the largest logit, for models that add in another order
-Data = Images | BatchList
+Data = dataset.Images | dataset.BatchList
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +35,7 @@ def with_next_tokens(subject: Subject) -> Subject:
     Raises:
         ValueError: a mini-batch that a loader formed holds a sequence without a target.
     """
-    data = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
     own = subject.losses not in MEANINGS
     if data is None or not (own or subject.losses is cross_entropy) or not all(map(_are_tokens, _targets_of(data))):
         return subject
@@ -64,9 +63,9 @@ def with_next_tokens(subject: Subject) -> Subject:
     part = None if subject.origin.part is None else partial(_part, subject.origin.part, prepared)
     origin = replace(subject.origin, part=part)
     data = prepared(data)
-    if isinstance(data, BatchList):
+    if isinstance(data, dataset.BatchList):
         return replace(subject, batches=data, origin=origin)
-    assert isinstance(subject.batches, Batches)
+    assert isinstance(subject.batches, dataset.Batches)
     return replace(subject, batches=replace(subject.batches, images=data), origin=origin)
 
 
@@ -82,7 +81,7 @@ def _part(read: Callable[[Split, int | str], Data], prepared: Callable[[Data], D
 
 def _prepared(data: Data, *, shift: bool) -> Data:
     """The data with the targets that count."""
-    if isinstance(data, Images):
+    if isinstance(data, dataset.Images):
         targets = _next(data.targets) if shift else data.targets
         data = replace(data, targets=targets, shifted=shift)
         labelled = (targets >= 0).any(dim=1)
@@ -117,34 +116,34 @@ def _next(targets: Tensor) -> Tensor:
     return torch.cat([targets[:, 1:].long(), targets.new_full((len(targets), 1), IGNORED, dtype=torch.long)], dim=1)
 
 
-def _pairs_of(data: Data) -> Iterator[tuple[Nested, Tensor]]:
-    return iter(data.pairs if isinstance(data, BatchList) else [(data.inputs, data.targets)])
+def _pairs_of(data: Data) -> Iterator[tuple[structure.Nested, Tensor]]:
+    return iter(data.pairs if isinstance(data, dataset.BatchList) else [(data.inputs, data.targets)])
 
 
-def _targets_of(data: Data) -> Iterator[Nested]:
+def _targets_of(data: Data) -> Iterator[structure.Nested]:
     return (targets for _, targets in _pairs_of(data))
 
 
-def _are_tokens(targets: Nested) -> bool:
+def _are_tokens(targets: structure.Nested) -> bool:
     """Whether targets are class numbers of tokens, (N, T) integers."""
     return isinstance(targets, Tensor) and targets.dim() == 2 and not targets.is_floating_point()
 
 
-def _tokens(inputs: Nested, targets: Tensor) -> Tensor | None:
+def _tokens(inputs: structure.Nested, targets: Tensor) -> Tensor | None:
     """The tokens that a model is given; None if it is given none of the shape of the targets."""
     named = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    found = tensors_in(inputs) if named is None else iter([named])
+    found = structure.tensors_in(inputs) if named is None else iter([named])
     first = next(found, None)
     return first if _are_tokens(first) and first is not None and first.shape == targets.shape else None
 
 
-def _repeat(inputs: Nested, targets: Tensor) -> bool:
+def _repeat(inputs: structure.Nested, targets: Tensor) -> bool:
     """Whether every target is the token of its own position, or negative."""
     tokens = _tokens(inputs, targets)
     return tokens is not None and bool(((tokens.to(targets.device) == targets) | (targets < 0)).all())
 
 
-def _follow(inputs: Nested, targets: Tensor) -> bool:
+def _follow(inputs: structure.Nested, targets: Tensor) -> bool:
     """Whether every target is the token after its position."""
     tokens = _tokens(inputs, targets)
     return tokens is not None and targets.shape[1] > 1 and torch.equal(tokens[:, 1:].to(targets), targets[:, :-1])
@@ -160,7 +159,7 @@ def _is_causal(subject: Subject, logits: Tensor) -> bool:
     other = (tokens.gather(1, last) + 1) % (tokens.max() + 1)
     changed = tokens.scatter(1, last, other)
     with fixed_rng(0), subject.evaluating():
-        now = subject.outputs(map_tensors(inputs, lambda tensor: changed if tensor is tokens else tensor))
+        now = subject.outputs(structure.map_tensors(inputs, lambda tensor: changed if tensor is tokens else tensor))
     found = logits_or_none(now)
     if found is None or found.shape != logits.shape:
         return False

@@ -12,14 +12,10 @@ import torch
 
 from landscape import data as datasets
 from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data import cifar, masks, numpy_files, torch_dataset
-from landscape.data.augment import Augmentation
+from landscape.data import augment, cifar, masks, numpy_files, recipes, sample_reading, structure, torch_dataset
 from landscape.data.dataset import BatchList, Images
 from landscape.data.masks import with_class_numbers, with_unlabelled
 from landscape.data.preprocessing import IMAGENET_MEAN, Preprocessing, Resize, parse_crop
-from landscape.data.recipes import at_size, recipe
-from landscape.data.sample_reading import Request
-from landscape.data.structure import BatchLayout
 from landscape.models import providers
 from landscape.models.providers import ModelRequest
 from landscape.options import OptionError
@@ -40,7 +36,7 @@ class DataObject:
 
     made: Any = None
     classes: int | None = None  # number of classes where the data do not say it
-    layout: Callable[[], BatchLayout] = BatchLayout
+    layout: Callable[[], structure.BatchLayout] = structure.BatchLayout
     whole: bool = False  # the loss takes the whole batch
     by_class: bool = True  # the loss is the cross-entropy, for which some pixels of masks may have no label
 
@@ -140,9 +136,9 @@ def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images
     }
     shared, key = _shared.get(), (name, spec.interpolation, spec.crop, *options.values())
     loaded = shared.pop(key, None) if shared is not None else None
-    layouts: list[BatchLayout] = []
+    layouts: list[structure.BatchLayout] = []
 
-    def layout() -> BatchLayout:
+    def layout() -> structure.BatchLayout:
         layouts.append(given.layout())
         return layouts[-1]
 
@@ -170,7 +166,7 @@ def _note_normalisation(images: Images) -> None:
 
 def _of_object(spec: Spec, given: DataObject) -> Images | BatchList:
     resize = _resize(spec) if spec.interpolation or spec.crop else None
-    request = Request(
+    request = sample_reading.Request(
         "data", spec.samples, spec.image_size, resize, given.layout, spec.batch_size, given.whole, spec.ordered
     )
     loaded = replace(torch_dataset.data_of(given.made, request), name="in memory", one_part=True)
@@ -275,7 +271,7 @@ def _unused(images: Images | BatchList, spec: Spec) -> Iterator[str]:
         yield from ("interpolation", "crop")
 
 
-def augmentation_of(spec: Spec, stored: Checkpoint | None, size: int) -> Augmentation | None:
+def augmentation_of(spec: Spec, stored: Checkpoint | None, size: int) -> augment.Augmentation | None:
     """The augmentation of the named recipe, at the size of the images, or of the checkpoint's own.
 
     Raises:
@@ -287,10 +283,10 @@ def augmentation_of(spec: Spec, stored: Checkpoint | None, size: int) -> Augment
             raise OptionError(f"--recipe {spec.recipe} says how images are augmented; add --augment, or drop it")
         return None
     if spec.recipe:
-        return Augmentation.of_recipe(asdict(at_size(recipe(spec.recipe), size or 32)))
+        return augment.Augmentation.of_recipe(asdict(recipes.at_size(recipes.recipe(spec.recipe), size or 32)))
     if stored is None or not stored.recipe:
         raise ValueError(
             "--augment uses the checkpoint's own recipe and this one has none; name one with --recipe cifar-vit (or "
             "cifar-cnn, imagenet-vit), or give --no-augment (a preset augments)"
         )
-    return Augmentation.of_recipe(stored.recipe)
+    return augment.Augmentation.of_recipe(stored.recipe)
