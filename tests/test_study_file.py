@@ -102,6 +102,7 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("[measure.trace]", "[measure.trace]\nwith = ['b']", "with: trace measures one network; drop it"),
         ("[measure.trace]", "[measure.line]\nwith = ['c']\n[measure.trace]", "there is no c; expected one of a, b"),
         ("[networks.b]", "[networks.b]\nover = { lr = 0.1 }", "over must name options with lists of values"),
+        ("[networks.b]", "[networks.b]\nover = { group = ['x', 'x'] }", "two networks have one name; .* b-x, b-x"),
         ("[[claims]]", "[[diagrams]]\nnumber = 'twice'\n[[claims]]", "it needs a number, and over of 1 or 2"),
         (
             "[[claims]]",

@@ -127,8 +127,10 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
     measurements = {name: _measurement(name, one, configure, known) for name, one in every}
     places = [name for name, one in tables(file, "networks") if one.get("given")]
     refuse(bool(given) and not places, f"it names its networks, got {len(given)} checkpoints; drop them")
-    networks = {one.name: one for name, of in tables(file, "networks") if name not in places
-                for one in networks_of(name, of, defaults, folder)}  # fmt: skip
+    made = [one for name, of in tables(file, "networks") if name not in places
+            for one in networks_of(name, of, defaults, folder)]  # fmt: skip
+    networks = {one.name: one for one in made}
+    refuse(len(networks) < len(made), f"two networks have one name; the networks are {', '.join(o.name for o in made)}")
     networks |= given_networks(places, file.get("networks", {}), given)
     refuse(not networks, "it has no networks; write a table such as [networks.sgd]")
     without = not data and any(one.model or one.full_batch for one in networks.values())
@@ -146,17 +148,17 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
             numbers[name] = Expression(str(text), (*measurements, *numbers))
             _check_taken(numbers[name], known)
     root = Path(file["data_root"]) if file.get("data_root") else None
-    made = StudyFile(
+    study = StudyFile(
         file.get("title", "A study"), file.get("about", ""), data, root, defaults, networks, measurements,
         numbers, (), tuple(_comparison(one, networks, numbers) for one in file.get("compare", ())),
         tuple(pair for one in file.get("correlations", ()) for pair in _correlations(one, networks, numbers)),
         file.get("measure_all", True), loading_of(file), tuple(file.get("figures", ())),
         tuple(of for one in file.get("diagrams", ()) for of in _diagrams(one, networks, numbers)),
     )  # fmt: skip
-    claims = tuple(_claim(one, made, known) for one in file.get("claims", ()))
+    claims = tuple(_claim(one, study, known) for one in file.get("claims", ()))
     names = [one.name for one in claims]
     refuse(len(set(names)) < len(names), f"two claims are named {next((n for n in names if names.count(n) > 1), '')}")
-    return StudyFile(**{**vars(made), "claims": claims})
+    return StudyFile(**{**vars(study), "claims": claims})
 
 
 def _over(name: str, table: Table) -> Iterator[tuple[str, Table]]:
