@@ -143,7 +143,7 @@ def test_tokens_are_averaged_without_their_prefix_or_are_the_class_token() -> No
     tokens = kept[0]
     for pool, expected in (("mean", tokens[:, 1:].mean(1)), ("cls", tokens[:, 0])):
         probe = ProbeLinear(pool=pool)  # type: ignore[arg-type]
-        features, _ = pooled_features(subject, (), probe.pool)
+        features, *_ = pooled_features(subject, (), probe.pool)
         torch.testing.assert_close(features[-1], expected)
 
 

@@ -74,7 +74,7 @@ def with_linear_classifier(subject: Subject, pool: str, samples: str) -> Readout
     if pool == "cls":
         selection.require_class_token([layer])
     train = training_samples(subject, samples)
-    features, targets = pooled_features(train, (), pool)
+    features, targets, _ = pooled_features(train, (), pool, None, subject)
     x = features[-1].double()
     classes = subject.images.classes if subject.images is not None else targets.shape[1]
     targets = F.pad(targets, (0, max(0, classes - targets.shape[1])))

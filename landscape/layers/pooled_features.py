@@ -23,12 +23,16 @@ HELD_OUT = 0.2  # of the training samples
 
 @weights_cache.once_per_weights
 def pooled_features(
-    subject: Subject, patterns: tuple[str, ...], pool: str, member: int | None = None
-) -> tuple[list[Tensor], Tensor]:
-    """Features of every layer, (N, features) on the CPU, and the class shares, (N, classes) float64."""
-    layers = selection.layers_of(subject, patterns)
+    subject: Subject, patterns: tuple[str, ...], pool: str, member: int | None = None, like: Subject | None = None
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Features of every layer, (N, features) on the CPU, the class shares, (N, classes) float64, and correctness, (N,).
+
+    The layers are those of `like`, which has the same network and is scored; of other samples, correctness is 0.
+    """
+    layers = selection.layers_of(like or subject, patterns)
     rows: list[Tensor] = []
     targets: list[Tensor] = []
+    right: list[Tensor] = []
     features: dict[int, Tensor] = {}
 
     def receive(position: int, tensor: Tensor) -> None:
@@ -38,12 +42,15 @@ def pooled_features(
         inputs, wanted = subject.batch(i)
         alone = nullcontext() if member is None else subject.member(member)
         with alone, subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, receive):
-            subject.outputs(inputs)
+            outputs = subject.outputs(inputs)
+            scored = subject.losses_and_right(outputs, wanted)[1] if like is None else torch.zeros(len(wanted))
+            right.append(scored.double().detach())
         row = torch.cat([features[position].detach() for position in range(len(layers))], dim=1)
         rows.append(row.cpu())  # one transfer per mini-batch
         targets.append(wanted)
     widths = [features[position].shape[1] for position in range(len(layers))]
-    return list(torch.split(torch.cat(rows), widths, dim=1)), _class_shares(torch.cat(targets).cpu())
+    shares = _class_shares(torch.cat(targets).cpu())
+    return list(torch.split(torch.cat(rows), widths, dim=1)), shares, torch.cat(right).cpu()
 
 
 def pooled(layer: Layer, tensor: Tensor, pool: str, counted: Tensor | None = None) -> Tensor:

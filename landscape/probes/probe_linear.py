@@ -71,7 +71,8 @@ class ProbeLinear(Probe):
         layers, train = selection.layers_of(subject, self.layers), training_samples(subject, self.train_samples)
         if self.pool == "cls":
             selection.require_class_token(layers)
-        _, right = intact_per_sample(subject)
+        own = None if subject.members else pooled_features(subject, self.layers, self.pool, None)
+        right = intact_per_sample(subject)[1] if own is None else own[2]
         convergence = {
             "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
             "converged": Quantity(f"1 where that is at most {logistic.TOLERANCE}"),
@@ -116,8 +117,8 @@ class ProbeLinear(Probe):
     def _fitted(self, subject: Subject, i: int, member: int | None) -> tuple[dict[str, float], Tensor]:
         """What is stored of a classifier on the features of layer i, and which samples it gets right, (N,)."""
         train = training_samples(subject, self.train_samples)
-        features, targets = pooled_features(train, self.layers, self.pool, member)
-        others, wanted = pooled_features(subject, self.layers, self.pool, member)
+        features, targets, _ = pooled_features(train, self.layers, self.pool, member, subject)
+        others, wanted, _ = pooled_features(subject, self.layers, self.pool, member)
         classes = max(targets.shape[1], wanted.shape[1])
         targets, wanted = (F.pad(shares, (0, classes - shares.shape[1])) for shares in (targets, wanted))
         x = features[i].double()
