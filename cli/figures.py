@@ -100,7 +100,7 @@ def report(
 
     check_place(out, *PLACE)
     with TemporaryDirectory() as folder:
-        figures = draw(file, Path(folder), ("png",), group=group, quiet=True)
+        figures = draw(file, Path(folder), ("png",), group=group, live=False, quiet=True)
         typer.echo(write_report(file, out, figures, examine([file]), group))
 
 
@@ -120,8 +120,10 @@ def parse_eigenvalues(text: str) -> tuple[float, float] | None:
     return low, high
 
 
-def draw(file: Path, out: Path, formats: tuple[str, ...], *, group: Sequence[str] = (), quiet: bool) -> list[Path]:
-    """Draw every figure of a results file into a folder; return the files written.
+def draw(
+    file: Path, out: Path, formats: tuple[str, ...], *, group: Sequence[str] = (), live: bool = True, quiet: bool
+) -> list[Path]:
+    """Draw every figure of a results file into a folder; return the files written. `live` as of `drawing.draw`.
 
     Raises:
         ValueError: nothing finished to draw.
@@ -129,7 +131,7 @@ def draw(file: Path, out: Path, formats: tuple[str, ...], *, group: Sequence[str
     from landscape.plots import drawing
 
     damaged_files.check_not_damaged(file)
-    paths = drawing.draw(file, out, formats=formats, group=group)
+    paths = drawing.draw(file, out, formats=formats, group=group, live=live)
     _say(file, out, paths, quiet=quiet)
     return paths
 

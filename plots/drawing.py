@@ -7,7 +7,7 @@ import difflib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -21,7 +21,7 @@ import xarray as xr
 from landscape.options import OptionError, require
 from landscape.plots import FIGURES, IMPORTED, STUDIES, over_seeds, study_module, tidy
 from landscape.plots.appearance import label_of
-from landscape.plots.comparison.grouping import drawn_groups
+from landscape.plots.comparison.grouping import MANY, drawn_groups
 from landscape.plots.figure import Figure
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import HIGHEST, SCREEN, Theme, applied, captioned
@@ -52,25 +52,24 @@ def draw(
     group: Sequence[str] = (),
     theme: Theme = SCREEN,
     eigenvalues: tuple[float, float] | None = None,
+    live: bool = True,
 ) -> list[Path]:
     """Draw every figure that the results allow, all results of a probe in one; return the files written.
 
     Results with nothing finished are left out and logged; `left_out` lists them. `figures` are the names of those to
     draw (default: all). `group` are rules of groups over seeds as of `landscape.compare`, or `none`; of many networks
-    there are groups without. `eigenvalues` is the axis range of the max-eigenvalue spectra, such as (-120, 900) in the
-    paper; default: from the data.
+    there are groups without. `eigenvalues` is the axis range of the max-eigenvalue spectra; default: from the data.
+    Without `live`, what the report's page draws by itself is left out of many networks' figures.
 
     Raises:
         OptionError: a format, a probe, a figure or a label is unknown.
         FileNotFoundError, ValueError: there is no results file, or `out` is not a folder.
     """
-    for name in formats:
-        if name not in FORMATS:
-            raise OptionError(f"unknown format {name}; expected {', '.join(FORMATS)}")
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise OptionError(f"unknown format {unknown[0]}; expected {', '.join(FORMATS)}")
     known = {figure.probe for figure in FIGURES.values()}
-    for name in probes or ():
-        if name not in known:
-            raise OptionError(f"no figure shows the probe {name}; expected {', '.join(sorted(known))}")
+    if unknown := [name for name in probes or () if name not in known]:
+        raise OptionError(f"no figure shows the probe {unknown[0]}; expected {', '.join(sorted(known))}")
     for name in figures:
         check_name(name)
     folder = Path(out)
@@ -87,7 +86,8 @@ def draw(
         if groups is not None:
             _log.info("groups over seeds: %s; --group none draws every network", ", ".join(groups.members))
         firsts, means = (over_seeds.grouped(networks, groups, mean=m) if groups else networks for m in (False, True))
-        for name, page in _pages(firsts, means, selection, probes, figures):
+        pages = _pages(firsts, means, selection, probes, figures)
+        for name, page in pages if live else _of_page(pages, firsts):
             if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             with malformed.readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
@@ -160,6 +160,13 @@ def _pages(
         results = figure.selected([data for name, data in shown if name.partition("/")[0] == figure.probe])
         if results:
             yield figure.name, partial(figure.module.page, results, selection.looks(results, everything))
+
+
+def _of_page(pages: Iterable[tuple[str, partial[Figure]]], stored: Stored) -> list[tuple[str, partial[Figure]]]:
+    """Of many networks, the figures that the report's page does not draw by itself; all where there are no others."""
+    found = list(pages)
+    many = len({label_of(data) for _, data in stored}) > MANY
+    return [item for item in found if not (many and FIGURES[item[0]].live)] or found
 
 
 def _split(name: str, page: partial[Figure]) -> Iterator[tuple[str, Callable[[], Figure]]]:

@@ -399,6 +399,21 @@ def test_the_layout_of_the_paper_draws_the_accuracy_of_a_model_over_its_self_att
     assert park2022.chosen(part, [vit], appearance.looks([vit])) == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unsaved")
+def test_of_many_networks_the_page_gets_no_pictures_of_what_it_draws_by_itself(tmp_path: Path) -> None:
+    networks = [synthetic.transformer(f"net-{i}x", depth=1) for i in range(9)]
+    path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "noise"))
+    for count, probes, names in (
+        (9, None, ["noise"]),
+        (8, None, ["variance", "noise"]),
+        (9, ["variance"], ["variance"]),
+    ):
+        chosen = Selection(only=tuple(network.label for network in networks[:count]))
+        drawn = drawing.draw(path, tmp_path, probes=probes, selection=chosen, live=False)
+        assert [figure.stem for figure in drawn] == names
+
+
 def test_unknown_formats_and_probes_are_usage_errors(tmp_path: Path) -> None:
     study = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("variance",))
     with pytest.raises(OptionError, match="unknown format gif; expected png, pdf, svg"):

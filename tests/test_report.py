@@ -146,6 +146,17 @@ def test_without_a_script_every_picture_is_open_and_every_live_part_hidden(shown
     assert all("hidden" in a for a in live)
 
 
+def test_what_only_the_script_draws_has_its_meaning_and_its_commands(tmp_path: Path) -> None:
+    probes = ("variance", "noise")  # the latter has no part that the script draws
+    path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer("net", depth=1)], probes=probes)
+    found = Page(written(path, tmp_path))
+    ids = {a["id"] for a in found.attributes if "id" in a}
+    assert {"meaning-variance", "about-variance"} <= ids
+    assert not {"meaning-noise", "about-noise"} & ids
+    assert "Drawn above, where scripts run; landscape plot draws it whole." in found.words
+    assert found.of("img") == []
+
+
 @pytest.mark.parametrize("label", HOSTILE)
 def test_a_label_is_text(label: str, tmp_path: Path, pictures: list[Path]) -> None:
     path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer(label, depth=1)], probes=("variance", "lesion"))

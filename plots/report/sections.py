@@ -107,7 +107,7 @@ class ProbeSection:
     """The static figures of one probe, with the results that they show."""
 
     probe: str
-    images: list[Path] = field(default_factory=list)
+    images: dict[str, Path | None] = field(default_factory=dict)  # by figure; None where only the script draws it
     results: list[tuple[str, xr.Dataset]] = field(default_factory=list)  # checkpoint, result
 
 
@@ -115,10 +115,15 @@ def by_probe(figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]]) -
     """Figures in the order of the table of figures, those of several probes together at the end, as "studies"."""
     images = {figure.stem: figure for figure in sorted(figures) if figure.suffix in MEDIA}
     found: dict[str, ProbeSection] = {}
-    for name in [*(name for name in FIGURES if name in images), *(name for name in images if name not in FIGURES)]:
+    live = {
+        name
+        for name, figure in FIGURES.items()
+        if figure.live and any(data.attrs.get("probe") == figure.probe and figure.drawable(data) for _, data in named)
+    }
+    for name in [*(name for name in FIGURES if name in {*images, *live}), *(n for n in images if n not in FIGURES)]:
         probe = FIGURES[name].probe if name in FIGURES else "studies"
         section = found.setdefault(probe, ProbeSection(probe))
-        section.images.append(images[name])
+        section.images[name] = images.get(name)
         section.results = [(who, data) for who, data in named if data.attrs.get("probe") == probe]
     return list(found.values())
 
@@ -127,7 +132,7 @@ def figure_sections(sections: Sequence[ProbeSection], numbered: protocols.Protoc
     """Every static figure with its meaning, and per probe the protocols and the commands."""
     blocks = []
     for section in sections:
-        pictures = [_picture(image, section) for image in section.images]
+        pictures = [_picture(name, image, section) for name, image in section.images.items()]
         blocks.append(
             element(
                 "section", element("h3", section.probe), *pictures, _about(section, numbered, file),
@@ -137,17 +142,18 @@ def figure_sections(sections: Sequence[ProbeSection], numbered: protocols.Protoc
     return element("section", element("h2", "Figures"), join(blocks), id="figures")
 
 
-def _picture(image: Path, section: ProbeSection) -> Html:
-    live = image.stem in FIGURES and bool(FIGURES[image.stem].live)
-    title = image.stem.replace("_", " ")
-    address, scale = _embedded(image)
-    picture = element("img", src=address, alt=alternative(title, section), decoding="async")
-    meaning, misleads = meaning_of(image.stem)
+def _picture(name: str, image: Path | None, section: ProbeSection) -> Html:
+    title = name.replace("_", " ")
+    address, scale = _embedded(image) if image else ("", 0.0)
+    picture = element("img", src=address, alt=alternative(title, section), decoding="async") if image else ""
+    meaning, misleads = meaning_of(name)
     words = [element("p", meaning), element("p", element("b", "How this misleads. "), misleads)] if meaning else []
-    words += [element("p", f"Shown at {scale:.0%} of its size; landscape plot draws it whole.")] if scale < 1 else []
-    summary = element("summary", title)
-    body = element("figure", picture, element("figcaption", *words, id=f"meaning-{image.stem}"))
-    return element("details", summary, body, class_="picture", open=True, id=f"figure-{image.stem}", data_live=live)
+    shown = f"Shown at {scale:.0%} of its size" if scale else "Drawn above, where scripts run"
+    words += [element("p", f"{shown}; landscape plot draws it whole.")] if scale < 1 else []
+    body = element("figure", picture, element("figcaption", *words, id=f"meaning-{name}"))
+    live = name in FIGURES and bool(FIGURES[name].live)
+    about = {"class_": "picture", "open": True, "id": f"figure-{name}", "data_live": live}
+    return element("details", element("summary", title), body, **about)
 
 
 def _embedded(image: Path) -> tuple[str, float]:
