@@ -36,10 +36,11 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from landscape.cli.process_setup import keep_freed_memory
 from landscape.curvature.lanczos import lanczos
+from landscape.data import structure
 from landscape.products import hvp_backends, vectors
 from landscape.products.hessian_product import hessian_product
 from landscape.products.operator import Curvature
-from landscape.subject import batchnorm, outputs
+from landscape.subject import batchnorm
 from landscape.subject.subject import Subject
 
 Row = dict[str, Any]
@@ -158,7 +159,7 @@ def best(work: Work, clock: Callable[[], float]) -> float:
 
 def _gradient(subject: Subject, i: int) -> object:
     inputs, targets = subject.batch(i)
-    loss = subject.losses(outputs.outputs_of(subject.model, inputs), targets).mean()
+    loss = subject.losses(structure.outputs_of(subject.model, inputs), targets).mean()
     return torch.autograd.grad(loss, list(subject.parameters.values()))
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from landscape.checkpoints.huggingface_cache import folder_of
+from landscape.checkpoints.file_names import huggingface_folder
 from landscape.cli import (
     animate,
     compare,
@@ -20,6 +20,7 @@ from landscape.cli import (
     doctor,
     figures,
     networks,
+    process_setup,
     results_files,
     show,
     studies,
@@ -28,18 +29,6 @@ from landscape.cli import (
 )
 from landscape.cli.command_options import ProbeCommand
 from landscape.cli.measuring import command_of
-from landscape.cli.process_setup import (
-    INTERRUPTED,
-    RECEIVED,
-    TERMINATED,
-    Terminated,
-    end_by_signals,
-    last_line,
-    print_errors,
-    prints_errors,
-    set_up_process,
-    under_torchrun,
-)
 from landscape.options import OptionError, printable
 from landscape.probes import FEATURES_HELP, PROBES, REPRESENTATIONS, probe_class
 from landscape.reporting.progress import is_main_process, print_log
@@ -57,7 +46,7 @@ class Commands(TyperGroup):
         models += [word.removeprefix("--model=") for word in args if word.startswith("--model=")]
         for model in models:
             if model.startswith("hf:"):
-                folder_of(model.removeprefix("hf:"))  # fails for a missing folder before torch is imported
+                huggingface_folder(model.removeprefix("hf:"))  # fails for a missing folder before torch is imported
         if args and args[0] in MEASURING and not _completes_a_file():
             single = typer.Typer(add_completion=False)
             _add_probe(single, args[0], command_of(args[0]))
@@ -129,8 +118,8 @@ def landscape(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    set_up_process()
-    end_by_signals()
+    process_setup.set_up_process()
+    process_setup.end_by_signals()
     code = exit_code(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         # In a process group everything is written by now, and threads of a closed connection may abort a normal exit.
@@ -152,7 +141,7 @@ def exit_code(arguments: Sequence[str]) -> int:
     0 done, 1 error, 2 usage error, 3 findings of `doctor`, 130 interrupted, 143 terminated.
     """
     usage_error: Any = typer.BadParameter.__base__
-    RECEIVED.clear()
+    process_setup.RECEIVED.clear()
     try:
         _refuse_process_group(arguments)
         quiet, verbose = ("--quiet" in arguments, "--verbose" in arguments)
@@ -160,7 +149,7 @@ def exit_code(arguments: Sequence[str]) -> int:
             raise OptionError("--quiet prints errors only and --verbose prints more; give one of them")
         with print_log(quiet=quiet, verbose=verbose):
             code = _tree()(list(arguments), standalone_mode=False)
-        if code == INTERRUPTED:  # Typer silently turns Ctrl-C into this code
+        if code == process_setup.INTERRUPTED:  # Typer silently turns Ctrl-C into this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except usage_error as error:
@@ -171,10 +160,10 @@ def exit_code(arguments: Sequence[str]) -> int:
         return _fail(f"{error.format_message().strip()} (see: {see})", 2)
     except OptionError as error:
         return _fail(_one_line(error), 2)
-    except Terminated:
-        return _ended(TERMINATED)
+    except process_setup.Terminated:
+        return _ended(process_setup.TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
-        return _ended(INTERRUPTED)
+        return _ended(process_setup.INTERRUPTED)
     except (BrokenPipeError, SystemExit) as error:
         if "_LANDSCAPE_COMPLETE" in os.environ:
             return 0  # a shell has its words
@@ -187,8 +176,10 @@ def exit_code(arguments: Sequence[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        if RECEIVED:
-            return _ended(INTERRUPTED if RECEIVED[0] == signal.SIGINT else TERMINATED)
+        if process_setup.RECEIVED:
+            return _ended(
+                process_setup.INTERRUPTED if process_setup.RECEIVED[0] == signal.SIGINT else process_setup.TERMINATED
+            )
         if isinstance(error, OSError) and error.strerror and error.filename:  # raised by the system, not by us
             return _fail(f"cannot use {error.filename} ({error.strerror}); correct it or give another path", 1)
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
@@ -200,16 +191,16 @@ def exit_code(arguments: Sequence[str]) -> int:
 
 
 def _ended(code: int) -> int:
-    how = "terminated" if code == TERMINATED else "interrupted"
-    with last_line():
+    how = "terminated" if code == process_setup.TERMINATED else "interrupted"
+    with process_setup.last_line():
         return _fail(f"{how}; everything finished is kept, run the same command to resume", code)
 
 
 def _refuse_process_group(arguments: Sequence[str]) -> None:
     """Reject commands that every process which `torchrun` started would run again."""
     command = next((word for word in arguments if not word.startswith("-")), "")
-    print_errors(not under_torchrun() or command == "train" or is_main_process())
-    if not under_torchrun() or command in ("", "train", "models"):
+    process_setup.print_errors(not process_setup.under_torchrun() or command == "train" or is_main_process())
+    if not process_setup.under_torchrun() or command in ("", "train", "models"):
         return
     if command not in MEASURING:
         raise OptionError(f"{command} is for one process, got {os.environ['WORLD_SIZE']}; start it without torchrun")
@@ -226,6 +217,6 @@ def _one_line(error: BaseException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    if prints_errors():
+    if process_setup.prints_errors():
         print(f"landscape: {message or 'failed'}", file=sys.stderr)
     return code

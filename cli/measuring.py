@@ -12,27 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from landscape.cli.command_options import (
-    CONTEXT,
-    HELP_ALL,
-    OWN,
-    RUN,
-    loading_options,
-    loading_values,
-    option,
-    probe_options,
-    reading_values,
-    typed_options,
-    with_options,
-)
+from landscape.cli import command_options, process_setup
 from landscape.cli.loading import chosen_checkpoints, expected, load, several_checkpoints
-from landscape.cli.process_setup import (
-    end_if_received,
-    executor_of,
-    free_large_blocks,
-    importing,
-    sharing_processes,
-)
 from landscape.cli.text_table import text_table
 from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
@@ -45,34 +26,43 @@ if TYPE_CHECKING:
     from landscape.subject.process_group import ProcessGroup
     from landscape.subject.subject import Subject
 
-SAVE = option(Path | None, "write the permuted other checkpoint to this file", None, OWN)
+SAVE = command_options.option(
+    Path | None, "write the permuted other checkpoint to this file", None, command_options.OWN
+)
 
 
 def command_of(name: str) -> Callable[..., None]:
     """The function behind `landscape NAME`, with options made from the dataclasses of its probes and of loading."""
-    with importing():
+    with process_setup.importing():
         from landscape.api import loading_defaults
         from landscape.data.memory import limited_to
 
     kinds = [probe_class(probe) for probe in probes_of(name)]
-    own = {key: item for kind in kinds for key, item in probe_options(kind).items()}
+    own = {key: item for kind in kinds for key, item in command_options.probe_options(kind).items()}
 
     def command(context: typer.Context, checkpoint: list[Path] | None, **options: Any) -> None:
-        typed, save = typed_options(context, options), options.pop("save", None)
+        typed, save = command_options.typed_options(context, options), options.pop("save", None)
         parameters = {
             key: tuple(v) if isinstance(v, list) else v for key, v in typed.items() if key in own.keys() - {"save"}
         }
-        run = {key: options[key] for key in RUN if key not in ("debug", "memory", "verbose")}
+        run = {key: options[key] for key in command_options.RUN if key not in ("debug", "memory", "verbose")}
         with limited_to(_memory(**{key: options[key] for key in ("memory", "workers", "scheduler")})):
-            given = loading_values(typed)
+            given = command_options.loading_values(typed)
             after = _saving(save, given, quiet=run["quiet"])
             measure_all(name, checkpoint or [None], parameters, given, after=after, **run)
 
     checkpoints = several_checkpoints(kinds[0].checkpoints)
-    loading = loading_options(loading_defaults(probes_of(name)[0]))
+    loading = command_options.loading_options(loading_defaults(probes_of(name)[0]))
     own |= {"save": SAVE} if hasattr(kinds[0], "save") else {}
-    table = {"context": CONTEXT, "checkpoint": checkpoints, **own, **loading, **RUN, "help_all": HELP_ALL}
-    return with_options(command, table)
+    table = {
+        "context": command_options.CONTEXT,
+        "checkpoint": checkpoints,
+        **own,
+        **loading,
+        **command_options.RUN,
+        "help_all": command_options.HELP_ALL,
+    }
+    return command_options.with_options(command, table)
 
 
 def _saving(path: Path | None, loading: Mapping[str, Any], *, quiet: bool) -> Callable[[Any, Subject], None] | None:
@@ -146,13 +136,13 @@ def measure_all(
     common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
     asked, _ = _configured(command, preset, expected(_several(command), checkpoints, parameters), loading)
     with contextlib.ExitStack() as stack:
-        processes = stack.enter_context(sharing_processes())
+        processes = stack.enter_context(process_setup.sharing_processes())
         _refuse_separate_units(asked, workers, scheduler, processes)
         stack.enter_context(event_log(log if processes.rank == 0 else None, command=command, out=out))
         processes.on_main_process(lambda: hdf5_file.check(out, writable=True))
-        common["executor"] = stack.enter_context(executor_of(workers, scheduler))
+        common["executor"] = stack.enter_context(process_setup.executor_of(workers, scheduler))
         choose = partial(chosen_checkpoints, command, _several(command), checkpoints, parameters, quiet=quiet)
-        chosen = processes.in_all(partial(choose, reading_values(loading), label))
+        chosen = processes.in_all(partial(choose, command_options.reading_values(loading), label))
         runs, spec = _configured(command, preset, chosen.parameters, loading)
         refused: list[NotApplicable] = []
         outcomes: list[Outcome] = []
@@ -227,7 +217,7 @@ def _loaded(
         return load(path, {**values, **device}, label=label, quiet=quiet)
 
     subject = processes.in_all(on_own_device)
-    free_large_blocks(subject.size * subject.dtype.itemsize)
+    process_setup.free_large_blocks(subject.size * subject.dtype.itemsize)
     return replace(subject, processes=processes) if processes.size > 1 else subject
 
 
@@ -283,7 +273,7 @@ def _measure(
 
         def report(finished: int, total: int) -> None:
             progress(finished, total)
-            end_if_received()
+            process_setup.end_if_received()
 
         if command == "features":
             outcomes = run_shared_pass(probes, subject, out, report=report, **how)

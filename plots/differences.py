@@ -38,8 +38,8 @@ def draw(
         for ax, name in zip(axes, labels, strict=True):
             one = differences[name]
             if np.isfinite(one.value):
-                ends = np.array([[max(one.value - one.low, 0.0)], [max(one.high - one.value, 0.0)]])
-                ax.errorbar([one.value], [row], xerr=np.nan_to_num(ends), color=look.color, marker=look.marker)
+                ends = style.bars(one.value, one.low, one.high)
+                ax.errorbar([one.value], [row], xerr=ends, color=look.color, marker=look.marker)
     for ax, label in zip(axes, labels.values(), strict=True):
         ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=0)
         ax.set_xlabel(f"difference in {label}", fontsize=style.SMALL)

@@ -33,7 +33,8 @@ class Selection:
             OptionError: no checkpoint has a label that is asked for.
         """
         known = list(dict.fromkeys(label_of(data) for _, data in stored))
-        for option, patterns in (("only", self.only), ("label", self.labels), ("color", self._unwritten())):
+        unwritten = [label for label in self.colors if label not in self.labels.values()]
+        for option, patterns in (("only", self.only), ("label", self.labels), ("color", unwritten)):
             for pattern in patterns:
                 if known and not any(_matches(label, pattern) for label in known):
                     raise invalid(option, pattern, f"a label of the file, such as {', '.join(known[:9])}")
@@ -51,9 +52,6 @@ class Selection:
         found = looks(results, among=among)
         chosen = [next((c for label, c in written.items() if _matches(label_of(data), label)), "") for data in results]
         return [replace(look, color=color) if color else look for look, color in zip(found, chosen, strict=True)]
-
-    def _unwritten(self) -> list[str]:
-        return [label for label in self.colors if label not in self.labels.values()]
 
     def _renamed(self, data: xr.Dataset) -> xr.Dataset:
         label = label_of(data)

@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,17 @@ def panels(
         if share and i + columns >= n:
             ax.tick_params(labelbottom=True)  # the lowest of its column, though perhaps not in the last row
     return figure, axes
+
+
+def overlaid(
+    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[..., Any], *, height: float, **how: Any
+) -> tuple[Figure, Axes]:
+    """All results over each other in one pair of axes, `height` high; `how` is of `page`."""
+    figure = page(results, looks, height=height, **how)
+    ax = figure.subplots()
+    for data, look in zip(results, looks, strict=True):
+        draw(data, ax, look=look)
+    return figure, ax
 
 
 def beside(

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
 from landscape.data import load as load_data
+from landscape.data.structure import outputs_of
 from landscape.discovery.discover import discover
 from landscape.layers.selection import remarks
 from landscape.models import providers
@@ -24,7 +25,6 @@ from landscape.predictions.evaluation import metrics_of
 from landscape.probes.hessian import Hessian
 from landscape.subject.loading import load as loading
 from landscape.subject.loading.identity import attributes, protocol
-from landscape.subject.outputs import outputs_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 

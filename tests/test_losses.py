@@ -13,6 +13,7 @@ from analytic import run_probe
 from torch import Tensor, nn
 
 import landscape
+from landscape.data.structure import logits_in
 from landscape.plots.drawing import draw
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Quantity
@@ -20,7 +21,6 @@ from landscape.probes.hessian import Hessian
 from landscape.running.run import digest
 from landscape.subject.loading.identity import identity, protocol
 from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, loss_of
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 REGRESSION = """

@@ -13,26 +13,10 @@ from itertools import chain
 from torch import nn
 
 from landscape.data.structure import Forward, Nested, call_model
+from landscape.discovery import residual_blocks
 from landscape.discovery.attention import attention_of
 from landscape.discovery.graph import ADDITIONS, HEAVY, POOLING, Call, Flow, Node, Operation, few, record
 from landscape.discovery.layer import Branch, Kind, Layer, Tap
-from landscape.discovery.residual_blocks import (
-    Residual,
-    blocks_behind,
-    blocks_without_skip,
-    branch_end,
-    branch_name,
-    count_heavy,
-    direct_calls,
-    function_tap,
-    kind_of,
-    leaves,
-    lies_between,
-    residuals,
-    side_by_side,
-    tap_of,
-    viewed,
-)
 from landscape.discovery.sequential import is_whole_stream, segments
 from landscape.discovery.token_grid import layout_of, order_of, smaller, starts_linear
 
@@ -47,22 +31,24 @@ def discover(model: nn.Module, example: Nested, forward: Forward = call_model) -
         ValueError: no layer was found; names --layers.
     """
     flow = record(model, few(example), forward)
-    blocks = residuals(flow)
+    blocks = residual_blocks.residuals(flow)
     weights = [position for position, operation in enumerate(flow.operations) if operation.weight]
-    networks = side_by_side(flow, [block.position for block in blocks]) or side_by_side(flow, weights)
+    networks = residual_blocks.side_by_side(flow, [block.position for block in blocks]) or residual_blocks.side_by_side(
+        flow, weights
+    )
     found: list[Layer] = []
     for network in networks or flow.calls[:1]:
-        own = _inside(network, blocks) or _inside(network, residuals(flow, least=2))
+        own = _inside(network, blocks) or _inside(network, residual_blocks.residuals(flow, least=2))
         operations = range(network.start, network.stop) if networks else range(len(flow.operations))
         found += _network_layers(flow, own, network) if own else staged(_sequential_layers(flow, operations))
     return found
 
 
-def _inside(network: Call, blocks: Sequence[Residual]) -> list[Residual]:
+def _inside(network: Call, blocks: Sequence[residual_blocks.Residual]) -> list[residual_blocks.Residual]:
     return [block for block in blocks if network.start <= block.position < network.stop]
 
 
-def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> list[Layer]:
+def _network_layers(flow: Flow, blocks: Sequence[residual_blocks.Residual], network: Call) -> list[Layer]:
     """The layers of a network, which is one call of a module."""
     layers: list[Layer] = []
     before: list[int] = []  # of every layer the one that it follows, -1 for the input
@@ -87,21 +73,21 @@ def _network_layers(flow: Flow, blocks: Sequence[Residual], network: Call) -> li
         sums[residual.sum] = follow(sums[position], [*between, _residual_layer(flow, residual)])
     last = blocks[-1].sum
     output = next(iter(network.writes), len(flow.shapes) - 1)
-    behind = _blocks_without_skip(flow, last, blocks_behind(flow, last, output))
+    behind = _blocks_without_skip(flow, last, residual_blocks.blocks_behind(flow, last, output))
     follow(sums[last], [*behind, *_blurs(flow, network, last, output)])
     return staged(layers, before)
 
 
-def _residual_layer(flow: Flow, residual: Residual) -> Layer:
+def _residual_layer(flow: Flow, residual: residual_blocks.Residual) -> Layer:
     call = flow.operations[residual.position].call
     inside = [flow.operations[i] for i in residual.inside]
-    kind = kind_of(flow, residual.inside)
-    direct = direct_calls(flow, call, residual)
-    tap, node, at_block = tap_of(flow, residual, call)
+    kind = residual_blocks.kind_of(flow, residual.inside)
+    direct = residual_blocks.direct_calls(flow, call, residual)
+    tap, node, at_block = residual_blocks.tap_of(flow, residual, call)
     block = flow.calls[call].module
     only_addition = sum(r.name in ADDITIONS and r.call == call and len(r.reads) == 2 for r in flow.operations) == 1
-    name = branch_name(flow, direct, kind)
-    if name is None or (at_block and only_addition and kind != "msa" and count_heavy(flow, direct) > 1):
+    name = residual_blocks.branch_name(flow, direct, kind)
+    if name is None or (at_block and only_addition and kind != "msa" and residual_blocks.count_heavy(flow, direct) > 1):
         name = block or (direct[-1].module if direct else tap.module)
     layer = layer_at(flow, node, tap, kind, name, linear=starts_linear(inside, flow.shapes[node]))
     start = flow.samples_first(residual.fork)
@@ -109,7 +95,7 @@ def _residual_layer(flow: Flow, residual: Residual) -> Layer:
     return replace(
         layer,
         reduces=smaller(layer.grid, before),
-        branch=Branch(leaves(flow, residual), branch_end(residual, direct)),
+        branch=Branch(residual_blocks.leaves(flow, residual), residual_blocks.branch_end(residual, direct)),
         attention=attention_of(flow, residual.inside, layer.grid, layer.prefix),
     )
 
@@ -150,12 +136,12 @@ def _sequential_layers(flow: Flow, operations: range) -> list[Layer]:
 
 
 def _layers_between(
-    flow: Flow, network: Call, start: Node, end: Node, *, first: bool, following: Residual
+    flow: Flow, network: Call, start: Node, end: Node, *, first: bool, following: residual_blocks.Residual
 ) -> list[Layer]:
     """Layers before a residual block: the stem before the first, pooling, patch merging, blocks without skip."""
     inside = [flow.operations[i] for i in flow.between(start, end)]
     linear = starts_linear([flow.operations[i] for i in following.inside], flow.shapes[following.fork])
-    blocks, before = blocks_without_skip(flow, start, end), start
+    blocks, before = residual_blocks.blocks_without_skip(flow, start, end), start
     layers = []
     if first:
         pool = next((o for o in inside if o.name in POOLING and _shrinks(flow, o.reads[0], o.writes[0], linear)), None)
@@ -171,7 +157,7 @@ def _layers_between(
             layers.append(_branchless(flow, pool.writes[0], "subsample", linear, flow.calls[pool.call].module))
     elif not blocks and inside and _shrinks(flow, start, end, linear):
         heavy = _resizing(flow, inside, end, linear)
-        inner = [c for c in flow.enclosing(heavy.call) if lies_between(flow, flow.calls[c], start, end)]
+        inner = [c for c in flow.enclosing(heavy.call) if residual_blocks.lies_between(flow, flow.calls[c], start, end)]
         name = flow.calls[inner[-1] if inner else heavy.call].module
         layers.append(_branchless(flow, end, "subsample", linear, name))
     if not first:
@@ -197,7 +183,7 @@ def _blocks_without_skip(flow: Flow, before: Node, blocks: Sequence[int]) -> lis
         start = before if flow.ancestors[call.reads[0]] >> before & 1 else call.reads[0]
         inside, before = range(call.start, call.stop), call.writes[0]
         last = [flow.operations[i] for i in inside if flow.operations[i].weight][-1].name == "linear"
-        layer = _branchless(flow, before, kind_of(flow, inside), last, call.module)
+        layer = _branchless(flow, before, residual_blocks.kind_of(flow, inside), last, call.module)
         attention = attention_of(flow, inside, layer.grid, layer.prefix)
         layers.append(replace(layer, reduces=_shrinks(flow, start, before, last), attention=attention))
     return layers
@@ -209,10 +195,14 @@ def _blurs(flow: Flow, network: Call, start: Node, end: Node) -> list[Layer]:
     for operation in (flow.operations[i] for i in flow.between(start, end)):
         node = operation.writes[0]
         if operation.blurs and is_whole_stream(flow, node, network.stop):
-            seen = viewed(flow, node)
+            seen = residual_blocks.viewed(flow, node)
             at = next((n for n in seen if _tap_at(flow, n) is not None), node)
             tap = _tap_at(flow, at)
-            inner = [c for c in flow.enclosing(operation.call) if lies_between(flow, flow.calls[c], start, end)]
+            inner = [
+                c
+                for c in flow.enclosing(operation.call)
+                if residual_blocks.lies_between(flow, flow.calls[c], start, end)
+            ]
             if tap is not None:
                 name = flow.calls[inner[-1] if inner else operation.call].module or tap.module
                 layers.append(layer_at(flow, at, tap, "smoothing", name, linear=at != node))
@@ -227,7 +217,7 @@ def _shrinks(flow: Flow, before: Node, after: Node, linear: bool) -> bool:
     return smaller(layout_of(flow, after, linear)[1], layout_of(flow, before, linear)[1])
 
 
-def _stem_end(flow: Flow, residual: Residual, end: Node) -> Node:
+def _stem_end(flow: Flow, residual: residual_blocks.Residual, end: Node) -> Node:
     """The output of the stem: the input of the first block, even if the branches fork after the block's norm."""
     block = flow.calls[flow.operations[residual.position].call]
     if block.reads and any(flow.operations[i].name in HEAVY for i in flow.between(0, block.reads[0])):
@@ -237,7 +227,7 @@ def _stem_end(flow: Flow, residual: Residual, end: Node) -> Node:
 
 def _branchless(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer:
     """A layer without a residual branch."""
-    tap = _tap_at(flow, node) or function_tap(flow, node)
+    tap = _tap_at(flow, node) or residual_blocks.function_tap(flow, node)
     layer = layer_at(flow, node, tap, kind, name or tap.module, linear=linear)
     return replace(layer, reduces=kind == "subsample")
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.key_matching import is_head
+from landscape.data.structure import logits_or_none
 from landscape.discovery.layer import Layer, Tap
 from landscape.layers import forward_hooks, selection
 from landscape.layers.pooled_features import pooled
 from landscape.subject import mc_dropout, weights_cache
-from landscape.subject.outputs import logits_or_none
 from landscape.subject.subject import Subject
 
 

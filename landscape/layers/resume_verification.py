@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from landscape.data.structure import Nested, map_tensors, tensors_in
 from landscape.discovery import graph, layer
@@ -83,7 +82,7 @@ def _equal(
         try:
             if run is None or run & skipped:
                 run = None
-                subject.outputs(map_tensors(example, _flipped))
+                subject.outputs(map_tensors(example, lambda t: t.flip(-1) if t.dim() > 1 else t))
                 run = set()
             run |= others
             with change(), resumed(subject.model, cache):
@@ -102,10 +101,6 @@ def _skipped_and_run(flow: graph.Flow, point: ResumePoint) -> tuple[set[str], se
         cached = any(layer.Tap(outer.module, "output", outer.number) in point.skipped for outer in around)
         (skipped if cached else run).add(call.module)
     return skipped, run
-
-
-def _flipped(tensor: Tensor) -> Tensor:
-    return tensor.flip(-1) if tensor.dim() > 1 else tensor
 
 
 def _same(one: Any, other: Any) -> bool:

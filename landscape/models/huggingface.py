@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
-from landscape.checkpoints import huggingface_cache, raw_files, user_code
+from landscape.checkpoints import file_names, raw_files, user_code
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
 from landscape.models import adapters, libraries
 from landscape.options import reading
@@ -32,7 +32,7 @@ def build(
     Raises:
         FileNotFoundError, ValueError: there is no such folder, or its model cannot be built or filled.
     """
-    folder = huggingface_cache.folder_of(name)
+    folder = file_names.huggingface_folder(name)
     content = raw_files.json_of(folder / "config.json")
     _check_depth(folder, {**content, **arguments})
     transformers = libraries.library("transformers")
@@ -81,7 +81,7 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
 
     None for a model without images.
     """
-    folder = huggingface_cache.folder_of(name)
+    folder = file_names.huggingface_folder(name)
     config, path = raw_files.json_of(folder / "config.json"), folder / "preprocessor_config.json"
     own = raw_files.json_of(path) if path.is_file() else {}
     if not own and "image_size" not in config and "num_channels" not in config:
@@ -103,7 +103,7 @@ def preprocessing(name: str, image_size: int | None) -> Preprocessing | None:
 
 def context(name: str) -> int | None:
     """The longest sequence of tokens that a language model accepts; None if its configuration does not say."""
-    config = raw_files.json_of(huggingface_cache.folder_of(name) / "config.json")
+    config = raw_files.json_of(file_names.huggingface_folder(name) / "config.json")
     return next((int(config[key]) for key in CONTEXTS if isinstance(config.get(key), int)), None)
 
 

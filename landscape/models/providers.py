@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from landscape.checkpoints import huggingface_cache, raw_files
+from landscape.checkpoints import file_names, raw_files
 from landscape.checkpoints.user_code import guarded, import_callable, parameters_of, spec_sha256, takes_any
 from landscape.data.preprocessing import Crop, Preprocessing, Resize
 from landscape.models import SIZES, huggingface, libraries
@@ -86,7 +86,7 @@ def identity(spec: str, arguments: Mapping[str, Any]) -> str | None:
     wanted = ModelRequest(spec, arguments)
     known: str | None = spec
     if wanted.source == "hf":
-        config = (huggingface_cache.folder_of(wanted.name) / "config.json").read_bytes()
+        config = (file_names.huggingface_folder(wanted.name) / "config.json").read_bytes()
         known = f"hf:{hashlib.sha256(config).hexdigest()}"
     elif not wanted.source:
         known = spec_sha256(spec) if ":" in spec else None
@@ -101,7 +101,7 @@ def origin(spec: str) -> str:
     """The origin of a network's weights without a checkpoint, for messages."""
     wanted = ModelRequest(spec)
     if wanted.source == "hf":
-        folder = huggingface_cache.folder_of(wanted.name)
+        folder = file_names.huggingface_folder(wanted.name)
         if raw_files.holds_model(folder):
             return f"weights of {folder}"
     return AS_BUILT
@@ -129,7 +129,7 @@ def spec_of(name: str) -> str:
         return f"hf:{name}"
     if "/" in name:
         try:
-            return f"hf:{name}" if huggingface_cache.folder_of(name) else ""
+            return f"hf:{name}" if file_names.huggingface_folder(name) else ""
         except (OSError, ValueError):
             return ""
     return of_architecture(name)

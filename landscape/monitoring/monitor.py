@@ -17,20 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from landscape.monitoring import followed_model, gradients, micro_batches, shards
+from landscape.monitoring import followed_model, gradients, micro_batches, shards, stored_series
 from landscape.monitoring.budget import Budget, Kind
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
-from landscape.monitoring.stored_series import (
-    IN_A_ROW,
-    RISE,
-    SHARE,
-    EarlyWarning,
-    Place,
-    about_of,
-    identity_of,
-    opened,
-    plan_of,
-)
 from landscape.options import at_least, require
 from landscape.results import reader, series
 from landscape.subject.loading.load import measuring
@@ -134,7 +123,7 @@ class Monitor:
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
         self._start, self._said, self._on_row = start, False, on_row
         self._micro: micro_batches.MicroBatches | None = None
-        self._warning = EarlyWarning()
+        self._warning = stored_series.EarlyWarning()
         self._writer: series.SeriesWriter | None = None
         self._updates = followed_model.UpdatesSeen(module := followed_model.followed(model))
         self._shards = shards.Shards(model)
@@ -152,8 +141,8 @@ class Monitor:
                 followed_model.check_other(self._subject)
                 begun = gradients.Start(self._subject.parameters, self._shards, start)
                 if main:
-                    about = about_of(self._subject, optimizer, attributes, data)
-                    place = Place(Path(out), start, overwrite=overwrite)
+                    about = stored_series.about_of(self._subject, optimizer, attributes, data)
+                    place = stored_series.Place(Path(out), start, overwrite=overwrite)
                     begun = self._opened(place, begun, optimizer, settings, attributes, about)
             self._measurement = Measurement(self._subject, begun, optimizer, top=top, parts=noise, tol=tol, seed=seed)
             self._merged = self._budget.now()
@@ -163,14 +152,14 @@ class Monitor:
         self._prepare()
 
     def _opened(
-        self, place: Place, begun: gradients.Start, optimizer: Optimizer | None, settings: dict[str, Any],
+        self, place: stored_series.Place, begun: gradients.Start, optimizer: Optimizer | None, settings: dict[str, Any],
         attributes: dict[str, Any], about: dict[str, str],
     ) -> gradients.Start:  # fmt: skip
         """Begin or go on with the series in the file, and return the start that it knows."""
         subject = self._subject
-        plan = plan_of(subject, settings["top"], settings["noise"], begun.sketch)
-        identity = identity_of(subject, optimizer, settings)
-        self._writer, sketch = opened(place, subject, plan, identity, attributes, about)
+        plan = stored_series.plan_of(subject, settings["top"], settings["noise"], begun.sketch)
+        identity = stored_series.identity_of(subject, optimizer, settings)
+        self._writer, sketch = stored_series.opened(place, subject, plan, identity, attributes, about)
         self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
         self._finalizer.atexit = False  # by then HDF5 is closed; what `atexit` holds runs before, the newest first
         atexit.register(self._finalizer)
@@ -266,11 +255,11 @@ class Monitor:
         self._measured, self._skipped = self._measured + (kind != "row"), 0
         if self._writer is None:
             return
-        if self._warning.above == IN_A_ROW:
+        if self._warning.above == stored_series.IN_A_ROW:
             _log.warning(
                 "warning: a loss spike may follow step %d: beside what their slope gains, the last %d measured updates "
                 "cost more than %g %% of the loss and %g times as much as before; a lower learning rate may avoid it",
-                self.number, IN_A_ROW, 100 * SHARE, RISE,
+                self.number, stored_series.IN_A_ROW, 100 * stored_series.SHARE, stored_series.RISE,
             )  # fmt: skip
         with budget.beside(kind):
             plan = self._writer.key.plan

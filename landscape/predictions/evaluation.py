@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
-from landscape.data.structure import Forward, Nested
+from landscape.data.structure import Forward, Nested, outputs_of
 from landscape.options import OptionError, at_least
 from landscape.predictions.scores import logits_and_targets, overlaps, sample_scores, score_rows
 from landscape.probe import derived_seed
@@ -21,7 +21,6 @@ from landscape.statistics.calibration import SampleScores
 from landscape.subject import precision, restoration, sample_statistics
 from landscape.subject.loading import checks, next_tokens
 from landscape.subject.losses import cross_entropy
-from landscape.subject.outputs import outputs_of
 from landscape.subject.subject import Subject
 
 _log = logging.getLogger(__name__)

@@ -13,17 +13,7 @@ from torch import Tensor
 from landscape.predictions.member_networks import member_networks
 from landscape.predictions.scores import overlaps, score_rows
 from landscape.predictions.timing import WARM_UP, probabilities, single_inputs, timed
-from landscape.statistics.calibration import (
-    COLUMNS,
-    METRICS,
-    SHARES,
-    SampleScores,
-    mean_iou,
-    mean_scores,
-    metrics,
-    resampled_sums,
-    sums,
-)
+from landscape.statistics import calibration
 from landscape.statistics.intervals import percentile_interval, share_interval
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
@@ -199,7 +189,7 @@ class FrameProbabilities:
 
 DRAWS = 1000  # of the bootstrap
 TOGETHER = 1 << 14  # log probabilities of frames that are smoothed and scored at a time
-TERMS = COLUMNS
+TERMS = calibration.COLUMNS
 # Per frame: a number that is NaN where it is undefined -> the summary that is its mean over frames.
 PER_FRAME = {
     "frame_nll": "",
@@ -211,7 +201,7 @@ PER_FRAME = {
     "interior_nll_frame": "interior_nll",
     "interior_accuracy_frame": "interior_accuracy",
 }
-SCORES = (*METRICS, "mean_iou", *filter(None, PER_FRAME.values()))
+SCORES = (*calibration.METRICS, "mean_iou", *filter(None, PER_FRAME.values()))
 DENSE = ("mean_iou", "boundary_nll", "boundary_accuracy", "interior_nll", "interior_accuracy")  # of masks only
 
 
@@ -229,8 +219,12 @@ def frame_scores(
     labelled = classes >= 0
     sample = torch.arange(count).repeat_interleave(len(classes) // count)[labelled].numpy()
     rows = score_rows(logs[labelled], classes[labelled])
-    scores = mean_scores(SampleScores(*rows.cpu().numpy()), sample, count)
-    found: dict[str, Any] = {"terms": sums(scores), "frame_nll": scores.nll, "frame_accuracy": scores.correct}
+    scores = calibration.mean_scores(calibration.SampleScores(*rows.cpu().numpy()), sample, count)
+    found: dict[str, Any] = {
+        "terms": calibration.sums(scores),
+        "frame_nll": scores.nll,
+        "frame_accuracy": scores.correct,
+    }
     found["frame_consistency"], found["frame_consistency_nll"] = _consistency(log_probabilities, before)
     if boundary is not None:
         pairs = zip(log_probabilities, targets, strict=True)
@@ -286,12 +280,15 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
         for j in range(taus):
             rows = np.zeros((blocks.max() + 1, columns))
             np.add.at(rows, blocks, every[:, i, j])
-            value, drawn = _scores(rows.sum(axis=0), dense), _scores(resampled_sums(rows, DRAWS, seed), dense)
+            value, drawn = (
+                _scores(rows.sum(axis=0), dense),
+                _scores(calibration.resampled_sums(rows, DRAWS, seed), dense),
+            )
             plain = plain or (value, drawn)
             for name in value:
                 change = value[name] - plain[0][name], drawn[name] - plain[1][name]
                 own = _interval(value[name], drawn[name], reflected=name == "ece")
-                if name in SHARES:
+                if name in calibration.SHARES:
                     low, high = share_interval(own[0], drawn[name].std(ddof=1), len(rows))
                     own = own[0], float(low), float(high)
                 numbers = *own, *_interval(*change)
@@ -322,7 +319,7 @@ def _rows(data: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _scores(total: np.ndarray, dense: bool) -> dict[str, np.ndarray]:
     """Every score of summed rows (..., K)."""
-    found = dict(metrics(total[..., :TERMS]))
+    found = dict(calibration.metrics(total[..., :TERMS]))
     place = TERMS
     with np.errstate(invalid="ignore", divide="ignore"):
         for name in PER_FRAME.values():
@@ -330,7 +327,7 @@ def _scores(total: np.ndarray, dense: bool) -> dict[str, np.ndarray]:
                 found[name] = total[..., place] / total[..., place + 1]
             place += 2
     if dense:
-        found["mean_iou"] = mean_iou(np.stack(np.split(total[..., place:], 2, axis=-1), axis=-2))
+        found["mean_iou"] = calibration.mean_iou(np.stack(np.split(total[..., place:], 2, axis=-1), axis=-2))
     return found
 
 

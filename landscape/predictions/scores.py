@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from landscape.data.structure import logits_in
 from landscape.options import OptionError
 from landscape.probe import Quantity
 from landscape.statistics.calibration import SampleScores, mean_scores
 from landscape.subject.loading.sanity_check import why_not_finite
 from landscape.subject.losses import bce, cross_entropy
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.data import structure
 from landscape.data.structure import Nested, common_length, rows_of
 from landscape.statistics.intervals import percentile_interval
-from landscape.subject import mc_dropout, members, outputs
+from landscape.subject import mc_dropout, members
 from landscape.subject.device import wait_for
 from landscape.subject.subject import Subject
 
@@ -39,7 +40,7 @@ def single_inputs(subject: Subject, count: int) -> Iterator[Nested]:
 
 def probabilities(subject: Subject, inputs: Nested) -> Tensor:
     """Predicted probabilities."""
-    logits: Tensor = outputs.logits_in(subject.outputs(inputs))
+    logits: Tensor = structure.logits_in(subject.outputs(inputs))
     return logits.softmax(dim=1)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, cast
 import numpy as np
 
 from landscape.data import corruptions
+from landscape.data.structure import logits_in
 from landscape.exchange import csv_files
 from landscape.headline import Headline
 from landscape.options import require
@@ -18,7 +19,6 @@ from landscape.statistics.corruption_summary import BLOCKS, METRICS
 from landscape.subject import members, weights_cache
 from landscape.subject.loading.further_data import AUTO, GENERATED, Source, images_of, source_of, with_images
 from landscape.subject.loading.identity import protocol
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 DRAWS = 200  # of the bootstrap of each calibration error

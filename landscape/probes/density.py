@@ -11,14 +11,7 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.block_diagonal import (
-    BLOCK_KINDS,
-    BlockKind,
-    Partition,
-    block_plan,
-    block_quadratures,
-    block_summaries,
-)
+from landscape.curvature import block_diagonal
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.trace_estimators import rounds_for
 from landscape.headline import FLATTER, Headline
@@ -85,9 +78,10 @@ class Density(Probe):
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
-    blocks: Annotated[BlockKind, f"spectra of the Hessian's diagonal blocks and their distances; {BLOCK_KINDS}"] = (
-        "none"
-    )
+    blocks: Annotated[
+        block_diagonal.BlockKind,
+        f"spectra of the Hessian's diagonal blocks and their distances; {block_diagonal.BLOCK_KINDS}",
+    ] = "none"
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:
@@ -98,7 +92,7 @@ class Density(Probe):
         one_of("hvp", self.hvp, get_args(Hvp))
         one_of("kinks", self.kinks, get_args(Kinks))
         regular_expression("params", self.params)
-        one_of("blocks", self.blocks, get_args(BlockKind))
+        one_of("blocks", self.blocks, get_args(block_diagonal.BlockKind))
         if self.blocks != "none" and self.tol:
             raise OptionError("--tol is for the whole Hessian; with --blocks give the number of --vectors")
         if self.blocks != "none" and self.hvp not in ("auto", "double-backward"):
@@ -109,7 +103,9 @@ class Density(Probe):
     def plan(self, subject: Subject) -> Plan:
         parameters = matching(subject.parameters, self.params)  # fails before any work where nothing matches
         if self.blocks != "none":
-            return block_plan(Partition.of(parameters, self.blocks), self.vectors, self.steps)
+            return block_diagonal.block_plan(
+                block_diagonal.Partition.of(parameters, self.blocks), self.vectors, self.steps
+            )
         eigenvalue, node = "loss per squared weight", ("node",)
         met = Quantity("1 if mean_se / |mean| is at most tol, 0 if max_vectors ended the run before")
         return Plan(
@@ -164,11 +160,13 @@ class Density(Probe):
 
     def _of_blocks(self, curved: operator.Curvature, units: Sequence[Unit]) -> Iterator[Values]:
         """The quadratures of all blocks from one start vector after the other."""
-        partition = Partition.of(curved.parameters, self.blocks)
+        partition = block_diagonal.Partition.of(curved.parameters, self.blocks)
         product = mini_batch_means.over_all_samples(curved.subject, curved.of(blocks=partition.members))
         like = next(iter(curved.parameters.values()))
         for unit in units:
-            found = block_quadratures(product, partition, self.steps, seed=unit.seed(self.seed), like=like)
+            found = block_diagonal.block_quadratures(
+                product, partition, self.steps, seed=unit.seed(self.seed), like=like
+            )
             rows = [self._row(one, exact=size <= self.steps) for one, size in zip(found, partition.sizes, strict=True)]
             yield {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -235,7 +233,7 @@ class Density(Probe):
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The first two moments and both ends, over all finished start vectors; of blocks also their distances."""
         if self.blocks != "none":
-            return block_summaries(data)
+            return block_diagonal.block_summaries(data)
         known = (data["done"] == 1) & np.isfinite(data["nodes"][:, 0])
         nodes, weights = data["nodes"][known], data["weights"][known]
         if not len(nodes):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from landscape.data.structure import logits_in
 from landscape.headline import Headline
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic
 from landscape.options import OptionError, at_least, require
@@ -21,7 +22,6 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics
 from landscape.statistics.calibration import METRIC_NAMES, SampleScores
 from landscape.subject.mc_dropout import as_is
-from landscape.subject.outputs import logits_in
 from landscape.subject.subject import Subject
 
 MEMORY = 2**28  # bytes of the running sums and kernels of the mini-batches that a member predicts at a time

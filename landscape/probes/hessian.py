@@ -22,14 +22,8 @@ from landscape.products.kinks import PatternCache
 from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
 from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
 from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
+from landscape.subject import optimizers
 from landscape.subject.losses import MEANINGS
-from landscape.subject.optimizers import (
-    OPTIMIZER_ARG_HELP,
-    OPTIMIZER_HELP,
-    OPTIMIZER_STATE_HELP,
-    OptimizerOptions,
-    optimizer_identity,
-)
 from landscape.subject.subject import Subject
 
 PARK_2022 = {"top": 5, "batch_size": 16, "samples": "10%", "split": "train", "augment": True, "weight_decay": 0.05}
@@ -85,9 +79,9 @@ class Hessian(Probe):
     operator: Annotated[
         Matrix, "hessian, ggn (Gauss-Newton), fisher (empirical: mean of g g'), or preconditioned (by the optimiser)"
     ] = "hessian"
-    optimizer: Annotated[str, OPTIMIZER_HELP] = ""
-    optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()
-    optimizer_state: Annotated[bool, OPTIMIZER_STATE_HELP] = True
+    optimizer: Annotated[str, optimizers.OPTIMIZER_HELP] = ""
+    optimizer_arg: Annotated[tuple[str, ...], optimizers.OPTIMIZER_ARG_HELP] = ()
+    optimizer_state: Annotated[bool, optimizers.OPTIMIZER_STATE_HELP] = True
     hvp: Annotated[Hvp, HVP_HELP] = "auto"
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
@@ -132,7 +126,9 @@ class Hessian(Probe):
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The optimiser as it is used; the backend changes nothing but rounding."""
         unused = dict.fromkeys(("hvp", "optimizer", "optimizer_arg", "optimizer_state"))
-        return unused | (optimizer_identity(subject, self._optimizer) if self.operator == "preconditioned" else {})
+        return unused | (
+            optimizers.optimizer_identity(subject, self._optimizer) if self.operator == "preconditioned" else {}
+        )
 
     def autotune(self, subject: Subject) -> dict[str, str]:
         if self._double_backward:
@@ -203,8 +199,8 @@ class Hessian(Probe):
         return "hessian" if self.operator == "preconditioned" else self.operator
 
     @property
-    def _optimizer(self) -> OptimizerOptions:
-        return OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
+    def _optimizer(self) -> optimizers.OptimizerOptions:
+        return optimizers.OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
 
     def _preconditioner(self, subject: Subject) -> preconditioner.Preconditioner | None:
         return preconditioner.optimizer_of(subject, self._optimizer)[0] if self.operator == "preconditioned" else None

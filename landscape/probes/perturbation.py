@@ -11,6 +11,7 @@ from torch import Tensor
 
 from landscape.data import cifar, perturbations, sampling
 from landscape.data.dataset import Images, resized
+from landscape.data.structure import logits_in
 from landscape.headline import Headline
 from landscape.options import OptionError, did_you_mean, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
@@ -19,7 +20,6 @@ from landscape.subject import sample_statistics, weights_cache
 from landscape.subject.loading.further_data import AUTO, GENERATED, images_of
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import with_inputs
-from landscape.subject.outputs import logits_in
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 

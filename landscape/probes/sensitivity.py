@@ -18,20 +18,8 @@ from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.sensitivity import ALL, PARTS, summaries
 from landscape.subject import losses, sample_statistics, weights_cache
 from landscape.subject.subject import Subject
+from landscape.weight_space import weight_units
 from landscape.weight_space.perturbations import Granularity, Setting, settings_of
-from landscape.weight_space.weight_units import (
-    UnitTraces,
-    Weight,
-    WeightUnit,
-    by_block,
-    by_head,
-    by_layer,
-    by_neurons,
-    changed_weights,
-    selected,
-    weights_of,
-    with_weights,
-)
 
 Kind = Literal["layer", "block", "head", "neurons"]
 
@@ -125,7 +113,7 @@ class Sensitivity(Probe):
         single = sorted({place for _, trial, place in (u.index for u in units) if trial < len(settings)} - {ALL})
         points = dict(zip(single, resume_points(subject, [places[place - 1] for place in single]), strict=True))
         prefixes = Prefixes(subject)
-        traces = UnitTraces(subject, places, self.seed)
+        traces = weight_units.UnitTraces(subject, places, self.seed)
         for unit in units:
             batch, trial, place = unit.index
             if trial >= len(settings):
@@ -139,8 +127,8 @@ class Sensitivity(Probe):
             inputs, targets = subject.batch(batch)
             cache = prefixes.at(batch, points.get(place, ResumePoint()))
             pieces = [piece for one in chosen for piece in one.pieces]
-            weights, squared = changed_weights(subject, pieces, settings[trial].applied)
-            with with_weights(subject, weights), resumed(subject.model, cache), subject.evaluating():
+            weights, squared = weight_units.changed_weights(subject, pieces, settings[trial].applied)
+            with weight_units.with_weights(subject, weights), resumed(subject.model, cache), subject.evaluating():
                 after = sample_statistics.loss_and_correctness(subject, inputs, targets)
             yield {
                 **sample_statistics.change(subject, batch, after),
@@ -162,11 +150,13 @@ class Sensitivity(Probe):
             granularity=self.granularity, group_size=self.group_size, seed=self.seed,
         )  # fmt: skip
 
-    def _units(self, subject: Subject) -> list[WeightUnit]:
+    def _units(self, subject: Subject) -> list[weight_units.WeightUnit]:
         return _chosen_units(subject, self.unit, self.neurons, self.layers)
 
 
-def _labels(units: Sequence[WeightUnit], settings: Sequence[Setting]) -> dict[str, tuple[Quantity, np.ndarray]]:
+def _labels(
+    units: Sequence[weight_units.WeightUnit], settings: Sequence[Setting]
+) -> dict[str, tuple[Quantity, np.ndarray]]:
     rows: list[tuple[str, str, str, list[Any]]] = [
         ("name", "unit", "unit", [unit.name for unit in units]),
         ("kind", "unit", "class of the module, or kind of the block", [unit.kind for unit in units]),
@@ -205,29 +195,35 @@ def _curved(meaning: losses.Meaning) -> str:
     return f"{meaning.units} per squared weight"
 
 
-def _names(unit: WeightUnit) -> list[str]:
+def _names(unit: weight_units.WeightUnit) -> list[str]:
     """Names of its weights, with the rows where these are not all."""
     return [piece.weight.name + "".join(f"[{rows.start}:{rows.stop}]" for rows in piece.rows) for piece in unit.pieces]
 
 
 @weights_cache.once_per_weights
-def _chosen_units(subject: Subject, kind: Kind, neurons: int, patterns: tuple[str, ...]) -> list[WeightUnit]:
+def _chosen_units(
+    subject: Subject, kind: Kind, neurons: int, patterns: tuple[str, ...]
+) -> list[weight_units.WeightUnit]:
     """The units to perturb, in order of execution.
 
     Raises:
         NotApplicable: there is none.
         ValueError: a pattern matches none.
     """
-    weights = weights_of(subject, flow_of(subject))
+    weights = weight_units.weights_of(subject, flow_of(subject))
     if kind == "head":
         units = _heads(subject, weights)
     elif kind == "neurons":
-        units = by_neurons(weights, neurons)
+        units = weight_units.by_neurons(weights, neurons)
     else:
-        units = by_layer(weights) if kind == "layer" else by_block(weights, _layers(subject, kind))
+        units = (
+            weight_units.by_layer(weights)
+            if kind == "layer"
+            else weight_units.by_block(weights, _layers(subject, kind))
+        )
     if not units:
         raise NotApplicable("this network has no trainable weight of a linear layer, convolution or embedding")
-    return selected(units, patterns)
+    return weight_units.selected(units, patterns)
 
 
 def _layers(subject: Subject, kind: Kind) -> list[Layer]:
@@ -239,14 +235,14 @@ def _layers(subject: Subject, kind: Kind) -> list[Layer]:
         ) from error
 
 
-def _heads(subject: Subject, weights: Sequence[Weight]) -> list[WeightUnit]:
+def _heads(subject: Subject, weights: Sequence[weight_units.Weight]) -> list[weight_units.WeightUnit]:
     layers = [layer for layer in _layers(subject, "head") if layer.attention is not None]
     inside: dict[str, dict[str, int]] = {}
-    for unit in by_block(weights, layers):
+    for unit in weight_units.by_block(weights, layers):
         axes = {piece.weight.name: piece.weight.filters.order[0] for piece in unit.pieces}
         if all(len(piece.weight.filters.shape) == 2 for piece in unit.pieces):
             inside[unit.name] = axes
-    found = by_head(weights, attention_maps.rows_of_heads(subject, layers, inside))
+    found = weight_units.by_head(weights, attention_maps.rows_of_heads(subject, layers, inside))
     if not found:
         raise NotApplicable(
             "no weight of this network has rows that belong to single attention heads; give --unit layer or block"
@@ -254,7 +250,7 @@ def _heads(subject: Subject, weights: Sequence[Weight]) -> list[WeightUnit]:
     return found
 
 
-def resume_points(subject: Subject, units: Sequence[WeightUnit]) -> list[ResumePoint]:
+def resume_points(subject: Subject, units: Sequence[weight_units.WeightUnit]) -> list[ResumePoint]:
     """Where passes with other weights of each of the units may resume; verified with negated weights."""
     flow = flow_of(subject)
     keys = [(tuple(sorted({piece.weight.name for piece in unit.pieces})), unit.call) for unit in units]
@@ -266,5 +262,5 @@ def resume_points(subject: Subject, units: Sequence[WeightUnit]) -> list[ResumeP
 
 @contextmanager
 def _negated(subject: Subject, names: Sequence[str]) -> Iterator[None]:
-    with with_weights(subject, {name: -subject.parameters[name].detach() for name in names}):
+    with weight_units.with_weights(subject, {name: -subject.parameters[name].detach() for name in names}):
         yield

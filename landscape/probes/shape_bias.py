@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.data import cue_conflict, decoding, file_contents
+from landscape.data import cue_conflict, decoding, file_contents, structure
 from landscape.data.dataset import Images
 from landscape.data.preprocessing import Resize, parse_crop
 from landscape.headline import Headline
 from landscape.options import OptionError
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.subject import members, outputs, weights_cache
+from landscape.subject import members, weights_cache
 from landscape.subject.loading.further_data import images_of
 from landscape.subject.loading.identity import protocol
 from landscape.subject.spec import Spec
@@ -107,7 +107,7 @@ class ShapeBias(Probe):
             positions = torch.arange(rows.start, rows.start + len(pixels), device=subject.device)
             inputs = members.Positioned(inputs, positions)
         with subject.evaluating():
-            probabilities = outputs.logits_in(subject.outputs(inputs)).double().softmax(dim=1).detach().cpu().numpy()
+            probabilities = structure.logits_in(subject.outputs(inputs)).double().softmax(dim=1).detach().cpu().numpy()
         decision, shape = (probabilities @ found.average).argmax(axis=1), found.shape[rows]
         count = partial(np.bincount, minlength=len(found.names))
         return {
@@ -212,7 +212,7 @@ def outputs_of_model(subject: Subject) -> int:
     """Number of classes of the model."""
     inputs, _ = subject.example()
     with subject.evaluating():
-        return int(outputs.logits_in(subject.outputs(inputs)).shape[1])
+        return int(structure.logits_in(subject.outputs(inputs)).shape[1])
 
 
 def _share(part: Any, whole: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -27,15 +27,7 @@ from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.products.hvp_backends import KINKS_HELP, Kinks, curvature
 from landscape.statistics.means import mean_and_standard_error
-from landscape.subject.optimizers import (
-    OPTIMIZER_ARG_HELP,
-    OPTIMIZER_HELP,
-    OPTIMIZER_STATE_HELP,
-    OptimizerOptions,
-    RestoredOptimizer,
-    optimizer_identity,
-    restored_optimizer,
-)
+from landscape.subject import optimizers
 from landscape.subject.subject import Subject
 from landscape.weight_space.optimizer_step import StepMeasurement
 
@@ -80,9 +72,9 @@ class Step(Probe):
         Headline("preconditioned sharpness / threshold", "preconditioned", {"rank": 0}, by="threshold"),
     )
 
-    optimizer: Annotated[str, OPTIMIZER_HELP] = ""
-    optimizer_arg: Annotated[tuple[str, ...], OPTIMIZER_ARG_HELP] = ()
-    optimizer_state: Annotated[bool, OPTIMIZER_STATE_HELP] = True
+    optimizer: Annotated[str, optimizers.OPTIMIZER_HELP] = ""
+    optimizer_arg: Annotated[tuple[str, ...], optimizers.OPTIMIZER_ARG_HELP] = ()
+    optimizer_state: Annotated[bool, optimizers.OPTIMIZER_STATE_HELP] = True
     clip: Annotated[float, "clip the gradient to this norm before the update, as in training; 0 does not"] = 0.0
     batches: Annotated[int, "number of mini-batches; default 0: all"] = 0
     top: Annotated[int, "eigenvalues of the preconditioned Hessian per mini-batch, the largest; 0 measures none"] = 1
@@ -98,7 +90,7 @@ class Step(Probe):
         _ = self._options
 
     def plan(self, subject: Subject) -> Plan:
-        restored = restored_optimizer(subject, self._options)
+        restored = optimizers.restored_optimizer(subject, self._options)
         if restored.left_out:
             _log.info("%d parameters got no gradient in training and are not moved", len(restored.left_out))
         clipped = subject.checkpoint.recipe.get("clip", 0.0) if subject.checkpoint is not None else 0.0
@@ -146,11 +138,11 @@ class Step(Probe):
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The optimiser that the options name and the digest of its state."""
-        return {**optimizer_identity(subject, self._options), "batches": self._count(subject)}
+        return {**optimizers.optimizer_identity(subject, self._options), "batches": self._count(subject)}
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One mini-batch after the other: each moves the weights, which are restored bit for bit."""
-        restored = restored_optimizer(subject, self._options)
+        restored = optimizers.restored_optimizer(subject, self._options)
         curved = curvature(subject, restored.parameters, "double-backward", kinks=self.kinks)
         known = _preconditioner(restored)
         seen = SeenByOptimizer(known, _request(self.top)) if known is not None and self.top else None
@@ -179,8 +171,8 @@ class Step(Probe):
         return found | ({"descending": float(descends.mean())} if len(descends) else {})
 
     @property
-    def _options(self) -> OptimizerOptions:
-        return OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
+    def _options(self) -> optimizers.OptimizerOptions:
+        return optimizers.OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
 
     def _count(self, subject: Subject) -> int:
         """Mini-batches that are used; a smaller last one has another noise and is left out."""
@@ -237,7 +229,7 @@ def _request(top: int) -> Request:
     return Request(top, "LA", TOL, None, 1.0, MAX_PRODUCTS, vectors=False, verify=True)
 
 
-def _preconditioner(restored: RestoredOptimizer) -> Preconditioner | None:
+def _preconditioner(restored: optimizers.RestoredOptimizer) -> Preconditioner | None:
     """That of an optimiser, before its next update; None where its threshold is not known."""
     try:
         return preconditioner(restored.optimizer, restored.copies)

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from landscape.data.structure import Forward, Nested
+from landscape.data.structure import Forward, Nested, logits_in, logits_or_none
 from landscape.options import OptionError
-from landscape.subject.outputs import logits_in, logits_or_none
 from landscape.subject.subject import Subject
 
 LEAST = 1e-10  # norm below which logits are not divided by it

@@ -9,15 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints.optimizer_state import (
-    NEEDED,
-    NoOptimizerState,
-    OptimizerState,
-    arguments_of,
-    class_names,
-    optimizer_class,
-    read_optimizer_state,
-)
+from landscape.checkpoints import optimizer_state
 from landscape.checkpoints.parameter_groups import parameters_of_groups
 from landscape.options import OptionError, did_you_mean, invalid, parse_arguments
 from landscape.subject.optimizer_rules import PLAIN, Together, name_of, parts_of, rule_of
@@ -46,16 +38,18 @@ class OptimizerOptions:
             if not self.state:
                 raise OptionError("--no-optimizer-state needs a new optimiser; give --optimizer sgd or another")
             return
-        if self.kind not in class_names():
-            known = ", ".join(name for name in class_names() if name not in NO_UPDATE)
-            raise OptionError(f"--optimizer must be {known}; got {self.name}{did_you_mean(self.name, class_names())}")
+        if self.kind not in optimizer_state.class_names():
+            known = ", ".join(name for name in optimizer_state.class_names() if name not in NO_UPDATE)
+            raise OptionError(
+                f"--optimizer must be {known}; got {self.name}{did_you_mean(self.name, optimizer_state.class_names())}"
+            )
         refuse_without_update(self.kind)
         checked_arguments(self.kind, self.changed(self.kind))
 
     @property
     def kind(self) -> str:
         """The name of the class as torch spells it."""
-        return {name.lower(): name for name in class_names()}.get(self.name.lower(), self.name)
+        return {name.lower(): name for name in optimizer_state.class_names()}.get(self.name.lower(), self.name)
 
     def changed(self, kind: str) -> dict[str, Any]:
         """The arguments by name.
@@ -63,7 +57,7 @@ class OptimizerOptions:
         Raises:
             OptionError: the class has no such argument.
         """
-        known = (arguments_of(kind) if kind else set()) | {"maximize"}
+        known = (optimizer_state.arguments_of(kind) if kind else set()) | {"maximize"}
         found = parse_arguments("optimizer_arg", self.arguments)
         for name in found:
             if name not in known:
@@ -89,7 +83,7 @@ def checked_arguments(kind: str, arguments: Mapping[str, Any]) -> None:
         OptionError: it does not take them.
     """
     try:
-        optimizer_class(kind)([nn.Parameter(torch.zeros(2, 2))], **arguments)
+        optimizer_state.optimizer_class(kind)([nn.Parameter(torch.zeros(2, 2))], **arguments)
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         given = " ".join(f"{name}={value}" for name, value in arguments.items())
         raise invalid("optimizer_arg", given, f"arguments that {kind} takes ({error})") from None
@@ -158,7 +152,7 @@ def proposed_update(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor
         ) from None
 
 
-def state_of(subject: Subject, options: OptimizerOptions) -> OptimizerState | None:
+def state_of(subject: Subject, options: OptimizerOptions) -> optimizer_state.OptimizerState | None:
     """The optimiser's state in the checkpoint of a subject; None where a new optimiser is asked for, or none is there.
 
     Raises:
@@ -168,7 +162,7 @@ def state_of(subject: Subject, options: OptimizerOptions) -> OptimizerState | No
     if not options.state:
         return None
     found = _read(subject)
-    if isinstance(found, NoOptimizerState):
+    if isinstance(found, optimizer_state.NoOptimizerState):
         if not options.name:
             raise found
         return None
@@ -208,7 +202,9 @@ def restored_optimizer(subject: Subject, options: OptimizerOptions) -> RestoredO
     return RestoredOptimizer(optimizer, subject.parameters, copies, f"{_words(optimizer)}, new", True)
 
 
-def _with_state(subject: Subject, state: OptimizerState, kind: str, changed: Mapping[str, Any]) -> RestoredOptimizer:
+def _with_state(
+    subject: Subject, state: optimizer_state.OptimizerState, kind: str, changed: Mapping[str, Any]
+) -> RestoredOptimizer:
     own, every = subject.parameters, dict(subject.model.named_parameters())
     shapes = {name: p.shape for name, p in every.items()}
     named = parameters_of_groups(state, {name: shapes[name] for name in own}, shapes)
@@ -247,19 +243,19 @@ def _with_state(subject: Subject, state: OptimizerState, kind: str, changed: Map
 
 
 @once_per_weights
-def _read(subject: Subject) -> OptimizerState | NoOptimizerState:
+def _read(subject: Subject) -> optimizer_state.OptimizerState | optimizer_state.NoOptimizerState:
     if subject.checkpoint is None:
-        return NoOptimizerState(
-            f"{subject.label} was not loaded from a checkpoint, and has no optimiser state; {NEEDED}"
+        return optimizer_state.NoOptimizerState(
+            f"{subject.label} was not loaded from a checkpoint, and has no optimiser state; {optimizer_state.NEEDED}"
         )
     trust = subject.spec.trust_pickle if subject.spec is not None else False
     try:
-        return read_optimizer_state(subject.checkpoint.path, trust_pickle=trust)
-    except NoOptimizerState as error:
+        return optimizer_state.read_optimizer_state(subject.checkpoint.path, trust_pickle=trust)
+    except optimizer_state.NoOptimizerState as error:
         return error.with_traceback(None)
 
 
-def _kind(options: OptimizerOptions, state: OptimizerState | None) -> str:
+def _kind(options: OptimizerOptions, state: optimizer_state.OptimizerState | None) -> str:
     """The class of the optimiser, which must be the state's if there is one."""
     if state is None:
         return options.kind
@@ -273,7 +269,7 @@ def _kind(options: OptimizerOptions, state: OptimizerState | None) -> str:
     decoupled = any("decoupled_weight_decay" in group for group in state.groups)
     alike = {options.kind, state.kind} == {"Adam", "AdamW"} and not decoupled
     kind = "" if options.name and not hasattr(torch.optim, options.kind) else state.kind  # a guess among torch's
-    lacking = arguments_of(options.kind) - set(names) if options.name and not kind else set()
+    lacking = optimizer_state.arguments_of(options.kind) - set(names) if options.name and not kind else set()
     if (options.name and kind not in ("", options.kind) and not alike) or lacking:
         got = f"of {kind}" if kind else f"one of {', '.join(names)}"
         raise ValueError(
@@ -292,7 +288,7 @@ def _built(
     kind: str, groups: Iterable[dict[str, Any]], arguments: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
     """The optimiser; beside one that takes matrices alone, such as Muon, AdamW with its defaults moves the rest."""
-    given, make, arguments = list(groups), optimizer_class(kind), arguments or {}
+    given, make, arguments = list(groups), optimizer_state.optimizer_class(kind), arguments or {}
     try:
         made = make([{**group} for group in given], **arguments)  # which writes its defaults into them
         getattr(made, "train", bool)()  # schedule-free ones step in this mode alone
@@ -321,7 +317,7 @@ def _words(optimizer: torch.optim.Optimizer) -> str:
     parts = parts_of(optimizer)
     if len(parts) > 1:
         return " + ".join(map(_words, parts))
-    known = arguments_of(type(optimizer).__name__)
+    known = optimizer_state.arguments_of(type(optimizer).__name__)
     values: dict[str, list[Any]] = {}
     for group in optimizer.param_groups:
         for name in group:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.dataset import Batches, BatchList, BatchSource, CallersBatches, Images
 from landscape.data.masks import are_masks
-from landscape.data.structure import Forward, Nested, common_length, map_tensors, rows_of
+from landscape.data.structure import Forward, Nested, common_length, logits_or_none, map_tensors, outputs_of, rows_of
 from landscape.subject.losses import (
     MEANINGS,
     OWN,
@@ -25,7 +25,6 @@ from landscape.subject.losses import (
 )
 from landscape.subject.members import MemberForward, Positioned, running_alone
 from landscape.subject.networks_in_memory import Network
-from landscape.subject.outputs import logits_or_none, outputs_of
 from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
 from landscape.subject.restoration import evaluation_mode, recording_graphs
 from landscape.subject.spec import Spec, Split

@@ -73,7 +73,9 @@ def _parsed(rules: Sequence[str]) -> tuple[str, Callable[[str], list[str]]]:
     """What the groups differ in, and a function from labels to the names of their groups."""
     if all(TABLE.fullmatch(rule) for rule in rules):
         factor, patterns = _patterns(rules)
-        return factor, lambda label: [n for n, globs in patterns.items() if any(_fits(label, glob) for glob in globs)]
+        return factor, lambda label: [
+            n for n, globs in patterns.items() if any(fnmatch.fnmatchcase(label, glob) for glob in globs)
+        ]
     if len(rules) > 1:
         raise invalid("group", ",".join(rules), f"one regular expression, or {EXPECTED.partition('or ')[2]}")
     try:
@@ -97,10 +99,6 @@ def _patterns(rules: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
                 raise invalid("group", rule, EXPECTED)
             patterns.setdefault(name.strip(), []).append(glob.strip())
     return factor, patterns
-
-
-def _fits(label: str, glob: str) -> bool:
-    return fnmatch.fnmatchcase(label, glob)
 
 
 def _by_expression(pattern: re.Pattern[str], label: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from landscape.plots.appearance import label_of
 from landscape.plots.comparison.grouping import Groups, groups_of
 from landscape.results import reader
 from landscape.results.headline_numbers import Measured, measured, numbers
@@ -65,7 +66,7 @@ def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], sou
     known = [data for found in probes.values() for data in found]
     if len(known) < len(results):
         notes.append(f"{len(results) - len(known)} results without a finished number are left out")
-    labels = {_label(data): _label(data) for data in known}
+    labels = {label_of(data): label_of(data) for data in known}
     groups = groups_of(labels, rules) if rules else None
     if groups is not None and groups.rest:
         notes.append(f"in no group: {', '.join(groups.rest)}")
@@ -95,7 +96,7 @@ def _names(results: Sequence[xr.Dataset], digests: Digests, groups: Groups | Non
     same = len({variant_of(data) for data in results}) == 1
     found = []
     for data in results:
-        label, variant = _label(data), "" if same else variant_of(data)
+        label, variant = label_of(data), "" if same else variant_of(data)
         apart = (optimizer_of(data), _identity(data)[:6]) if len(digests[label, _of_weights(data)]) > 1 else ()
         network = _with(label, *apart, variant)
         side = network if groups is None else _with(group_of[label], variant) if label in group_of else ""
@@ -112,7 +113,7 @@ def _digests(results: Sequence[xr.Dataset]) -> Digests:
     """Identities of the networks that have a label."""
     found: Digests = {}
     for data in results:
-        found.setdefault((_label(data), _of_weights(data)), set()).add(_identity(data))
+        found.setdefault((label_of(data), _of_weights(data)), set()).add(_identity(data))
     return found
 
 
@@ -134,13 +135,9 @@ def _twins(results: Sequence[xr.Dataset]) -> Iterator[str]:
     """Results of one question, whose digest their groups' names end with, under several labels."""
     first: dict[str, str] = {}
     for data in results:
-        label, question = _label(data), str(data.encoding.get("group", "")).rpartition("-")[2]
+        label, question = label_of(data), str(data.encoding.get("group", "")).rpartition("-")[2]
         if question and _of_weights(data) and first.setdefault(question, label) != label:
             yield f"{label} has the same weights as {first[question]}"
-
-
-def _label(data: xr.Dataset) -> str:
-    return str(data.attrs.get("label", ""))
 
 
 def _entry(probe: str, network: str, side: str, position: int, alike: Sequence[xr.Dataset], notes: list[str]) -> Entry:

@@ -145,10 +145,6 @@ def signed(text: str) -> str:
     return re.sub("(?<!e)-", MINUS, text)
 
 
-def _members(comparison: Comparison) -> Mapping[str, Sequence[str]]:
-    return comparison.groups.members if comparison.groups else {}
-
-
 def _about(one: headline_numbers.Measured) -> dict[str, Any]:
     return {"number": one.name, "unit": one.unit, "reading": one.reading}
 
@@ -266,6 +262,7 @@ def closing(comparison: Comparison) -> list[str]:
     if len(comparison.sides) == 1:
         what = "group" if comparison.groups else "network"
         lines.append(f"One {what}: there is nothing to compare it with; measure another one into the same file.")
-    members = [f"{name}: {', '.join(members)}" for name, members in _members(comparison).items()]
+    groups = comparison.groups.members if comparison.groups else {}
+    members = [f"{name}: {', '.join(members)}" for name, members in groups.items()]
     return [*lines, *(["Groups: " + "; ".join(members) + "."] if members else []),
             *(f"Note: {note}." for note in comparison.notes)]  # fmt: skip

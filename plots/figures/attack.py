@@ -40,7 +40,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, method: int = 
     ax.set(xlabel=EPS, ylabel=f"{quantity} under attack")
     if quantity == "accuracy":
         ax.set_ylim(bottom=0.0)
-    ax.set_title(title_of(data, method))
+    name = names_of(data)[method]
+    ax.set_title(NAMES.get(name, name))
     return ax
 
 
@@ -101,11 +102,6 @@ def samples_of(data: xr.Dataset, method: str, eps: np.ndarray, quantity: str) ->
 def names_of(data: xr.Dataset) -> list[str]:
     """The attacks of a result."""
     return [str(name) for name in data["method_name"].values]
-
-
-def title_of(data: xr.Dataset, method: int) -> str:
-    """The name of an attack, for a title."""
-    return NAMES.get(names_of(data)[method], names_of(data)[method])
 
 
 def quantity_of(data: xr.Dataset) -> str:

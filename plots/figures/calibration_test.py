@@ -30,13 +30,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel with a point per network."""
     legend = [replace(look, line=" ") for look in looks]
-    figure = style.page(
-        results, looks, height=2.6, width=theme.panel_width(), legend=legend, note="Bars: 95 % intervals over samples."
-    )
-    ax = figure.subplots()
-    for data, look in zip(results, looks, strict=True):
-        draw(data, ax, look=look)
-    return figure
+    note = "Bars: 95 % intervals over samples."
+    return style.overlaid(results, looks, draw, height=2.6, width=theme.panel_width(), legend=legend, note=note)[0]
 
 
 def select(results: Sequence[xr.Dataset]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -52,14 +53,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: Ax
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results overlaid with one broadening, mean and ends in the legend."""
     resolution = axis_resolution_of(results)
-    pairs = list(zip(results, looks, strict=True))
-    legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="") for data, look in pairs]
+    named = (f"{look.label}: {_numbers(data)}" for data, look in zip(results, looks, strict=True))
+    legend = [replace(look, label=label, marker="") for label, look in zip(named, looks, strict=True)]
     note = f"{resolution.note()} Band: 95 % interval over start vectors."
-    figure = style.page(results, looks, height=2.4, legend=legend, note=note)
-    ax = figure.subplots()
-    for data, look in pairs:
-        draw(data, ax, look=look, resolution=resolution)
-    return figure
+    return style.overlaid(results, looks, partial(draw, resolution=resolution), height=2.4, legend=legend, note=note)[0]
 
 
 def quadratures(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:

@@ -82,7 +82,7 @@ def draw_time(data: xr.Dataset, ax: Axes, look: Look) -> Axes:
         for end in ("", "_low", "_high")
     )
     ax.errorbar(
-        [1, data["size"].values[-1]], value, yerr=np.stack([value - low, high - value]).clip(min=0.0),
+        [1, data["size"].values[-1]], value, yerr=style.bars(value, low, high),
         color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.7,
     )  # fmt: skip
     ax.set(xlabel="members", ylabel="prediction time (s per image)")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import xarray as xr
 
@@ -27,8 +28,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     resolution = axis_resolution_of(results)
     legend = [replace(look, marker="") for look in looks]
     note = f"{resolution.note()} Band: 95 % interval over mini-batches."
-    figure = style.page(results, looks, height=2.3, legend=legend, note=note)
-    ax = figure.subplots()
-    for data, look in zip(results, looks, strict=True):
-        draw(data, ax, look=look, resolution=resolution)
-    return figure
+    return style.overlaid(results, looks, partial(draw, resolution=resolution), height=2.3, legend=legend, note=note)[0]

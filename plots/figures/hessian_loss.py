@@ -36,10 +36,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         for data, look in zip(results, looks, strict=True)
     ]
     note = "Large: the largest in magnitude of each mini-batch; small: its others."
-    figure = style.page(results, looks, height=2.3, legend=legend, note=note)
-    ax = figure.subplots()
-    for data, look in zip(results, looks, strict=True):
-        draw(data, ax, look=look)
+    figure, ax = style.overlaid(results, looks, draw, height=2.3, legend=legend, note=note)
     values = np.concatenate([data["eigenvalue"].values.ravel() for data in results])
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if sizes.size and sizes.max() > 100 * np.median(sizes):

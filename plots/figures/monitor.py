@@ -72,10 +72,7 @@ def overlaid(
     note = _about_threshold(results, quantity, threshold, limit)
     legend = [replace(look, line="-") for look in looks]
     note += " Ringed: not converged." + " Triangle: announced loss spike." * any(len(announced(one)) for one in results)
-    figure = style.page(results, looks, height=2.5, legend=legend, note=note)
-    ax = figure.subplots()
-    for data, look in zip(results, looks, strict=True):
-        draw(data, ax, look=look)
+    figure, ax = style.overlaid(results, looks, draw, height=2.5, legend=legend, note=note)
     values = [data[quantity].values[np.isfinite(data[quantity].values)] for data in results]
     limits = np.concatenate([data[threshold].values[np.isfinite(data[threshold].values)] for data in results])
     if not any(own.size for own in values):

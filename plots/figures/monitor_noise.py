@@ -56,8 +56,4 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         f"and |G|^2 over {WINDOW}."
     )
     legend = [replace(look, marker="") for look in looks]
-    figure = style.page(results, looks, height=2.5, legend=legend, note=note)
-    ax = figure.subplots()
-    for data, look in zip(results, looks, strict=True):
-        draw(data, ax, look=look)
-    return figure
+    return style.overlaid(results, looks, draw, height=2.5, legend=legend, note=note)[0]

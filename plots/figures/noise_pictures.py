@@ -14,13 +14,14 @@ MEANING = (
     "same data, so one result is shown."
 )
 ROWS = 3  # of images at most
+PASSED, STOPPED = (1.0, 0.75, 0.1), (0.1, 0.1, 0.15)  # colours of frequencies
 
 
 def draw(data: xr.Dataset, ax: Axes) -> Axes:
     """Draw a column per band: mask, noise on the first image, and the first images with it; empty bands stay white."""
     bands, images = data["band"].values, data["image"].values[:ROWS]
     noisy = data["noisy_image"].transpose("band", "picture", "channel", "row", "column").values
-    rows: list[list[np.ndarray | None]] = [[None, *(_coloured(mask) for mask in data["mask"].values)]]
+    rows: list[list[np.ndarray | None]] = [[None, *np.where(data["mask"].values[..., None] == 1, PASSED, STOPPED)]]
     rows.append([None, *(np.clip(0.5 + one[0] - images[0], 0, 1).transpose(1, 2, 0) for one in noisy)])
     for k, image in enumerate(images):
         rows.append([image.transpose(1, 2, 0), *(one[k].transpose(1, 2, 0) for one in noisy)])
@@ -40,7 +41,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 def select(results: Sequence[xr.Dataset]) -> list[int]:
     """The first result alone."""
     return [0] if results else []
-
-
-def _coloured(mask: np.ndarray) -> np.ndarray:
-    return np.where(np.asarray(mask)[:, :, None] == 1, (1.0, 0.75, 0.1), (0.1, 0.1, 0.15))

@@ -35,7 +35,8 @@ def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axe
             linewidth=1.0 if joined else 0.0, path_effects=outline if joined else None)  # fmt: skip
     ax.plot(0.0, 0.0, "*", color="w", markersize=9, markeredgecolor="k", markeredgewidth=0.5)
     for i in _labelled(along / np.ptp(x), across / np.ptp(y)):
-        plane.annotate(ax, data, float(along[i]), float(across[i]), _name(data, i))
+        name = appearance.escaped(str(data["path_name"].values[i])) if "path_name" in data else str(i)
+        plane.annotate(ax, data, float(along[i]), float(across[i]), name)
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     for name, label in (("x", ax.set_xlabel), ("y", ax.set_ylabel)):
         label(style.fitted(plane.axis_label(data, name), 0.35 * theme.page_width(), 7), fontsize=7)
@@ -66,7 +67,3 @@ def _labelled(x: np.ndarray, y: np.ndarray) -> list[int]:
         if len(labelled) < MAX_NAMES and all(distance > MIN_DISTANCE for distance in distances):
             labelled.append(i)
     return labelled
-
-
-def _name(data: xr.Dataset, i: int) -> str:
-    return appearance.escaped(str(data["path_name"].values[i])) if "path_name" in data else str(i)

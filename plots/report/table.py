@@ -7,6 +7,7 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.headline import Headline
+from landscape.plots.appearance import label_of
 from landscape.plots.report import protocols
 from landscape.results import headline_numbers, reader
 from landscape.results.protocols import samples_of
@@ -42,9 +43,11 @@ def checkpoints(stored: Sequence[tuple[str, xr.Dataset]]) -> list[str]:
     """The name of every result's checkpoint: its label, with a part of the digest where several share the label."""
     digests: dict[str, set[str]] = {}
     for _, data in stored:
-        digests.setdefault(_label(data), set()).add(_digest(data))
+        digests.setdefault(label_of(data), set()).add(_digest(data))
     several = {label for label, found in digests.items() if len(found - {""}) > 1}
-    return [f"{_label(d)} ({_digest(d)[:6]})" if _label(d) in several and _digest(d) else _label(d) for _, d in stored]
+    return [
+        f"{label_of(d)} ({_digest(d)[:6]})" if label_of(d) in several and _digest(d) else label_of(d) for _, d in stored
+    ]
 
 
 def comparison(stored: Sequence[tuple[str, xr.Dataset]], numbered: protocols.Protocols | None = None) -> Table:
@@ -86,10 +89,6 @@ def comparison(stored: Sequence[tuple[str, xr.Dataset]], numbered: protocols.Pro
     measured = {name for column in table.columns for name in column.cells}
     table.checkpoints = {name: model for name, model in table.checkpoints.items() if name in measured}
     return table
-
-
-def _label(data: xr.Dataset) -> str:
-    return str(data.attrs.get("label", ""))
 
 
 def _digest(data: xr.Dataset) -> str:

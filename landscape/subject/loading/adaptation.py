@@ -15,22 +15,10 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng, parameters_of
+from landscape.data import structure
 from landscape.data.dataset import Batches, count_of
-from landscape.data.structure import (
-    INPUTS,
-    TARGETS,
-    BatchLayout,
-    Forward,
-    KeywordInputs,
-    Nested,
-    call_model,
-    common_length,
-    map_tensors,
-    rows_of,
-    tensors_in,
-)
+from landscape.data.structure import logits_or_none
 from landscape.subject.losses import Loss, per_sample, reduction
-from landscape.subject.outputs import logits_or_none
 from landscape.subject.restoration import refusing_written_weights
 from landscape.subject.subject import Subject, with_traits
 
@@ -75,7 +63,11 @@ def _same_mean(apart: Subject, loss: Loss) -> bool:
 
 def _largest_batch(subject: Subject) -> int:
     """The mini-batch with the most samples: the first may hold a single one, which has no mean and no sum."""
-    lengths = [common_length(targets) or 0 for _, targets in subject.batches] if len(subject.batches) < MANY else [0]
+    lengths = (
+        [structure.common_length(targets) or 0 for _, targets in subject.batches]
+        if len(subject.batches) < MANY
+        else [0]
+    )
     return max(range(len(lengths)), key=lengths.__getitem__)
 
 
@@ -103,9 +95,11 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     if how == "none" and not loss.per_output:
         loss = replace(loss, per_output=True)
         subject = replace(subject, losses=_with_loss(subject, loss).losses)
-    samples = common_length(targets)
+    samples = structure.common_length(targets)
     per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
-    mean_only = found.dim() == 0 and (samples != 1 or any((common_length(t) or 1) != 1 for _, t in subject.batches))
+    mean_only = found.dim() == 0 and (
+        samples != 1 or any((structure.common_length(t) or 1) != 1 for _, t in subject.batches)
+    )
     subject = with_traits(subject, mean_only=mean_only)
     with fixed_rng(0), subject.evaluating():
         right = subject.losses_and_right(subject.outputs(inputs), targets)[1]
@@ -135,7 +129,7 @@ def _is_coupled(subject: Subject, loss: Loss, how: str) -> bool:
         ValueError: it is their sum.
     """
     inputs, targets = subject.batch(_largest_batch(subject))
-    length = min(common_length((inputs, targets)) or 0, 16) // 2 * 2
+    length = min(structure.common_length((inputs, targets)) or 0, 16) // 2 * 2
     if length < 2:
         if how == "sum":  # of a mini-batch that has no halves, such as one of graphs
             raise _summed(loss, "PyTorch's reduction is a sum")
@@ -144,8 +138,8 @@ def _is_coupled(subject: Subject, loss: Loss, how: str) -> bool:
     try:
         with fixed_rng(0), subject.evaluating():
             for part in (slice(length), slice(length // 2), slice(length // 2, length)):
-                outputs = subject.outputs(rows_of(inputs, part))
-                values.append(subject.losses(outputs, rows_of(targets, part))[0].item())
+                outputs = subject.outputs(structure.rows_of(inputs, part))
+                values.append(subject.losses(outputs, structure.rows_of(targets, part))[0].item())
     except Exception:  # a loss that takes mini-batches of this size alone
         return True
     whole, first, second = values
@@ -169,39 +163,39 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
     if not loss.own:
         return replace(with_traits(subject, name=loss.name), losses=loss.function)
     in_rows = isinstance(subject.batches, Batches)
-    layout = replace(BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
+    layout = replace(structure.BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
 
-    def count(targets: Nested) -> int | None:
+    def count(targets: structure.Nested) -> int | None:
         """Samples that a mean stands for, so that mini-batches weigh by their size."""
         if in_rows or not loss.takes_batch:
-            return common_length(targets)
+            return structure.common_length(targets)
         return count_of(layout.read("a batch", targets)[1], targets)
 
     @wraps(loss.function, updated=())
-    def losses(outputs: Any, targets: Nested) -> Tensor:
+    def losses(outputs: Any, targets: structure.Nested) -> Tensor:
         found = outputs if loss.takes_model else loss.function(outputs, targets)
         mean = isinstance(found, Tensor) and found.dim() == 0
         return per_sample(loss, found, count(targets) if mean or in_rows else None)
 
-    def with_model(model: Callable[..., Any], batch: Nested) -> Any:
+    def with_model(model: Callable[..., Any], batch: structure.Nested) -> Any:
         return loss.function(model, batch)
 
     whole = "both" if loss.takes_model else "targets" if loss.takes_batch else ""
-    forward: Forward = with_model if loss.takes_model else call_model
+    forward: structure.Forward = with_model if loss.takes_model else structure.call_model
     return replace(with_traits(subject, name=loss.name, whole=whole), losses=losses, forward=forward)
 
 
-def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, Any]:
+def _first_pass(subject: Subject, loss: Loss, inputs: structure.Nested) -> tuple[Subject, Any]:
     """The subject with a forward pass that works, and what it returns for a few samples."""
-    run = subject.forward if loss.own else call_model
+    run = subject.forward if loss.own else structure.call_model
     try:
         # First not in inference mode: tensors that the model makes once and keeps would have no use in a derivative.
         for context in (torch.no_grad(), subject.evaluating()):
-            given = map_tensors(inputs, torch.clone)
+            given = structure.map_tensors(inputs, torch.clone)
             with fixed_rng(0), context:
                 returned = run(subject.model, given)
     except Exception as error:  # whatever a foreign model raises
-        given = map_tensors(inputs, torch.clone)
+        given = structure.map_tensors(inputs, torch.clone)
         try:
             with fixed_rng(0), torch.enable_grad():
                 returned = run(subject.model, given)
@@ -211,57 +205,59 @@ def _first_pass(subject: Subject, loss: Loss, inputs: Nested) -> tuple[Subject, 
         _log.debug("the model differentiates inside its forward pass: every pass records a graph, which takes longer")
     features = subject.spec is not None and not subject.spec.logits
     if features and not loss.own and logits_or_none(returned) is None:  # of an encoder, which has no logits
-        subject = replace(subject, forward=_with_graph(call_model) if subject.traits.needs_graph else call_model)
-    pairs = zip(tensors_in(inputs), tensors_in(given), strict=False)
+        subject = replace(
+            subject, forward=_with_graph(structure.call_model) if subject.traits.needs_graph else structure.call_model
+        )
+    pairs = zip(structure.tensors_in(inputs), structure.tensors_in(given), strict=False)
     if not all(torch.equal(before.nan_to_num(), after.nan_to_num()) for before, after in pairs):
         subject = replace(subject, forward=_on_copies(subject.forward))
         _log.debug("the model changes its input in place: it gets a copy of the samples")
     return subject, returned
 
 
-def _found(subject: Subject, loss: Loss, first: Any, second: Nested) -> tuple[Any, str]:
+def _found(subject: Subject, loss: Loss, first: Any, second: structure.Nested) -> tuple[Any, str]:
     """What the loss returns, and by which reduction of PyTorch."""
     with fixed_rng(0), torch.enable_grad() if subject.traits.needs_graph else subject.evaluating():
-        second = map_tensors(second, torch.clone) if loss.takes_model else second
+        second = structure.map_tensors(second, torch.clone) if loss.takes_model else second
         found = loss.function(first, second)
         return found, reduction(loss.function, first, second, calls_model=loss.takes_model)
 
 
-def _with_graph(forward: Forward) -> Forward:
-    def run(model: Callable[..., Any], inputs: Nested) -> Any:
+def _with_graph(forward: structure.Forward) -> structure.Forward:
+    def run(model: Callable[..., Any], inputs: structure.Nested) -> Any:
         with torch.enable_grad():
             return forward(model, inputs)
 
     return run
 
 
-def _on_copies(forward: Forward) -> Forward:
-    return lambda model, inputs: forward(model, map_tensors(inputs, torch.clone))
+def _on_copies(forward: structure.Forward) -> structure.Forward:
+    return lambda model, inputs: forward(model, structure.map_tensors(inputs, torch.clone))
 
 
-def _logits_of(forward: Forward) -> Forward:
+def _logits_of(forward: structure.Forward) -> structure.Forward:
     return lambda model, inputs: logits_or_none(forward(model, inputs))
 
 
-def misfit(subject: Subject, inputs: Nested, error: Exception) -> ValueError:
+def misfit(subject: Subject, inputs: structure.Nested, error: Exception) -> ValueError:
     """The error of a model that fails on its inputs."""
     reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     own = "labels" in parameters_of(getattr(subject.model, "forward", subject.model))
     loss = ", or take the loss of the model itself, a function (model, batch): model(**batch).loss" if own else ""
-    if isinstance(inputs, Mapping) and not isinstance(inputs, KeywordInputs):
+    if isinstance(inputs, Mapping) and not isinstance(inputs, structure.KeywordInputs):
         return ValueError(
             f"the model fails on a batch with the fields {', '.join(map(str, inputs))} from {subject.data.in_words} "
-            f"({reason}); name the input like a parameter of the model's forward or {', '.join(INPUTS[:3])}, and the "
-            f"target {', '.join(TARGETS[:3])}{loss}"
+            f"({reason}); name the input like a parameter of the model's forward or {', '.join(structure.INPUTS[:3])}, "
+            f"and the target {', '.join(structure.TARGETS[:3])}{loss}"
         )
-    shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_in(inputs))
+    shapes = ", ".join(str(tuple(tensor.shape[1:])) for tensor in structure.tensors_in(inputs))
     return ValueError(
         f"the model fails on inputs of shape {shapes} from {subject.data.in_words} ({reason}); check "
         f"{_causes(subject, inputs)}{loss}"
     )
 
 
-def _causes(subject: Subject, inputs: Nested) -> str:
+def _causes(subject: Subject, inputs: structure.Nested) -> str:
     """What decides whether a model accepts the inputs: the options of this kind of data."""
     if subject.images is not None and subject.images.sequences:
         return "--data, --block-size and --model-arg"
@@ -275,7 +271,7 @@ def _causes(subject: Subject, inputs: Nested) -> str:
     return "the shape of the inputs of --data, --model and --model-arg"
 
 
-def _failed(loss: Loss, error: Exception, targets: Nested = None) -> ValueError:
+def _failed(loss: Loss, error: Exception, targets: structure.Nested = None) -> ValueError:
     reason = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, UserWarning):
         return ValueError(
@@ -289,11 +285,11 @@ def _failed(loss: Loss, error: Exception, targets: Nested = None) -> ValueError:
     return ValueError(f"{_named(loss)} failed with {type(error).__name__}: {reason}{hint}")
 
 
-def _refuse_padding(loss: Loss, found: Any, targets: Nested) -> None:
+def _refuse_padding(loss: Loss, found: Any, targets: structure.Nested) -> None:
     """Reject a loss per token that counts padding, whose targets are negative, as samples with the loss 0."""
     if not isinstance(found, Tensor) or found.dim() == 0:
         return
-    for tensor in tensors_in(targets):
+    for tensor in structure.tensors_in(targets):
         padding = 0 if tensor.is_floating_point() or tensor.dim() < 2 else int((tensor < 0).sum())
         if padding and len(tensor) < tensor.numel() == found.numel():
             raise ValueError(

@@ -14,13 +14,12 @@ from torch.nn import functional
 from landscape.checkpoints import user_code
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.dataset import BatchList, Images
-from landscape.data.structure import Forward, Nested, tensors_in
+from landscape.data.structure import Forward, Nested, logits_in, logits_or_none, tensors_in
 from landscape.probe import NotApplicable
 from landscape.subject.loading.adaptation import misfit
 from landscape.subject.loading.next_tokens import of_tokens
 from landscape.subject.losses import MEANINGS, Losses, bce, cross_entropy
 from landscape.subject.mc_dropout import calls_of
-from landscape.subject.outputs import logits_in, logits_or_none
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.subject.targets import refuse_targets

@@ -21,25 +21,11 @@ from landscape.options import OptionError, at_least, did_you_mean
 from landscape.subject import mc_dropout, precision, process_group, restoration
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
+from landscape.subject.loading import checks, preprocessing
 from landscape.subject.loading.adaptation import adapted
-from landscape.subject.loading.checks import (
-    refuse_batch_size,
-    refuse_misfit,
-    refuse_vocabulary,
-    taken_as_probabilities,
-    vocabulary_size,
-)
 from landscape.subject.loading.code_identity import forward_passes
 from landscape.subject.loading.model_building import architecture_of, build, with_weights
 from landscape.subject.loading.next_tokens import with_next_tokens
-from landscape.subject.loading.preprocessing import (
-    DataObject,
-    augmentation_of,
-    described,
-    load_images,
-    of_provider,
-    resolved,
-)
 from landscape.subject.loading.smoothing import insert, options_of, smoothed
 from landscape.subject.losses import cross_entropy, loss_of
 from landscape.subject.spec import Spec, Split
@@ -173,10 +159,12 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     stored = _read(spec)
     loss = loss_of(objects.loss or spec.loss)
     layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
-    given = DataObject(objects.data, objects.classes, layout, loss.takes_batch, loss.function is cross_entropy)
-    named, filled = described(spec, stored)
+    given = preprocessing.DataObject(
+        objects.data, objects.classes, layout, loss.takes_batch, loss.function is cross_entropy
+    )
+    named, filled = preprocessing.described(spec, stored)
     early = _model_before_images(filled, stored)
-    spec, images = resolved(named, filled, stored, given)
+    spec, images = preprocessing.resolved(named, filled, stored, given)
     if stored is not None:
         of = images if isinstance(images, Images) else None
         if early is None or spec != filled:
@@ -184,7 +172,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
             early = with_weights(spec, stored, of)
         model, stored = early
         if stored.batch_size and isinstance(images, Images):
-            refuse_batch_size(stored, spec, len(images))
+            checks.refuse_batch_size(stored, spec, len(images))
     else:
         model = build(spec, None, images if isinstance(images, Images) else None) if module is None else module
     first = next(model.parameters(), None)
@@ -197,7 +185,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         model = converted(model, device).eval()
     elif first.dtype in HALF or not is_on(first, device):
         model = converted_copy(model, device)
-    augmentation = augmentation_of(spec, stored, images.size if isinstance(images, Images) else 0)
+    augmentation = preprocessing.augmentation_of(spec, stored, images.size if isinstance(images, Images) else 0)
     moved = images.for_device(device)
     subject = Subject(
         model=model,
@@ -214,9 +202,11 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         ),
     )
     with measuring(subject), forward_passes(model):
-        refuse_vocabulary(subject)
-        subject = taken_as_probabilities(with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting))))
-        refuse_misfit(subject)
+        checks.refuse_vocabulary(subject)
+        subject = checks.taken_as_probabilities(
+            with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting)))
+        )
+        checks.refuse_misfit(subject)
         subject = mc_dropout.with_members(subject, spec.mc_dropout)
     return subject
 
@@ -232,7 +222,7 @@ def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
     if spec.model in models.NAMES and not stored:
         arguments = {"image_size": spec.image_size or 224, **arguments}
     spec = replace(spec, model=spec.model or architecture_of(stored), model_arg=arguments, logits=False)
-    own = of_provider(spec, stored)
+    own = preprocessing.of_provider(spec, stored)
     size = spec.image_size or (stored.data.get("size") if stored else 0) or (own.size if own else 0) or 224
     model = with_weights(spec, stored, None)[0] if stored else build(spec, None, None)
     model, size = model.eval(), int(arguments.get("image_size", size))
@@ -243,7 +233,7 @@ def model_without_data(spec: Spec) -> tuple[nn.Module, int]:
 
 def example(model: nn.Module, size: int) -> Tensor:
     """Two inputs that a model accepts: tokens if its configuration has a vocabulary, else RGB images."""
-    vocabulary = vocabulary_size(model)
+    vocabulary = checks.vocabulary_size(model)
     if vocabulary is not None:
         context = getattr(model.config, "max_position_embeddings", None)
         return torch.randint(vocabulary, (2, min(16, context) if isinstance(context, int) else 16))
@@ -282,9 +272,9 @@ def _model_before_images(spec: Spec, stored: Checkpoint | None) -> tuple[nn.Modu
 
 
 def _part(
-    spec: Spec, stored: Checkpoint | None, given: DataObject, split: Split, samples: int | str
+    spec: Spec, stored: Checkpoint | None, given: preprocessing.DataObject, split: Split, samples: int | str
 ) -> Images | BatchList:
-    return load_images(replace(spec, split=split, samples=samples), stored, given)
+    return preprocessing.load_images(replace(spec, split=split, samples=samples), stored, given)
 
 
 def _layout(spec: Spec, stored: Checkpoint | None, module: nn.Module | None, called_by_loss: bool) -> BatchLayout:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data import dataset, structure
+from landscape.data.structure import logits_or_none
 from landscape.subject.losses import IGNORED, MEANINGS, cross_entropy
-from landscape.subject.outputs import logits_or_none
 from landscape.subject.spec import Split
 from landscape.subject.subject import Subject, with_traits
 

@@ -16,9 +16,8 @@ from scipy.special import bdtrc
 from torch import Tensor
 
 from landscape.data.dataset import Batches, BatchList
-from landscape.data.structure import Nested, rows_of, tensors_in
+from landscape.data.structure import Nested, logits_or_none, rows_of, tensors_in
 from landscape.subject.losses import class_indices
-from landscape.subject.outputs import logits_or_none
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights
