@@ -36,8 +36,7 @@ def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None =
     at = _gaps(data["depth"].values[shown])
     ax.errorbar(
         np.insert(depth, at, np.nan), np.insert(values, at, np.nan), yerr=np.insert(broken.bar(half), at, np.nan),
-        color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.8,
-        markersize=3.5 if shown.sum() <= 30 else 2, label=look.label,
+        **look.cues, elinewidth=0.8, markersize=3.5 if shown.sum() <= 30 else 2, label=look.label,
     )  # fmt: skip
     broken.mark(ax, depth, values, error)
     smooth = (data["kind"].values == "smoothing")[shown] if "kind" in data else np.zeros_like(values, dtype=bool)

@@ -40,11 +40,16 @@ class Look:
     marker: str = "o"
     line: Line = "-"
 
+    @property
+    def cues(self) -> dict[str, Any]:
+        """Colour, marker and line style as arguments of matplotlib."""
+        return {"color": self.color, "marker": self.marker, "linestyle": self.line}
+
     def legend_handle(self) -> Line2D:
         """Its legend handle."""
         from matplotlib.lines import Line2D
 
-        return Line2D([], [], color=self.color, marker=self.marker, linestyle=self.line, label=self.label)
+        return Line2D([], [], **self.cues, label=self.label)
 
 
 class FigureModule(Protocol):

@@ -36,7 +36,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, method: int = 
         start = (0.0, intact, *ends)
         eps, value, low, high = (np.r_[one, rest] for one, rest in zip(start, (eps, value, low, high), strict=True))
     ax.fill_between(eps, low, high, color=look.color, alpha=0.18, linewidth=0)
-    ax.plot(eps, value, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
+    ax.plot(eps, value, **look.cues, label=look.label)
     ax.set(xlabel=EPS, ylabel=f"{quantity} under attack")
     if quantity == "accuracy":
         ax.set_ylim(bottom=0.0)
@@ -52,7 +52,7 @@ def draw_difference(data: xr.Dataset, reference: xr.Dataset, ax: Axes, *, look: 
     mine, other = (samples_of(one, method, eps, quantity) for one in (data, reference))
     mean, (low, high) = mean_difference(mine, other, shares=quantity == "accuracy")
     ax.fill_between(255 * eps, low, high, color=look.color, alpha=0.18, linewidth=0)
-    ax.plot(255 * eps, mean, color=look.color, marker=look.marker, linestyle=look.line)
+    ax.plot(255 * eps, mean, **look.cues)
     ax.axhline(0.0, color="0.5", linewidth=0.6, zorder=0)
     ax.set(xlabel=EPS, ylabel=f"difference in {quantity}")
     return ax

@@ -30,10 +30,7 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Lo
     at, values = (data[name].values[shown] for name in ("depth", quantity))
     errors, halves = (np.broadcast_to(part, shown.shape)[shown] for part in (
         error_of(data, quantity), half_width(data, quantity)))  # fmt: skip
-    ax.errorbar(
-        at, values, yerr=broken.bar(halves), color=look.color, marker=look.marker,
-        linestyle=look.line, elinewidth=0.8, label=look.label,
-    )  # fmt: skip
+    ax.errorbar(at, values, yerr=broken.bar(halves), **look.cues, elinewidth=0.8, label=look.label)
     broken.mark(ax, at, values, errors)
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03), ylabel=f"cosine similarity\n{LABELS[quantity]}")
     return ax

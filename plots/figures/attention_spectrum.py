@@ -33,10 +33,7 @@ def draw_over_depth(data: xr.Dataset, ax: Axes, quantity: str, rank: int, *, loo
     look = look or appearance.look_of(data)
     values = data[quantity].values[:, rank - 1]
     shown = np.isfinite(values)
-    ax.plot(
-        data["depth"].values[shown], values[shown], color=look.color, marker=look.marker, linestyle=look.line,
-        label=look.label,
-    )  # fmt: skip
+    ax.plot(data["depth"].values[shown], values[shown], **look.cues, label=look.label)
     ax.set(xlabel="normalised depth", xlim=(-0.03, 1.03))
     return ax
 

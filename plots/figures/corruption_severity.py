@@ -29,7 +29,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = 
     clean = float(data.attrs.get(f"clean_{metric}", np.nan))
     start = ([0], [clean]) if np.isfinite(clean) else ([], [])
     x, y = np.r_[start[0], severity], np.r_[start[1], value]
-    ax.plot(x, y, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
+    ax.plot(x, y, **look.cues, label=look.label)
     ax.set(xlabel="severity", ylabel=METRICS[metric])
     ax.set_xticks([0, *data["severity"].values])
     return ax

@@ -27,8 +27,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, quantity: str 
     value, error = data[f"size_{quantity}"].values, error_of(data, f"size_{quantity}")
     value = 1 - value if quantity == "mean_accuracy" else value
     ax.errorbar(
-        data["size"].values, value, yerr=broken.bar(half_width(data, f"size_{quantity}")), color=look.color,
-        marker=look.marker, linestyle=look.line, elinewidth=0.7, label=look.label,
+        data["size"].values, value, yerr=broken.bar(half_width(data, f"size_{quantity}")), **look.cues, elinewidth=0.7,
+        label=look.label,
     )  # fmt: skip
     broken.mark(ax, data["size"].values, value, error)
     ax.set(xlabel="members", ylabel={**RELATIVE, **MEANS}[quantity])

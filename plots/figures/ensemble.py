@@ -81,10 +81,7 @@ def draw_time(data: xr.Dataset, ax: Axes, look: Look) -> Axes:
         np.array([float(data.attrs[f"{SECONDS}_{way}{end}"]) for way in ("one_pass", "all")])
         for end in ("", "_low", "_high")
     )
-    ax.errorbar(
-        [1, data["size"].values[-1]], value, yerr=style.bars(value, low, high),
-        color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.7,
-    )  # fmt: skip
+    ax.errorbar([1, data["size"].values[-1]], value, yerr=style.bars(value, low, high), **look.cues, elinewidth=0.7)
     ax.set(xlabel="members", ylabel="prediction time (s per image)")
     return ax
 
@@ -110,15 +107,7 @@ def _curve(data: xr.Dataset, ax: Axes, name: str, look: Look) -> None:
     if name == "accuracy":
         values, low, high, own = 1 - values, 1 - high, 1 - low, 1 - own
     broken.mark(ax, size, values, np.stack([low, high]))
-    ax.errorbar(
-        size,
-        values,
-        yerr=broken.bars(values, low, high),
-        color=look.color,
-        marker=look.marker,
-        linestyle=look.line,
-        elinewidth=0.7,
-    )
+    ax.errorbar(size, values, yerr=broken.bars(values, low, high), **look.cues, elinewidth=0.7)
     half = broken.bar(spread)
     ax.fill_between(size, values - half, values + half, color=look.color, alpha=0.18, linewidth=0)
     ax.plot(np.ones(len(own)), own, ".", color=look.color, alpha=0.4, markersize=3)

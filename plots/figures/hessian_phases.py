@@ -76,5 +76,5 @@ def epoch(data: xr.Dataset) -> float:
 
 
 def _band(ax: Axes, at: Sequence[float], middle: np.ndarray, low: np.ndarray, high: np.ndarray, look: Look) -> None:
-    ax.plot(at, middle, color=look.color, marker=look.marker, linestyle=look.line)
+    ax.plot(at, middle, **look.cues)
     ax.fill_between(at, low, high, color=look.color, alpha=0.2, linewidth=0)

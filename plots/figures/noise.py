@@ -30,7 +30,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     band, drop = data["band"].values[shown], data[quantity].values[shown]
     half = broken.bar(half_width(data, quantity)[shown])
     ax.fill_between(band, drop - half, drop + half, color=look.color, alpha=0.18, linewidth=0)
-    ax.plot(band, drop, color=look.color, marker=look.marker, linestyle=look.line, label=look.label)
+    ax.plot(band, drop, **look.cues, label=look.label)
     ax.axhline(0.0, color=theme.ink(), linewidth=0.5)
     ax.set(xlabel="frequency of the noise", ylabel=quantity.replace("_", " "), xlim=(0, 1))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", r"0.25$\pi$", r"0.5$\pi$", r"0.75$\pi$", r"$\pi$"])

@@ -57,9 +57,7 @@ def draw_scores(study: Study, ax: Axes, name: str) -> Axes:
                 ax.errorbar([int(smooth)], *_ends([found[0]], name), color=look.color, marker=kind)
         if sizes:
             values = [found[size] for size in sizes]
-            ax.errorbar(
-                sizes, *_ends(values, name), color=look.color, marker=look.marker, linestyle=look.line, elinewidth=0.8
-            )
+            ax.errorbar(sizes, *_ends(values, name), **look.cues, elinewidth=0.8)
     if sizes:
         ax.set_xscale("log")
         ax.set_xticks(sizes, [str(size) for size in sizes])

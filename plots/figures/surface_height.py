@@ -25,8 +25,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float =
     error, half = error_of(data, "height"), np.broadcast_to(half_width(data, "height"), height.shape)
     known = np.isfinite(height)
     ax.errorbar(
-        at[known], height[known], broken.bar(half[known]), color=look.color, marker=look.marker,
-        linestyle=look.line, linewidth=0.9, elinewidth=0.8, capsize=1.5, label=look.label,
+        at[known], height[known], broken.bar(half[known]), **look.cues, linewidth=0.9, elinewidth=0.8, capsize=1.5,
+        label=look.label,
     )  # fmt: skip
     broken.mark(ax, at, height, error if "height_se" in data else None)
     if not known.any():
