@@ -56,14 +56,9 @@ def page(study: Study) -> Figure:
         weight = weight_of(data)
         if np.isfinite(weight):
             ax.errorbar(
-                [weight],
-                [value],
-                yerr=style.bars(value, low, high),
-                color=look.color,
-                marker=look.marker,
-                elinewidth=0.8,
-                zorder=3,
-            )
+                [weight], [value], yerr=style.bars(value, low, high), color=look.color, marker=look.marker,
+                elinewidth=0.8, zorder=3,
+            )  # fmt: skip
         else:
             ax.axhline(value, color=look.color, linewidth=0.9)
             ax.plot([0.5], [value], color=look.color, marker=look.marker)

@@ -84,15 +84,9 @@ def _column(
     places = at + width * (np.arange(len(values)) / max(len(values) - 1, 1) - 0.5) * 0.8
     face = look.color if filled else ground()
     ax.plot(
-        places,
-        values,
-        linestyle="none",
-        marker=look.marker,
-        markersize=1.8,
-        color=look.color,
-        markerfacecolor=face,
+        places, values, linestyle="none", marker=look.marker, markersize=1.8, color=look.color, markerfacecolor=face,
         alpha=DOTS,
-    )
+    )  # fmt: skip
     mean, half = (float(data[summary]), float(half_width(data, summary))) if summary in data else (np.nan, np.nan)
     ax.errorbar(
         [at], [mean], half if np.isfinite(half) else None, color=look.color, marker=look.marker,

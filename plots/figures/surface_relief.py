@@ -40,17 +40,9 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     x, y = np.meshgrid(data["x"].values, data["y"].values)
     colors = COLORS(norm(np.nan_to_num(z, nan=top)))
     ax.plot_surface(
-        x,
-        y,
-        z,
-        rcount=FINE,
-        ccount=FINE,
-        facecolors=colors,
-        linewidth=0,
-        antialiased=False,
-        shade=True,
+        x, y, z, rcount=FINE, ccount=FINE, facecolors=colors, linewidth=0, antialiased=False, shade=True,
         rasterized=True,
-    )
+    )  # fmt: skip
     if plane.complete_cells(z).any():
         steps = np.linspace(bottom, top, 13)
         ax.contourf(x, y, np.ma.masked_invalid(z), steps, zdir="z", offset=floor, cmap=COLORS, norm=norm)

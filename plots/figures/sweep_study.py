@@ -77,14 +77,9 @@ def draw_fit(study: Study, ax: Axes) -> Axes:
         nll, accurate = run.number("train", "nll"), run.number("test", "accuracy")
         error = tuple(1 - accurate[i] for i in (0, 2, 1))
         ax.errorbar(
-            [nll[0]],
-            [error[0]],
-            xerr=style.bars(*nll),
-            yerr=style.bars(*error),
-            color=color,
-            marker=marker,
+            [nll[0]], [error[0]], xerr=style.bars(*nll), yerr=style.bars(*error), color=color, marker=marker,
             elinewidth=0.8,
-        )
+        )  # fmt: skip
         if np.isfinite(nll[0] + error[0]) and value not in named:
             ax.annotate(value, (nll[0], error[0]), xytext=(3, 3), textcoords="offset points", fontsize=7, color=color)
             named.add(value)
