@@ -33,6 +33,8 @@ def tidied(figure: Any) -> Any:
             engine.set(rect=(left + share, bottom, width - share, height))
             engine.execute(figure)
     plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
+    for ax in plain:
+        ax.apply_aspect()  # as drawing does: what stands at points of equal scales moves with them
     along = {ax: _thinned(ax.xaxis, 0) for ax in plain}
     for ax in plain:
         _thinned(ax.yaxis, 1)
