@@ -37,14 +37,12 @@ import landscape
 from landscape.api import loading_defaults, parameter_defaults
 from landscape.data.structure import Forward, Nested, rows_of, tensors_in
 from landscape.discovery.layer import Layer
-from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.selection import layers_of
+from landscape.layers import forward_hooks, selection
 from landscape.options import OptionError
 from landscape.probes import PROBES, probe_class
-from landscape.products.hvp_backends import curvature
+from landscape.products import hvp_backends, vectors
 from landscape.products.micro_batches import MicroBatchedProduct
 from landscape.products.traced_hessian import TracedHessian
-from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"step": {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}}
@@ -197,8 +195,8 @@ def bare(subject: Subject, kind: str, samples: int) -> float:
         return _median(gradient) - _median(forward)
     costs = []
     for hvp in ("double-backward", "traced"):
-        product = curvature(part, part.parameters, hvp).product(0)
-        vector = random_unit(part.size, 0, device=part.device, dtype=part.dtype)
+        product = hvp_backends.curvature(part, part.parameters, hvp).product(0)
+        vector = vectors.random_unit(part.size, 0, device=part.device, dtype=part.dtype)
         costs.append(_median(lambda: product(vector)))  # noqa: B023
     return min(costs)
 
@@ -276,7 +274,7 @@ def arithmetic(probe: str, subject: Subject) -> float:
     """CPU seconds of what a probe's definition computes beside passes and products, in a whole run."""
     if probe not in ARITHMETIC:
         return 0.0
-    layers, found = layers_of(subject, ()), dict[int, Tensor]()
+    layers, found = selection.layers_of(subject, ()), dict[int, Tensor]()
     if probe == "attention":
         layers = [layer for layer in layers if layer.attention]
     elif probe in ("fourier", "variance", "uncertainty"):
@@ -285,7 +283,7 @@ def arithmetic(probe: str, subject: Subject) -> float:
     def keep(at: int, tensor: Tensor) -> None:
         found[at] = (layers[at].maps(tensor) if layers[at].spatial else tensor).contiguous().clone()
 
-    with subject.evaluating(), feature_hooks(subject.model, layers, keep):
+    with subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, keep):
         subject.outputs(subject.batch(0)[0])
     total = 0.0
     for work in ARITHMETIC[probe]:

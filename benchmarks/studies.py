@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from landscape.api import check_options
+from landscape.api import names_of_results
 from landscape.cli.study import carry_out, workers_of
 from landscape.cli.training import run_training
 from landscape.studies.study_file import study_of
@@ -30,7 +30,7 @@ def cpu(who: int = resource.RUSAGE_SELF) -> float:
 
 def measured(workers: int, epochs: int) -> dict[str, float]:
     """Seconds of a study: on the clock, in this process, in its steps if they run here, and in each worker."""
-    study, of_steps = study_of(STUDY, check_options, changes={"train": {"epochs": epochs}}), [0.0]
+    study, of_steps = study_of(STUDY, names_of_results, changes={"train": {"epochs": epochs}}), [0.0]
 
     def counted(function: Any) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from landscape.cli.command_options import Debug, Quiet
-from landscape.cli.damaged_files import check_not_damaged, in_child
+from landscape.cli import command_options, damaged_files
 from landscape.cli.process_setup import importing
 from landscape.reporting.progress import say
 
@@ -22,8 +21,8 @@ def import_(
         float, Option(min=0.0, help="for the objective of a CSV, loss + weight decay x l2; default: as published")
     ] = 0.05,
     path: Annotated[Path | None, Option(help="projection file of loss-landscape: a run's path over FILE")] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Import surfaces of loss-landscape (HDF5) or how-do-vits-work (CSV), and tables, into a results file.
 
@@ -53,13 +52,13 @@ def import_(
 
 def cite(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
-    debug: Debug = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Print a paragraph of methods and the BibTeX of what was measured; the whole is a file that BibTeX reads."""
     from landscape.results import reader
     from landscape.studies.citation import methods_and_sources
 
-    check_not_damaged(file)
+    damaged_files.check_not_damaged(file)
     with reader.streaming(file) as stored:
         typer.echo(methods_and_sources([data for _, data in stored]), nl=False)
 
@@ -72,8 +71,8 @@ def export(
     out: Annotated[Path, Option(help="folder for the files")] = Path("exported"),
     label: Annotated[str | None, Option(help="only results with this label")] = None,
     budget: Annotated[str, Option(help="of bits: mean bits per weight such as 4.5, or a size such as 12MB")] = "",
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Export surfaces, lines and paths to other tools: ParaView (vtp), tomgoldstein/loss-landscape (HDF5), CSV.
 
@@ -82,7 +81,7 @@ def export(
     from landscape.exchange import bit_tables, exporting
     from landscape.options import OptionError, parse_choices
 
-    check_not_damaged(file)
+    damaged_files.check_not_damaged(file)
     if (format.strip().lower() == "bits") != bool(budget):
         raise OptionError("--format bits and --budget belong together; give both, such as --format bits --budget 4")
     if budget:
@@ -102,11 +101,11 @@ def merge(
     files: Annotated[list[Path], typer.Argument(help="results files, such as those of shards", metavar="FILE")],
     out: Annotated[Path, Option(help="results file to write, or to add to; may be one of the files")],
     prefer: Annotated[Path | None, Option(help="where values differ, take those of this file")] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Join results files: every result of each, and of results to the same question the units of all."""
-    for line in in_child(lambda: _merged(files, out, prefer), files):
+    for line in damaged_files.in_child(lambda: _merged(files, out, prefer), files):
         say(line, quiet=quiet)
     typer.echo(out)
 
@@ -146,8 +145,8 @@ def _replaced_by(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def repair(
     file: Annotated[Path, typer.Argument(help="damaged results file")],
     out: Annotated[Path | None, Option(help="new results file; default: FILE.repaired.h5")] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
 ) -> None:
     """Write every intact result of a damaged results file into a new one, and say what is gone."""
     from landscape.results.repair import repair as recover

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from landscape.cli import process_setup, training
 from landscape.cli.command_options import RUN, Debug, Quiet, Verbose
 from landscape.cli.loading import load
-from landscape.cli.process_setup import executor_of
 from landscape.cli.text_table import text_table
-from landscape.cli.training import run_training
 from landscape.options import OptionError, alternatives, at_least, did_you_mean, format_duration, invalid, parse_shard
 from landscape.reporting.progress import say
 
@@ -247,7 +246,7 @@ def workers_of(
     at_least("workers", workers, 1)
     steps = 0 if scheduler or (device != "cpu" and device_count()) else len(steps_of(study, study.claims))
     of_units, of_steps = (1, workers) if steps >= workers else (workers, 1)
-    with executor_of(of_units, scheduler) as executor, pool(of_steps) as each:
+    with process_setup.executor_of(of_units, scheduler) as executor, pool(of_steps) as each:
         yield {"measure": partial(api.measure, executor=executor, shard=shard, quiet=True), "each": each}
 
 
@@ -316,7 +315,7 @@ def carry_out(study: StudyFile, out: Path, **how: Any) -> Conducted:
     from landscape import api
     from landscape.studies.conduct import conduct
 
-    return conduct(study, out, **{"train": run_training, "measure": partial(api.measure, quiet=True), **how})
+    return conduct(study, out, **{"train": training.run_training, "measure": partial(api.measure, quiet=True), **how})
 
 
 def _claims_named(names: Sequence[str], claims: Sequence[Claim]) -> list[Claim]:

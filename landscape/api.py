@@ -19,16 +19,14 @@ from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.reporting.progress import Advice, Progress, in_notebook
-from landscape.results import reader
-from landscape.results.run_key import SAMPLES, Outcome
+from landscape.results import reader, run_key
 from landscape.running.executor import IN_PROCESS, Executor
 from landscape.running.run import Report, run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.studies.expressions import Known
+from landscape.subject import networks_in_memory, spec
 from landscape.subject.loading.identity import attributes, protocol
 from landscape.subject.loading.load import load, measuring
-from landscape.subject.networks_in_memory import named
-from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 
 Source: TypeAlias = Subject | nn.Module | Path | str | None
@@ -80,7 +78,7 @@ def measure(
         ValueError, OSError: see the message.
     """
     name, own = _named(probe)
-    naming, part = named({**own, **options}), Shard(*parse_shard("shard", shard))
+    naming, part = networks_in_memory.named({**own, **options}), Shard(*parse_shard("shard", shard))
     made, loading = configure(name, {**_seed_of(subject, name), **preset_of(name, preset), **naming.options})
     loaded = _loaded(subject, name, loading, label, given=set(options) - set(parameter_defaults(name)))
     path = Path(out) if out is not None else None
@@ -220,7 +218,7 @@ def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:
     return name, {} if isinstance(probe, type) else vars(probe).copy()
 
 
-def _result(path: Path | None, outcome: Outcome) -> xr.Dataset:
+def _result(path: Path | None, outcome: run_key.Outcome) -> xr.Dataset:
     if path is not None:
         return reader.result(path, outcome.group)
     assert outcome.data is not None
@@ -300,7 +298,7 @@ def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, An
         OptionError: a setting is neither.
     """
     kind, own = probe_class(probe), parameter_defaults(probe)
-    loading = {field.name for field in fields(Spec)} - {"checkpoint"} | {"classes"}
+    loading = {field.name for field in fields(spec.Spec)} - {"checkpoint"} | {"classes"}
     unknown = [name for name in settings if name not in loading | own.keys()]
     if unknown:
         known = f"it has {', '.join(sorted(own))}, and those of landscape.load"
@@ -322,7 +320,7 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
 def loading_defaults(probe: str) -> dict[str, Any]:
     """The default loading options of a probe's subject."""
     kind = probe_class(probe)
-    usual = {"split": kind.split, "batch_size": kind.batch_size, "samples": SAMPLES, "logits": kind.logits}
+    usual = {"split": kind.split, "batch_size": kind.batch_size, "samples": run_key.SAMPLES, "logits": kind.logits}
     return {**usual, "ordered": True} if kind.ordered else usual
 
 

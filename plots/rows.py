@@ -7,10 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, style
-from landscape.plots.appearance import escaped
+from landscape.plots import appearance, broken, style, theme
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.theme import PAGE, narrow, page_width, panel_width
 from landscape.statistics.intervals import Ends
 
 HEAD = 0.6  # inches of a panel beside its rows
@@ -31,7 +29,7 @@ class DrawsOne(Protocol):
 
 def names(data: xr.Dataset, label: str) -> list[str]:
     """Names that a result stores, for an axis."""
-    return [escaped(str(name).replace("_", " ")) for name in data[label].values]
+    return [appearance.escaped(str(name).replace("_", " ")) for name in data[label].values]
 
 
 def draw(
@@ -70,7 +68,7 @@ def page(
     kinds = list(dict.fromkeys(tuple(rows(data)) for data in results))
     panels = [[i for i, data in enumerate(results) if tuple(rows(data)) == kind] for kind in kinds]
     heights = [
-        ROW * min(max(len(kind), 5), MOST) * (1 + 0.2 * (len(panel) - 1)) + (0.9 if narrow() else 0.5)
+        ROW * min(max(len(kind), 5), MOST) * (1 + 0.2 * (len(panel) - 1)) + (0.9 if theme.narrow() else 0.5)
         for kind, panel in zip(kinds, panels, strict=True)
     ]
     legend = [replace(look, line=" ") for look in looks]  # the points have no lines
@@ -92,7 +90,7 @@ def panel_each(
     """A panel per result, up to three side by side, as high as the longest `axis` needs with `row` inches each."""
     columns = min(len(results), 3)
     lines = -(-len(results) // columns)
-    width = page_width() if columns > 1 else panel_width(0.75 * PAGE)
+    width = theme.page_width() if columns > 1 else theme.panel_width(0.75 * theme.PAGE)
     height = lines * (HEAD + row * max(data.sizes[axis] for data in results))
     figure = style.page(results, looks, height=height, width=width, note=note)
     for data, look, ax in zip(results, looks, style.grid(figure, len(results), columns), strict=True):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
 from landscape.plots.appearance import escaped
 from landscape.plots.figure import Axes, Figure, Line2D, Look, Patch
 from landscape.plots.theme import COLUMN as COLUMN
@@ -281,8 +280,8 @@ def mosaic(ax: Axes, rows: Sequence[Sequence[np.ndarray | None]], columns: Seque
                 ax.imshow(picture, extent=extent, interpolation="nearest", vmin=0.0, vmax=1.0, aspect="auto")
     ax.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
     ax.set_aspect("equal")
-    ax.set_xticks(np.arange(len(columns)) + 0.5, columns, fontsize=style.SMALL)
-    ax.set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=style.SMALL)
+    ax.set_xticks(np.arange(len(columns)) + 0.5, columns, fontsize=SMALL)
+    ax.set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=SMALL)
     ax.xaxis.tick_top()
     ax.tick_params(length=0, pad=1)
     for side in ax.spines.values():

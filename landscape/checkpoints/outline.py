@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from landscape.checkpoints import restricted_unpickler
-from landscape.checkpoints.raw_files import DAMAGED_ZIP, content_of, header, members, unreadable
+from landscape.checkpoints import raw_files, restricted_unpickler
 from landscape.checkpoints.restricted_unpickler import BoundError
 from landscape.options import printable
 from landscape.results.declared_size import refuse_oversized
@@ -88,7 +87,7 @@ def of_safetensors(path: Path) -> Outline:
     Raises:
         ValueError: it is damaged.
     """
-    entries = {name: entry for name, entry in header(path).items() if name != "__metadata__"}
+    entries = {name: entry for name, entry in raw_files.header(path).items() if name != "__metadata__"}
     return Outline({name: Entry(tuple(e["shape"]), str(e["dtype"]).lower()) for name, e in entries.items()})
 
 
@@ -98,7 +97,7 @@ def of_zip(path: Path) -> Outline:
     Raises:
         ValueError: it is damaged, or declares tensors of other sizes than it holds.
     """
-    sizes = members(path)
+    sizes = raw_files.members(path)
 
     def storage(pid: Any) -> _Storage:
         found = _Storage.of(pid)
@@ -111,10 +110,10 @@ def of_zip(path: Path) -> Outline:
     try:
         with zipfile.ZipFile(path) as archive:
             found = next(info for info in archive.infolist() if info.filename.partition("/")[2] == "data.pkl")
-            with content_of(archive, found) as stream:
+            with raw_files.content_of(archive, found) as stream:
                 raw = stream.read()
-    except DAMAGED_ZIP as error:
-        raise unreadable(path, str(error) or type(error).__name__) from None
+    except raw_files.DAMAGED_ZIP as error:
+        raise raw_files.unreadable(path, str(error) or type(error).__name__) from None
     return _read(path, io.BytesIO(raw), storage)
 
 
@@ -141,7 +140,7 @@ def of_pickles(path: Path) -> Outline:
         if first.content != MAGIC:
             if first.wanted:
                 return Outline(None, first.wanted)
-            raise unreadable(path, "neither an archive nor a pickle of tensors, or truncated")
+            raise raw_files.unreadable(path, "neither an archive nor a pickle of tensors, or truncated")
         for _ in range(2):
             _read(path, stream, storage)
         return _read(path, stream, storage)
@@ -153,7 +152,7 @@ def of_program(path: Path) -> Outline:
     Raises:
         ValueError: the archive is damaged, or declares more than it can hold.
     """
-    members(path)
+    raw_files.members(path)
     return Outline(None)
 
 
@@ -162,13 +161,13 @@ def _read(path: Path, stream: Any, storage: Callable[[Any], Any]) -> Outline:
     try:
         content = unpickler.load()
     except BoundError as error:
-        raise unreadable(path, str(error)) from None
+        raise raw_files.unreadable(path, str(error)) from None
     except MemoryError:
-        raise unreadable(path, "its pickle needs more memory than there is") from None
+        raise raw_files.unreadable(path, "its pickle needs more memory than there is") from None
     except Exception as error:  # a damaged pickle raises almost anything
         if wanted := _wanted(unpickler.named):
             return Outline(None, wanted)
-        raise unreadable(path, str(error) or type(error).__name__) from None
+        raise raw_files.unreadable(path, str(error) or type(error).__name__) from None
     return Outline(content, _wanted(unpickler.named))
 
 

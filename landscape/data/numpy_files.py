@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from landscape.data import dataset, memory, preprocessing
+from landscape.data import dataset, memory, preprocessing, sampling
 from landscape.data.image_folder import SPLITS
-from landscape.data.sampling import Samples, Split, shuffled, subset
 from landscape.options import OptionError, at_least, parse_count
 from landscape.results.declared_size import SLACK, refuse_oversized
 
@@ -35,13 +34,13 @@ def pair_of_files(name: str) -> tuple[str, str] | None:
     return (f"{inputs}.npy", targets) if comma and targets.endswith(".npy") else None
 
 
-def folder_of_split(folder: Path, split: Split) -> Path | None:
+def folder_of_split(folder: Path, split: sampling.Split) -> Path | None:
     """The folder of the split, else the folder itself, if it holds a pair of `.npy` files."""
     parts = [folder / part for part in SPLITS[split]]
     return next((place for place in (*parts, folder) if _pair_in(_stems(place), split)), None)
 
 
-def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) -> dataset.Images:
+def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered: bool = False) -> dataset.Images:
     """Inputs and targets from arrays; only the selected rows of a `.npy` file are read from disk.
 
     Class numbers (N,) or (N, 1) give the class-balanced order; `ordered`, or with others, rows keep their order. uint8
@@ -64,12 +63,12 @@ def load(name: str, *, split: Split, samples: Samples, ordered: bool = False) ->
         names = _pair_in(_stems(place), split)
         assert names is not None
         x, y = (mapped(place / f"{stem}.npy") for stem in names)
-        other: Split = "train" if split == "test" else "test"
+        other: sampling.Split = "train" if split == "test" else "test"
         whole = place == folder_of_split(path, other) and names == _pair_in(_stems(place), other)
     return replace(_images(name, x, y, samples, ordered), one_part=whole)
 
 
-def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, ordered: bool) -> dataset.Images:
+def _images(name: str, x: np.ndarray, y: np.ndarray, samples: sampling.Samples, ordered: bool) -> dataset.Images:
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
         raise ValueError(
             f"{name} holds inputs {x.shape} and targets {y.shape}; expected the same number of rows in both"
@@ -81,7 +80,7 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: Samples, ordered: 
     labels = np.asarray(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "ui" else y)
     numbers = labels.ndim == 1 and labels.dtype.kind in "ui"
     every = np.arange(parse_count("samples", samples, len(x)))
-    rows = subset(labels.astype(np.int64), samples) if numbers and not ordered else every
+    rows = sampling.subset(labels.astype(np.int64), samples) if numbers and not ordered else every
     memory.require(name, len(rows), x.dtype.itemsize * math.prod(x.shape[1:]))
     taken = np.empty((len(rows), *x.shape[1:]), _of_torch(x.dtype))
     for position in np.argsort(rows):  # of a memory map, in the order of the file
@@ -128,7 +127,7 @@ def mapped(path: Path) -> np.ndarray:
     return array
 
 
-def _archived(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray, bool]:
+def _archived(path: Path, split: sampling.Split) -> tuple[np.ndarray, np.ndarray, bool]:
     """Inputs and targets of a split, and whether the other split has the same."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; expected an archive that numpy.savez wrote")
@@ -174,7 +173,7 @@ def _stems(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.npy")) if folder.is_dir() else []
 
 
-def _pair_in(names: Iterable[str], split: Split) -> tuple[str, str] | None:
+def _pair_in(names: Iterable[str], split: sampling.Split) -> tuple[str, str] | None:
     """The names of inputs and targets among those given: with the name of the split, else without."""
     known = {name.lower(): name for name in names}
     for part in (*SPLITS[split], ""):
@@ -189,7 +188,7 @@ def _pair_in(names: Iterable[str], split: Split) -> tuple[str, str] | None:
 SUFFIX = ".npy"
 
 
-def load_tokens(name: str, *, samples: Samples, block_size: int | None) -> dataset.Images:
+def load_tokens(name: str, *, samples: sampling.Samples, block_size: int | None) -> dataset.Images:
     """The first `samples` sequences of a token file, in a fixed seeded order; both splits are the whole file.
 
     A 1-D array is split into blocks of `block_size` inputs, whose targets are shifted by one token: each token but the
@@ -223,7 +222,7 @@ def load_tokens(name: str, *, samples: Samples, block_size: int | None) -> datas
             f"{name} has {array.size} tokens, too few for a block of {block_size or 1} and the token after it; "
             "give a smaller --block-size or a longer file"
         )
-    selected = shuffled(count)[: parse_count("samples", samples, count)]
+    selected = sampling.shuffled(count)[: parse_count("samples", samples, count)]
     rows = [array[i * length :][: length + 1] if array.ndim == 1 else array[i, : length + 1] for i in selected]
     tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     if tokens.min() < 0:

@@ -13,11 +13,10 @@ from itertools import chain
 from torch import nn
 
 from landscape.data.structure import Forward, Nested, call_model
-from landscape.discovery import residual_blocks
+from landscape.discovery import residual_blocks, sequential
 from landscape.discovery.attention import attention_of
 from landscape.discovery.graph import ADDITIONS, HEAVY, POOLING, Call, Flow, Node, Operation, few, record
 from landscape.discovery.layer import Branch, Kind, Layer, Tap
-from landscape.discovery.sequential import is_whole_stream, segments
 from landscape.discovery.token_grid import layout_of, order_of, smaller, starts_linear
 
 
@@ -114,7 +113,7 @@ def layer_at(flow: Flow, node: Node, tap: Tap, kind: Kind, name: str, *, linear:
 def _sequential_layers(flow: Flow, operations: range) -> list[Layer]:
     """Layers of a network without residual blocks, which consists of some operations."""
     layers: list[Layer] = []
-    for segment in segments(flow, operations):
+    for segment in sequential.segments(flow, operations):
         taps = ((_tap_at(flow, node), node) for node in segment.nodes)
         tap, node = next(((tap, node) for tap, node in taps if tap is not None), (None, 0))
         if tap is None:
@@ -122,7 +121,7 @@ def _sequential_layers(flow: Flow, operations: range) -> list[Layer]:
         layer = layer_at(flow, node, tap, segment.kind, segment.name or tap.module, linear=segment.linear)
         attending = [flow.maker[segment.nodes[-1]]] if segment.kind == "msa" else []
         attention = attention_of(flow, attending, layer.grid, layer.prefix)
-        if layer.grid == (1, 1) and not is_whole_stream(flow, node, operations.stop):  # a gate of channels
+        if layer.grid == (1, 1) and not sequential.is_whole_stream(flow, node, operations.stop):  # a gate of channels
             continue
         reduces = bool(layers) and smaller(layer.grid, layers[-1].grid)
         branch = Branch(segment.leaves, None, skip=False)
@@ -194,7 +193,7 @@ def _blurs(flow: Flow, network: Call, start: Node, end: Node) -> list[Layer]:
     layers = []
     for operation in (flow.operations[i] for i in flow.between(start, end)):
         node = operation.writes[0]
-        if operation.blurs and is_whole_stream(flow, node, network.stop):
+        if operation.blurs and sequential.is_whole_stream(flow, node, network.stop):
             seen = residual_blocks.viewed(flow, node)
             at = next((n for n in seen if _tap_at(flow, n) is not None), node)
             tap = _tap_at(flow, at)

@@ -6,27 +6,26 @@ The norm, activation and dropout that follow a weight belong to its layer.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from landscape.discovery.graph import ATTENTION, HEAVY, Flow, Node, Operation
-from landscape.discovery.layer import Kind, Tap
+from landscape.discovery import graph, layer
 
 
 @dataclass(frozen=True)
 class Segment:
     """Consecutive operations that count as one layer."""
 
-    kind: Kind  # what it computes
-    nodes: tuple[Node, ...]  # its outputs, best first: after norm and activation, then earlier ones
+    kind: layer.Kind  # what it computes
+    nodes: tuple[graph.Node, ...]  # its outputs, best first: after norm and activation, then earlier ones
     name: str  # of the module of its first operation
-    leaves: tuple[Tap, ...]  # its calls of modules without children, in order of execution
+    leaves: tuple[layer.Tap, ...]  # its calls of modules without children, in order of execution
     linear: bool  # whether it acts on the last axis of its tensor
 
 
-def segments(flow: Flow, own: range) -> list[Segment]:
+def segments(flow: graph.Flow, own: range) -> list[Segment]:
     """One segment per weight and reducing pooling of a network, in order of execution, without the final classifier.
 
     `own` are the positions of its operations: all, or those of one of several networks.
     """
-    readers: dict[Node, list[int]] = {}
+    readers: dict[graph.Node, list[int]] = {}
     for i, operation in enumerate(flow.operations):
         for node in operation.reads:
             readers.setdefault(node, []).append(i)
@@ -49,10 +48,10 @@ def segments(flow: Flow, own: range) -> list[Segment]:
     return found
 
 
-def _kind(flow: Flow, operation: Operation) -> Kind | None:
+def _kind(flow: graph.Flow, operation: graph.Operation) -> layer.Kind | None:
     """The kind of layer that an operation makes; None for no layer."""
     before, after = flow.shapes[operation.reads[0]], flow.shapes[operation.writes[0]]
-    if operation.name in ATTENTION and len(after) > 2 and operation.name != "softmax":
+    if operation.name in graph.ATTENTION and len(after) > 2 and operation.name != "softmax":
         return "msa"
     if operation.weight:
         return "conv" if max(operation.weight[2:], default=1) > 1 else "mlp"
@@ -62,12 +61,12 @@ def _kind(flow: Flow, operation: Operation) -> Kind | None:
     return None
 
 
-def is_whole_stream(flow: Flow, node: Node, stop: int) -> bool:
+def is_whole_stream(flow: graph.Flow, node: graph.Node, stop: int) -> bool:
     """Whether all later operations before position `stop` depend on this tensor and on none before it."""
     return all(min(operation.reads) >= node for operation in flow.operations[flow.maker[node] + 1 : stop])
 
 
-def _extent(flow: Flow, first: int, readers: dict[Node, list[int]]) -> list[int]:
+def _extent(flow: graph.Flow, first: int, readers: dict[graph.Node, list[int]]) -> list[int]:
     """An operation and the shape-preserving ones that follow it alone: norm, activation, dropout."""
     found = [first]
     while True:
@@ -77,12 +76,12 @@ def _extent(flow: Flow, first: int, readers: dict[Node, list[int]]) -> list[int]
             return found
         operation = flow.operations[following[0]]
         same_shape = operation.reads == (node,) and flow.shapes[operation.writes[0]] == flow.shapes[node]
-        if not same_shape or operation.name in HEAVY or operation.weight:
+        if not same_shape or operation.name in graph.HEAVY or operation.weight:
             return found
         found.append(following[0])
 
 
-def _leaves(flow: Flow, extent: Sequence[int]) -> tuple[Tap, ...]:
+def _leaves(flow: graph.Flow, extent: Sequence[int]) -> tuple[layer.Tap, ...]:
     """Calls of the modules that perform some operations; () where a module performs one of them and others beside.
 
     Such a module may call dropout, which changes no values in evaluation and acts on whatever replaces the others.
@@ -96,4 +95,4 @@ def _leaves(flow: Flow, extent: Sequence[int]) -> tuple[Tap, ...]:
     ):
         return ()
     calls = [call for call in calls if not parents & {*calls} & {*flow.enclosing(flow.calls[call].parent)}]
-    return tuple(Tap(flow.calls[call].module, "output", flow.calls[call].number) for call in calls)
+    return tuple(layer.Tap(flow.calls[call].module, "output", flow.calls[call].number) for call in calls)

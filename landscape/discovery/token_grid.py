@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import torch
 
-from landscape.discovery.graph import Flow, Node, Operation
+from landscape.discovery import graph, positions
 from landscape.discovery.layer import NOWHERE, Grid, Layout, Place
-from landscape.discovery.positions import rounded
 
 PREFIX = 16  # at most that many tokens (class, registers, distillation) come before those of a grid
 
 
-def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
+def layout_of(flow: graph.Flow, node: graph.Node, linear: bool) -> tuple[Layout, Grid, int]:
     """Layout, grid and number of prefix tokens of a tensor; `linear`: what reads it acts on its last axis."""
     shape = flow.shapes[node]
     if flow.positions[node]:
@@ -28,7 +27,7 @@ def layout_of(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
     return "none", (0, 0), 0
 
 
-def _followed(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
+def _followed(flow: graph.Flow, node: graph.Node, linear: bool) -> tuple[Layout, Grid, int]:
     shape, (rows, columns, *_) = flow.shapes[node], flow.positions[node] or ()
     moving = [{axis for axis, step in enumerate(p.stride()) if step and p.shape[axis] > 1} for p in (rows, columns)]
     if len(shape) == 4 and moving[0] | moving[1] <= {2} and not (moving[0] and moving[1]):  # one row: in both orders
@@ -43,7 +42,7 @@ def _followed(flow: Flow, node: Node, linear: bool) -> tuple[Layout, Grid, int]:
     return "channels first" if len(shape) - 1 in moving[0] | moving[1] else "tokens", grid, prefix
 
 
-def places_of(flow: Flow, node: Node) -> tuple[Place, ...]:
+def places_of(flow: graph.Flow, node: graph.Node) -> tuple[Place, ...]:
     """Where the tokens (N, ..., channel) of an image lie; () if that is not known."""
     found, images = flow.positions[node], flow.shapes[0][0]
     if not found or len(found) > 2 or found[0].shape[0] % images:
@@ -53,7 +52,7 @@ def places_of(flow: Flow, node: Node) -> tuple[Place, ...]:
     if any(p.stride(-1) for p in found):
         return ()
     places = torch.stack([p[..., 0].reshape(images, -1) for p in found], dim=-1)
-    places = rounded(places).nan_to_num(math.inf)
+    places = positions.rounded(places).nan_to_num(math.inf)
     return tuple((row, column) for row, column in places[0].tolist()) if (places == places[:1]).all() else ()
 
 
@@ -66,7 +65,7 @@ def grid_of(places: Sequence[Place]) -> tuple[Grid, int]:
     return grid, next(i for i, place in enumerate(places) if place != NOWHERE)
 
 
-def order_of(flow: Flow, node: Node, layout: Layout, grid: Grid, prefix: int) -> tuple[int, ...]:
+def order_of(flow: graph.Flow, node: graph.Node, layout: Layout, grid: Grid, prefix: int) -> tuple[int, ...]:
     """Order of tokens in which they are row by row, without those that are no positions; () if they are so."""
     if layout.startswith("channels") and flow.positions[node]:  # a map, whose places are many
         start = 2 if layout == "channels first" else 1
@@ -82,13 +81,13 @@ def order_of(flow: Flow, node: Node, layout: Layout, grid: Grid, prefix: int) ->
     return () if order == list(range(prefix, len(places))) or not any(grid) else tuple(order)
 
 
-def starts_linear(inside: Sequence[Operation], shape: tuple[int, ...]) -> bool:
+def starts_linear(inside: Sequence[graph.Operation], shape: tuple[int, ...]) -> bool:
     """Whether the first weight on a branch acts on the last axis of its input."""
     first = next((o for o in inside if o.weight), None)
     return bool(first and first.name == "linear" and first.weight[1] == shape[-1])
 
 
-def consumer_is_linear(flow: Flow, node: Node) -> bool:
+def consumer_is_linear(flow: graph.Flow, node: graph.Node) -> bool:
     """Whether the first weight or layer norm that reads a tensor acts on its last axis."""
     first = next((o for o in flow.operations if node in o.reads and (o.weight or o.name == "layer_norm")), None)
     return bool(first and not first.name.startswith("conv"))

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from landscape.data.memory import available, available_on
 from landscape.data.structure import Forward, Nested, call_model, map_tensors, tensors_in
-from landscape.discovery.graph import Flow, Node, record
-from landscape.discovery.layer import Tap
+from landscape.discovery import graph, layer
 from landscape.layers.forward_hooks import hooked_calls
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
 MOST_KEPT = 2**30  # bytes of cached outputs of one mini-batch
-Cache = Mapping[Tap, Any]  # outputs of module calls; only the shapes of those that nothing reads again
+Cache = Mapping[layer.Tap, Any]  # outputs of module calls; only the shapes of those that nothing reads again
 
 
 @dataclass(frozen=True)
@@ -25,32 +24,32 @@ class ResumePoint:
     """A point of a forward pass, and the module calls before it that need not run again."""
 
     operations: int = 0  # number of operations before it
-    skipped: frozenset[Tap] = frozenset()  # calls that have finished by then, outermost ones only
-    live: frozenset[Tap] = frozenset()  # those of them whose outputs are read afterwards
+    skipped: frozenset[layer.Tap] = frozenset()  # calls that have finished by then, outermost ones only
+    live: frozenset[layer.Tap] = frozenset()  # those of them whose outputs are read afterwards
 
 
 @once_per_weights
-def flow_of(subject: Subject) -> Flow:
+def flow_of(subject: Subject) -> graph.Flow:
     """A recorded pass of a few samples."""
-    return record(subject.model, subject.example()[0], subject.forward)
+    return graph.record(subject.model, subject.example()[0], subject.forward)
 
 
-def resume_point(flow: Flow, replaced: Sequence[Tap], bypassed: Sequence[Tap]) -> ResumePoint:
+def resume_point(flow: graph.Flow, replaced: Sequence[layer.Tap], bypassed: Sequence[layer.Tap]) -> ResumePoint:
     """The end of the first of the calls whose outputs will be replaced; bypassed ones, by their first input."""
-    at = {Tap(call.module, "output", call.number): i for i, call in enumerate(flow.calls)}
+    at = {layer.Tap(call.module, "output", call.number): i for i, call in enumerate(flow.calls)}
     enclosing = {outer for tap in replaced for outer in flow.enclosing(at[tap])} - {at[tap] for tap in replaced}
     first = min((at[tap] for tap in replaced), key=lambda i: (flow.calls[i].stop, i))
     point, skipped = flow.calls[first].stop, _finished(flow, flow.calls[first].stop, range(first + 1), enclosing)
     return _point(flow, point, skipped, {flow.calls[at[tap]].reads[0] for tap in bypassed if at[tap] in skipped})
 
 
-def resume_before(flow: Flow, call: int) -> ResumePoint:
+def resume_before(flow: graph.Flow, call: int) -> ResumePoint:
     """The start of a call, a position in `flow.calls`, which runs again with changed weights."""
     point = flow.calls[call].start
     return _point(flow, point, _finished(flow, point, range(call), set(flow.enclosing(call))), set())
 
 
-def _finished(flow: Flow, point: int, calls: Iterable[int], enclosing: Container[int]) -> set[int]:
+def _finished(flow: graph.Flow, point: int, calls: Iterable[int], enclosing: Container[int]) -> set[int]:
     """Those of some calls that have finished after a number of operations, outermost ones only."""
     found: set[int] = set()
     for i in calls:
@@ -60,7 +59,7 @@ def _finished(flow: Flow, point: int, calls: Iterable[int], enclosing: Container
     return found
 
 
-def _point(flow: Flow, point: int, skipped: Set[int], read: Set[Node]) -> ResumePoint:
+def _point(flow: graph.Flow, point: int, skipped: Set[int], read: Set[graph.Node]) -> ResumePoint:
     """The resume point that skips some calls; `read`: nodes whose values are needed beside those read later."""
     needed = set(flow.calls[0].writes) | read
     made = set()
@@ -72,7 +71,7 @@ def _point(flow: Flow, point: int, skipped: Set[int], read: Set[Node]) -> Resume
     given = {i: set(flow.calls[i].writes) & needed for i in skipped}
     if (needed & made) - set().union(*given.values()):
         return ResumePoint()  # a tensor bypasses the modules' outputs, by an attribute or a closure
-    taps = {i: Tap(flow.calls[i].module, "output", flow.calls[i].number) for i in skipped}
+    taps = {i: layer.Tap(flow.calls[i].module, "output", flow.calls[i].number) for i in skipped}
     return ResumePoint(point, frozenset(taps.values()), frozenset(taps[i] for i in skipped if given[i]))
 
 
@@ -93,7 +92,7 @@ def advance(model: nn.Module, inputs: Nested, point: ResumePoint, cache: Cache, 
     if not missing:
         return outputs
 
-    def keep(tap: Tap, args: tuple[Any, ...], output: Any) -> None:
+    def keep(tap: layer.Tap, args: tuple[Any, ...], output: Any) -> None:
         if tap in missing:
             outputs[tap] = map_tensors(output, torch.clone if tap in point.live else _shape_only)
             if len(outputs) == len(point.skipped):
@@ -119,7 +118,7 @@ def resumed(model: nn.Module, cache: Cache) -> Iterator[None]:
     def cached_forward(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             number = counts[name] = counts.get(name, -1) + 1
-            tap = Tap(name, "output", number)
+            tap = layer.Tap(name, "output", number)
             return map_tensors(cache[tap], _restored) if tap in cache else forward(*args, **kwargs)
 
         return call

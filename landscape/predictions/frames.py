@@ -13,8 +13,7 @@ from torch import Tensor
 from landscape.predictions.member_networks import member_networks
 from landscape.predictions.scores import overlaps, score_rows
 from landscape.predictions.timing import WARM_UP, probabilities, single_inputs, timed
-from landscape.statistics import calibration
-from landscape.statistics.intervals import percentile_interval, share_interval
+from landscape.statistics import calibration, intervals
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
 
@@ -289,7 +288,7 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
                 change = value[name] - plain[0][name], drawn[name] - plain[1][name]
                 own = _interval(value[name], drawn[name], reflected=name == "ece")
                 if name in calibration.SHARES:
-                    low, high = share_interval(own[0], drawn[name].std(ddof=1), len(rows))
+                    low, high = intervals.share_interval(own[0], drawn[name].std(ddof=1), len(rows))
                     own = own[0], float(low), float(high)
                 numbers = *own, *_interval(*change)
                 for key, number in zip(suffixed(name), numbers, strict=True):
@@ -335,5 +334,5 @@ def _interval(value: np.ndarray, drawn: np.ndarray, *, reflected: bool = False) 
     usable, own = drawn[np.isfinite(drawn)], float(value)
     if not len(usable):
         return own, np.nan, np.nan
-    low, high = percentile_interval(usable)
+    low, high = intervals.percentile_interval(usable)
     return (own, 2 * own - high, 2 * own - low) if reflected else (own, low, high)

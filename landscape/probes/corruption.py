@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 
-from landscape.data import corruptions
-from landscape.data.structure import logits_in
+from landscape.data import corruptions, structure
 from landscape.exchange import csv_files
 from landscape.headline import Headline
 from landscape.options import require
@@ -157,7 +156,7 @@ def scored(subject: Subject) -> list[SampleScores]:
                 outputs = forward.of_first(subject.model, cast(members.Positioned, inputs), sizes)
             else:
                 outputs = [subject.outputs(inputs)]
-            parts.append([scores.sample_scores(logits_in(one), targets) for one in outputs])
+            parts.append([scores.sample_scores(structure.logits_in(one), targets) for one in outputs])
     return [calibration.joined(list(of_size)) for of_size in zip(*parts, strict=True)]
 
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any, ClassVar, get_args
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature import block_diagonal
+from landscape.curvature import block_diagonal, trace_estimators
 from landscape.curvature.lanczos import Spectrum, lanczos
-from landscape.curvature.trace_estimators import rounds_for
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, report_products
@@ -220,7 +219,7 @@ class Density(Probe):
             return count
         error, target = found["mean_se"], self.tol * abs(found["mean"])
         counts = np.array([count])
-        (wanted,) = rounds_for(error**2 * counts, counts, target, most=self.max_vectors).tolist()
+        (wanted,) = trace_estimators.rounds_for(error**2 * counts, counts, target, most=self.max_vectors).tolist()
         if error > target and wanted == count:
             times = (error / target) ** 2 if target else math.inf
             _log.warning(

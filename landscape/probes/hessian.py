@@ -22,8 +22,7 @@ from landscape.products.kinks import PatternCache
 from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
 from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
 from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
-from landscape.subject import optimizers
-from landscape.subject.losses import MEANINGS
+from landscape.subject import losses, optimizers
 from landscape.subject.subject import Subject
 
 PARK_2022 = {"top": 5, "batch_size": 16, "samples": "10%", "split": "train", "augment": True, "weight_decay": 0.05}
@@ -229,7 +228,7 @@ class Hessian(Probe):
     def _at_once(self, subject: Subject, batches: int) -> AbstractContextManager[int]:
         """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time."""
         independent = self.scope == "batch" and self.engine == "lanczos"
-        independent &= self._differentiated == "hessian" or subject.losses in MEANINGS
+        independent &= self._differentiated == "hessian" or subject.losses in losses.MEANINGS
         return mini_batches_at_once(subject, batches if independent else 1, vectors=self._nodes)
 
     def _planned(self, batches: int, at_once: int = 1, stored: int = 0) -> hvp_reference.PlannedProducts:

@@ -26,8 +26,7 @@ from landscape.curvature.trace_estimators import (
 from landscape.headline import FLATTER, Headline
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, derived_seed, report_products
-from landscape.products import micro_batches, operator
-from landscape.products.hvp_backends import CODES, CODES_MEANING, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
+from landscape.products import hvp_backends, micro_batches, operator
 from landscape.products.hvp_reference import PlannedProducts
 from landscape.products.kinks import PatternCache
 from landscape.products.mini_batch_means import mean_loss, over_mini_batches
@@ -90,8 +89,8 @@ class Trace(Probe):
         float, "add vectors until the standard error is this share of the trace, such as 0.01; 0 takes --vectors"
     ] = 0.0
     max_vectors: Annotated[int, "with --tol: most Hessian products per mini-batch"] = 1024
-    hvp: Annotated[Hvp, HVP_HELP] = "auto"
-    kinks: Annotated[Kinks, KINKS_HELP] = "double"
+    hvp: Annotated[hvp_backends.Hvp, hvp_backends.HVP_HELP] = "auto"
+    kinks: Annotated[hvp_backends.Kinks, hvp_backends.KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
     blocks: Annotated[
         BlockKind, f"also what lies between these diagonal blocks, and beyond Gauss-Newton; {BLOCK_KINDS}"
@@ -106,8 +105,8 @@ class Trace(Probe):
         at_least("vectors", self.vectors, 4)
         require(0 <= self.tol < 1, "tol", self.tol, "at least 0 and below 1")
         at_least("max_vectors", self.max_vectors, self.vectors if self.tol else 4)
-        one_of("hvp", self.hvp, get_args(Hvp))
-        one_of("kinks", self.kinks, get_args(Kinks))
+        one_of("hvp", self.hvp, get_args(hvp_backends.Hvp))
+        one_of("kinks", self.kinks, get_args(hvp_backends.Kinks))
         regular_expression("params", self.params)
         one_of("blocks", self.blocks, get_args(BlockKind))
         one_of("diagonal", self.diagonal, get_args(Diagonal))
@@ -129,7 +128,7 @@ class Trace(Probe):
             "samples": Quantity("samples in the mini-batch"),
             "loss": Quantity("loss of the mini-batch", subject.meaning.units),
             "matvecs": Quantity("Hessian products spent"),
-            "hvp": Quantity(CODES_MEANING),
+            "hvp": Quantity(hvp_backends.CODES_MEANING),
         }
         summaries = {
             "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
@@ -166,7 +165,7 @@ class Trace(Probe):
         batches = len(subject.batches)
         with micro_batches.mini_batches_at_once(subject, batches, vectors=STORED * self.vectors) as at_once:
             planned = PlannedProducts(batches, self.vectors, at_once=at_once, stored=self._stored(subject))
-            return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks)
+            return hvp_backends.autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
         return replace(self, **choices), subject
@@ -177,7 +176,7 @@ class Trace(Probe):
         batches = [list(rounds) for _, rounds in groupby(units, lambda unit: unit.index[0])]
         with micro_batches.mini_batches_at_once(subject, len(batches), vectors=STORED * self.vectors) as at_once:
             planned = PlannedProducts(len(units), self.vectors, at_once=at_once, stored=self._stored(subject))
-            curved = curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks)
+            curved = hvp_backends.curvature(subject, parameters, self.hvp, planned=planned, kinks=self.kinks)
             micro_batches.announce(subject, at_once)
             report_products(per_unit=self.vectors + self._structure.products)
             measured = partial(self._estimates, curved)
@@ -213,7 +212,7 @@ class Trace(Probe):
     ) -> dict[str, float]:
         subject, i = curved.subject, unit.index[0]
         keys = unit.index if self.tol and unit.index[1] else (i,)  # the first round is that of a run without tol
-        values = {"samples": subject.samples(i), "loss": loss, "hvp": CODES.index(curved.hvp)}
+        values = {"samples": subject.samples(i), "loss": loss, "hvp": hvp_backends.CODES.index(curved.hvp)}
         try:
             estimate = METHODS[self.method](
                 product, curved.size, self.vectors,

@@ -11,13 +11,10 @@ import numpy as np
 
 from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
-from landscape.results.handles import Handle, dims, places
+from landscape.results import handles, malformed, unmerged_journals, updating
 from landscape.results.hdf5_file import DAMAGE, Group, check, checked_groups, damaged, reading
-from landscape.results.malformed import readable
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf
-from landscape.results.unmerged_journals import journals, merge_orphans
-from landscape.results.updating import change_file
 
 SHOWN = 3  # conflicts in an error message
 _log = logging.getLogger(__name__)
@@ -53,9 +50,9 @@ def merge_files(sources: Sequence[Path], out: Path, *, reduce_of: ReduceOf, pref
     if first is not None and first not in (*sources, out):
         raise ValueError(f"--prefer {prefer} is none of the files to merge ({', '.join(p.name for p in sources)})")
     for path in dict.fromkeys((*sources, out)):
-        if journals(path):
-            merge_orphans(path, reduce_of=reduce_of)
-            for living in journals(path):
+        if unmerged_journals.journals(path):
+            unmerged_journals.merge_orphans(path, reduce_of=reduce_of)
+            for living in unmerged_journals.journals(path):
                 _log.warning("note: %s is being measured; its units of the last minute are left out", living.name)
         check(path, writable=path == out, content=path == out)  # `checked_groups` checks the others while it reads
     others = sorted((path for path in sources if path != out), key=lambda path: path != first)
@@ -67,13 +64,13 @@ def merge_files(sources: Sequence[Path], out: Path, *, reduce_of: ReduceOf, pref
                 with reading(path) as content:
                     for group in checked_groups(content, path):
                         if group.path.count("/") == 2 and h5py.h5a.exists(group.id, b"probe"):
-                            with readable(path, group.path.strip("/")):
+                            with malformed.readable(path, group.path.strip("/")):
                                 union.add(group, number)
             except DAMAGE as error:
                 raise damaged(path, error) from error
         return union.finish()
 
-    return change_file(out, change)
+    return updating.change_file(out, change)
 
 
 @dataclass
@@ -126,7 +123,7 @@ class _Union:
                 for name in (*result.measured, "done"):
                     group[name][...] = result.arrays[name]
                 groups.note_micro_batches(group, result.micro_batches)
-                with readable(self._paths[0], result.name):
+                with malformed.readable(self._paths[0], result.name):
                     groups.summarise(group, self._reduce_of)
         return [
             Merged(result.name, result.origin.size, int((result.origin >= 0).sum()), len(result.files))
@@ -139,7 +136,7 @@ class _Union:
         axes, measured = _roles(group)
         self._results[_key(name)] = _Result(name, arrays, np.where(done, number, -1), {number}, axes, measured)
 
-    def _join(self, known: _Result, datasets: Mapping[str, Handle], number: int) -> None:
+    def _join(self, known: _Result, datasets: Mapping[str, handles.Handle], number: int) -> None:
         if reason := _mismatch(known, datasets):
             self._conflicts.append(f"{known.name} in {self._paths[number].name} {reason}")
             return
@@ -202,7 +199,7 @@ class _Union:
         return f"{known.name}: {int(where.sum()):,} units differ, {first}"
 
 
-def _mismatch(known: _Result, datasets: Mapping[str, Handle]) -> str:
+def _mismatch(known: _Result, datasets: Mapping[str, handles.Handle]) -> str:
     """Why a result of the same digest cannot be joined: other axes or other quantities; "" if it can."""
     for name in known.axes:
         if name in datasets and not np.array_equal(known.arrays[name], datasets[name].array()):
@@ -225,8 +222,8 @@ def _key(name: str) -> tuple[str, str]:
 def _roles(group: h5py.Group) -> tuple[list[str], list[str]]:
     """The axes of a result, and its arrays that hold one entry per unit, without `done`."""
     items = groups.datasets(group)
-    where = places(group.id)
-    of = {name: dims(item, name, where) for name, item in items.items()}
+    where = handles.places(group.id)
+    of = {name: handles.dims(item, name, where) for name, item in items.items()}
     axes = [name for name in of if of[name] == (name,)]
     units = of.get("done", ())
     return axes, [n for n in of if n != "done" and n not in axes and units and of[n][: len(units)] == units]

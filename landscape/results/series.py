@@ -14,8 +14,7 @@ import numpy as np
 
 from landscape.probe import Values
 from landscape.results import group as groups
-from landscape.results import hdf5_file, journal, replacing, updating
-from landscape.results.run_key import Arrays, RunKey, to_header
+from landscape.results import hdf5_file, journal, replacing, run_key, updating
 
 AT, AFTER = "at", "after"  # words of a record: the coordinate of its row; or the last coordinate that is kept
 WORDS = (AT, AFTER)
@@ -35,7 +34,7 @@ class SeriesWriter:
         ValueError, OSError: the file cannot be used; see the message.
     """
 
-    def __init__(self, path: Path, key: RunKey, *, after: int | None = None) -> None:
+    def __init__(self, path: Path, key: run_key.RunKey, *, after: int | None = None) -> None:
         self.path = replacing.behind_link(path)
         self.key = key
         hdf5_file.check(self.path, writable=True)
@@ -51,7 +50,7 @@ class SeriesWriter:
         try:
             self._rows = rows_of(stored_series(self.path, key), self._journal.records())
             self._journal.clear()
-            self._journal.append(to_header(key))
+            self._journal.append(run_key.to_header(key))
             if after is not None:
                 self._rows = {at: row for at, row in self._rows.items() if at <= after}
                 self._journal.append(journal.Record({AFTER: after}, {}))
@@ -109,7 +108,7 @@ class SeriesWriter:
         self._journal.__exit__(None, None, None)
 
 
-def adopt(file: h5py.File, key: RunKey, records: Iterable[journal.Record]) -> None:
+def adopt(file: h5py.File, key: run_key.RunKey, records: Iterable[journal.Record]) -> None:
     """Merge the journal of a series whose process was killed."""
     name = groups.name_with_digest(file, key.probe, key.digest)
     stored = groups.arrays(file[name]) if name is not None else {}
@@ -118,7 +117,7 @@ def adopt(file: h5py.File, key: RunKey, records: Iterable[journal.Record]) -> No
     _stored(file, key, rows_of(_rows_in(stored, key), records))
 
 
-def stored_series(path: Path, key: RunKey) -> Rows:
+def stored_series(path: Path, key: run_key.RunKey) -> Rows:
     """The rows of a series that a file holds; none where there is no such series."""
     name = groups.stored_group(path, key.probe, key.digest)
     return {} if name is None else _rows_in(groups.read_group(path, name), key)
@@ -135,14 +134,14 @@ def rows_of(rows: Rows, records: Iterable[journal.Record]) -> Rows:
     return rows
 
 
-def _rows_in(stored: Arrays, key: RunKey) -> Rows:
+def _rows_in(stored: run_key.Arrays, key: run_key.RunKey) -> Rows:
     """The rows of stored arrays."""
     (axis,) = key.plan.over
     rows = enumerate(stored.get(axis, ()))
     return {int(at): {name: stored[name][i] for name in key.plan.quantities} for i, at in rows}
 
 
-def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
+def _stored(file: h5py.File, key: run_key.RunKey, rows: Rows) -> h5py.Group:
     """The group of a series with exactly these rows."""
     (axis,) = key.plan.over
     name = groups.name_with_digest(file, key.probe, key.digest)
@@ -154,7 +153,7 @@ def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
     else:
         group = _opened(file, key)
     coordinates = np.array(sorted(rows), np.int64)
-    columns: Arrays = {
+    columns: run_key.Arrays = {
         quantity: np.array([rows[at][quantity] for at in coordinates.tolist()], group[quantity].dtype)
         for quantity in key.plan.quantities
     }
@@ -169,12 +168,12 @@ def _stored(file: h5py.File, key: RunKey, rows: Rows) -> h5py.Group:
     return group
 
 
-def _opened(file: h5py.File, key: RunKey) -> h5py.Group:
+def _opened(file: h5py.File, key: run_key.RunKey) -> h5py.Group:
     (axis,) = key.plan.over
     return groups.open_or_create(file, replace(key, plan=replace(key.plan, over={axis: np.array([], np.int64)})))
 
 
-def _extensible(group: h5py.Group, key: RunKey) -> bool:
+def _extensible(group: h5py.Group, key: run_key.RunKey) -> bool:
     return all(
         name in group and group[name].maxshape[:1] == (None,) for name in (*key.plan.over, *key.plan.quantities, "done")
     )

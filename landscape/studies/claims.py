@@ -12,18 +12,14 @@ import numpy as np
 import xarray as xr
 
 from landscape.probes import probe_class
-from landscape.statistics.intervals import FEWEST, LEVEL, p_value, quantile
-from landscape.statistics.means import mean_and_standard_error
-from landscape.statistics.rounding import interval, plus_minus
-from landscape.statistics.seed_groups import mean_interval
-from landscape.studies import merged
-from landscape.studies.study import Cell, Results
+from landscape.statistics import intervals, means, rounding, seed_groups
+from landscape.studies import merged, study
 
 LEAST_SEEDS = 3  # for a verdict: two may agree by chance
 RULE = (
     "A claim holds if Student's t test over seeds tells its number apart from zero, at 95 %, on the claimed side, and "
     "fails if on the other side. Otherwise, and with fewer than three seeds, we cannot tell. Intervals are given from "
-    f"{FEWEST} seeds on. Small networks with short training decide little."
+    f"{intervals.FEWEST} seeds on. Small networks with short training decide little."
 )
 JOINTLY = {"ends": "along", "pair": "against", "members": "members"}  # option for other checkpoints, by `Probe.several`
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # batch-norm buffers, not parameters
@@ -139,8 +135,8 @@ class Claim:
     source: str
     number: str  # what is computed per seed, in words, with its unit
     sign: Literal[-1, 1]  # of the number if the statement is true
-    needs: tuple[Cell, ...]
-    compute: Callable[[Results], float]  # the number, from the results it needs
+    needs: tuple[study.Cell, ...]
+    compute: Callable[[study.Results], float]  # the number, from the results it needs
     published: str = "figure only"  # the same number from the paper, if it gives one
 
 
@@ -157,25 +153,25 @@ class Finding:
         """See `RULE`."""
         if len(self.numbers) < LEAST_SEEDS:
             return "cannot tell"
-        mean, error = mean_and_standard_error(np.asarray(self.numbers, dtype=float))
-        if not p_value(mean, error, len(self.numbers)) < 1 - LEVEL:
+        mean, error = means.mean_and_standard_error(np.asarray(self.numbers, dtype=float))
+        if not intervals.p_value(mean, error, len(self.numbers)) < 1 - intervals.LEVEL:
             return "cannot tell"
         return "holds" if math.copysign(1, mean) == self.claim.sign else "fails"
 
 
 def over_seeds(numbers: Sequence[float]) -> str:
     """The mean in words, with half the width of its 95 % interval from four numbers on."""
-    mean, error = mean_and_standard_error(np.asarray(numbers, dtype=float))
-    half = float(quantile(len(numbers)) * error)
-    return plus_minus(mean, half, 2)
+    mean, error = means.mean_and_standard_error(np.asarray(numbers, dtype=float))
+    half = float(intervals.quantile(len(numbers)) * error)
+    return rounding.plus_minus(mean, half, 2)
 
 
-def findings(claims: Iterable[Claim], seeds: Sequence[Results]) -> list[Finding]:
+def findings(claims: Iterable[Claim], seeds: Sequence[study.Results]) -> list[Finding]:
     """Every claim with its numbers, one per seed that has all results it needs; NaN where these give none."""
     return [_finding(claim, [one for one in seeds if all(need in one for need in claim.needs)]) for claim in claims]
 
 
-def _finding(claim: Claim, seeds: Sequence[Results]) -> Finding:
+def _finding(claim: Claim, seeds: Sequence[study.Results]) -> Finding:
     numbers, wrong = [], []
     for results in seeds:
         try:
@@ -242,11 +238,11 @@ def _network_row(network: Network, out: Path, seeds: Sequence[int]) -> Sequence[
     if not files:
         return ()
     runs = [read_checkpoint(file) for file in files]
-    mean = mean_interval(np.array([run.metrics.get("accuracy", np.nan) for run in runs]), "share")
+    mean = seed_groups.mean_interval(np.array([run.metrics.get("accuracy", np.nan) for run in runs]), "share")
     size = sum(tensor.numel() for key, tensor in runs[0].state_dict.items() if not key.endswith(BUFFERS))
     given = {**network.model_args, **{key: value for key, value in network.overrides.items() if key != "epochs"}}
     arguments = "".join(f" {key}={value}" for key, value in given.items())
-    accuracy = interval(*mean) if np.isfinite(mean[0]) else "no labels"
+    accuracy = rounding.interval(*mean) if np.isfinite(mean[0]) else "no labels"
     images, epochs = f"{network.fraction:g}", f"{runs[0].epoch:g}"
     return network.name, f"{network.model}{arguments}", f"{size:,}", images, epochs, accuracy
 

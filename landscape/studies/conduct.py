@@ -18,11 +18,10 @@ from landscape.options import format_duration
 from landscape.reporting.progress import Progress as Bar
 from landscape.reporting.progress import say
 from landscape.results.replacing import write_text
+from landscape.statistics import rounding, seed_groups
 from landscape.statistics.intervals import LEVEL
 from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.paired import Difference, by_error
-from landscape.statistics.rounding import interval
-from landscape.statistics.seed_groups import holm, mean_interval, two_groups
 from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol
 from landscape.studies.correlations import Correlation, correlation
 from landscape.studies.correlations import table as table_of_correlations
@@ -283,7 +282,7 @@ def _value(run: _Run, network: str, seed: int, number: str, results: dict[Cell, 
 
 def _mean(values: Sequence[float]) -> str:
     known = np.array([value for value in values if math.isfinite(value)])
-    return interval(*mean_interval(known)) if len(known) else "not measured"
+    return rounding.interval(*seed_groups.mean_interval(known)) if len(known) else "not measured"
 
 
 def _compared(names: Sequence[str], numbers: Sequence[str], values: dict[tuple[str, str], list[float]]) -> str:
@@ -296,10 +295,10 @@ def _compared(names: Sequence[str], numbers: Sequence[str], values: dict[tuple[s
             mean, error = mean_and_standard_error(both[0] - both[1])
             found.append(by_error(float(mean), float(error), both.shape[1], "Student's t over pairs of one seed"))
         else:
-            found.append(two_groups(*(row[np.isfinite(row)] for row in pairs)))
+            found.append(seed_groups.two_groups(*(row[np.isfinite(row)] for row in pairs)))
     rows = []
-    for number, one, p in zip(numbers, found, holm([one.p for one in found]), strict=True):
+    for number, one, p in zip(numbers, found, seed_groups.holm([one.p for one in found]), strict=True):
         verdict = "seeds are missing" if math.isnan(p) else "real" if p < 1 - LEVEL else "cannot be told apart"
-        rows.append((number, interval(one.value, one.low, one.high, sign=True), f"{p:.2g}", f"**{verdict}**"))
+        rows.append((number, rounding.interval(one.value, one.low, one.high, sign=True), f"{p:.2g}", f"**{verdict}**"))
     head = (f"{names[0]} - {names[1]}", "difference [95 %], paired by seed", "p (Holm)", "verdict")
     return "\n".join(["", *markdown(head, rows), ""])

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from landscape.statistics.rounding import interval
-from landscape.statistics.seed_groups import mean_interval
-from landscape.studies.claims import markdown
-from landscape.studies.study import Number, in_words
+from landscape.statistics import rounding, seed_groups
+from landscape.studies import claims, study
 
 
 @dataclass(frozen=True)
@@ -19,15 +17,15 @@ class Diagram:
     number: str
     over: Sequence[str]
     of: str  # what the networks have in common
-    cells: Mapping[tuple[Any, ...], Number]
+    cells: Mapping[tuple[Any, ...], study.Number]
 
     def values(self, axis: int) -> list[str]:
         """The values of an argument in the order of the file, in words."""
-        return list(dict.fromkeys(in_words(at[axis]) for at in self.cells))
+        return list(dict.fromkeys(study.in_words(at[axis]) for at in self.cells))
 
-    def row(self, second: str = "") -> list[Number | None]:
+    def row(self, second: str = "") -> list[study.Number | None]:
         """The cells over the first argument, at a value of the second where there are two; None where none is."""
-        by_words = {tuple(map(in_words, at)): cell for at, cell in self.cells.items()}
+        by_words = {tuple(map(study.in_words, at)): cell for at, cell in self.cells.items()}
         return [by_words.get((first, second) if len(self.over) > 1 else (first,)) for first in self.values(0)]
 
 
@@ -39,7 +37,7 @@ def diagram(
     for name, at in networks.items():
         known = np.array(values[number, name], dtype=float)
         if (known := known[np.isfinite(known)]).size:
-            cells[tuple(at[argument] for argument in over)] = mean_interval(known)
+            cells[tuple(at[argument] for argument in over)] = seed_groups.mean_interval(known)
     return Diagram(number, over, of, cells)
 
 
@@ -48,7 +46,7 @@ def table(found: Diagram) -> str:
     two = len(found.over) > 1
     head = (f"{found.number} of {found.of}, {' by '.join(found.over)} [95 %]", *found.values(0))
     rows = [
-        (second, *("" if cell is None else interval(*cell) for cell in found.row(second)))
+        (second, *("" if cell is None else rounding.interval(*cell) for cell in found.row(second)))
         for second in (found.values(1) if two else [""])
     ]
-    return "\n".join(["", *markdown(head, rows), ""])
+    return "\n".join(["", *claims.markdown(head, rows), ""])

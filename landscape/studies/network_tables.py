@@ -10,9 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from landscape.studies import merged
+from landscape.studies import merged, study
 from landscape.studies.claims import FullBatch, Network
-from landscape.studies.study import in_words
 from landscape.studies.study_tables import KEYS, Table, checked, refuse, require_known, within
 
 NAME = r"\w[\w .+-]*"  # of a network
@@ -28,7 +27,7 @@ def networks_of(name: str, table: Table, defaults: Table, folder: Path) -> Itera
         at = dict(zip(over, values, strict=True))
         own = merged(table, {key: value for key, value in at.items() if key in usual})
         own = merged(own, {"args": arguments} if (arguments := {k: v for k, v in at.items() if k not in usual}) else {})
-        words = [name, *(re.sub(r"[^\w.+-]+", "-", in_words(value)) for value in values)]
+        words = [name, *(re.sub(r"[^\w.+-]+", "-", study.in_words(value)) for value in values)]
         made = _network("-".join(words), {key: value for key, value in own.items() if key != "over"}, defaults, folder)
         at = {key: tuple(value) if isinstance(value, list) else value for key, value in at.items()}
         yield replace(made, base=name, at=at) if over else made

@@ -13,9 +13,7 @@ import xarray as xr
 
 from landscape.probe import NotApplicable
 from landscape.results.journal import Busy
-from landscape.studies import merged
-from landscape.studies.claims import Measurement, Network, run_folder
-from landscape.studies.edge_of_stability import followed
+from landscape.studies import claims, edge_of_stability, merged
 
 Train: TypeAlias = Callable[..., Path]
 Report: TypeAlias = Callable[[int, int], None]
@@ -26,10 +24,10 @@ AGAIN_SECONDS = 5.0  # until a result that another worker measures is asked for 
 class Step(NamedTuple):
     """A training, or a measurement, of a network with a seed."""
 
-    network: Network
+    network: claims.Network
     seed: int
     key: str = TRAINING  # or the name of the measurement
-    measurement: Measurement | None = None
+    measurement: claims.Measurement | None = None
     others: Sequence[Path | None] = ()  # checkpoints that are measured together with that of the network
 
     @property
@@ -77,7 +75,7 @@ class Setting:
         began, there = time.monotonic(), False
         try:
             if step.key == TRAINING:
-                folder = run_folder(self.out, step.network.name, step.seed)
+                folder = claims.run_folder(self.out, step.network.name, step.seed)
                 there, result = (folder / "final.pt").exists(), None
                 self._train(step.network, step.seed, folder, report)
             else:
@@ -86,7 +84,7 @@ class Setting:
             return Done(time.monotonic() - began, why=str(error))
         return Done(time.monotonic() - began, result, anew=not there)
 
-    def _train(self, one: Network, seed: int, folder: Path, report: Report | None) -> None:
+    def _train(self, one: claims.Network, seed: int, folder: Path, report: Report | None) -> None:
         self.train(
             one.model, self.data, dict(one.overrides), recipe=one.recipe, seed=seed, fraction=one.fraction, out=folder,
             model_args=one.model_args, data_root=self.data_root, device=self.device, quiet=self.quiet, report=report,
@@ -95,7 +93,7 @@ class Setting:
     def _measured(self, step: Step, report: Report | None) -> xr.Dataset:
         one, seed = step.network, step.seed
         if one.full_batch:
-            return followed(
+            return edge_of_stability.followed(
                 one.name, one.full_batch, data=self.data, data_root=self.data_root, seed=seed, device=self.device,
                 out=self.results,
             )  # fmt: skip

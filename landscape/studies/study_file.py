@@ -14,11 +14,9 @@ from typing import Any, TypeAlias
 from landscape.probes import probe_class
 from landscape.results.declared_size import toml_of
 from landscape.statistics.rank_correlation import FEWEST
-from landscape.studies import merged
+from landscape.studies import edge_of_stability, merged, network_tables
 from landscape.studies.claims import JOINTLY, Claim, Measurement, Network
-from landscape.studies.edge_of_stability import SERIES
 from landscape.studies.expressions import Expression, Known
-from landscape.studies.network_tables import given_networks, loading_of, networks_of, over_of
 from landscape.studies.study import Cell, Results
 from landscape.studies.study_tables import Table, checked, refuse, require_known, tables, within
 
@@ -61,7 +59,7 @@ class StudyFile:
                 (name, key) for key, how in self.measurements.items() for name, one in self.networks.items()
                 if not one.full_batch and (name in how.networks if how.networks else one.measured)
             ]  # fmt: skip
-            needs += [(name, SERIES) for name, one in self.networks.items() if one.full_batch]
+            needs += [(name, edge_of_stability.SERIES) for name, one in self.networks.items() if one.full_batch]
         return list(dict.fromkeys(needs))
 
     def partners(self, name: str, key: str, seed: int) -> list[tuple[str, int]]:
@@ -87,7 +85,7 @@ class StudyFile:
             for base, _ in self.numbers[key].chains:
                 yield from self.needs(network, base)
             return
-        known = [SERIES] if self.networks[network].full_batch else [*self.measurements, *self.numbers]
+        known = [edge_of_stability.SERIES] if self.networks[network].full_batch else [*self.measurements, *self.numbers]
         require_known(key, known, f"of {network}")
         yield network, key
 
@@ -128,10 +126,10 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
     places = [name for name, one in tables(file, "networks") if one.get("given")]
     refuse(bool(given) and not places, f"it names its networks, got {len(given)} checkpoints; drop them")
     made = [one for name, of in tables(file, "networks") if name not in places
-            for one in networks_of(name, of, defaults, folder)]  # fmt: skip
+            for one in network_tables.networks_of(name, of, defaults, folder)]  # fmt: skip
     networks = {one.name: one for one in made}
     refuse(len(networks) < len(made), f"two networks have one name; the networks are {', '.join(o.name for o in made)}")
-    networks |= given_networks(places, file.get("networks", {}), given)
+    networks |= network_tables.given_networks(places, file.get("networks", {}), given)
     refuse(not networks, "it has no networks; write a table such as [networks.sgd]")
     without = not data and any(one.model or one.full_batch for one in networks.values())
     refuse(without, "data is missing, such as data = 'digits'")
@@ -152,7 +150,7 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
         file.get("title", "A study"), file.get("about", ""), data, root, defaults, networks, measurements,
         numbers, (), tuple(_comparison(one, networks, numbers) for one in file.get("compare", ())),
         tuple(pair for one in file.get("correlations", ()) for pair in _correlations(one, networks, numbers)),
-        file.get("measure_all", True), loading_of(file), tuple(file.get("figures", ())),
+        file.get("measure_all", True), network_tables.loading_of(file), tuple(file.get("figures", ())),
         tuple(of for one in file.get("diagrams", ()) for of in _diagrams(one, networks, numbers)),
     )  # fmt: skip
     claims = tuple(_claim(one, study, known) for one in file.get("claims", ()))
@@ -164,7 +162,7 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
 def _over(name: str, table: Table) -> Iterator[tuple[str, Table]]:
     """A measurement, or one per value of the options in `over`, each with the value in its name."""
     own = {key: value for key, value in table.items() if key != "over"}
-    over = over_of(f"[measure.{name}]", table)
+    over = network_tables.over_of(f"[measure.{name}]", table)
     for values in product(*over.values()):
         yield " ".join([name, *map(str, values)]), {"probe": name, **own, **dict(zip(over, values, strict=True))}
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoints import optimizer_state
-from landscape.checkpoints.parameter_groups import parameters_of_groups
+from landscape.checkpoints import optimizer_state, parameter_groups
 from landscape.options import OptionError, did_you_mean, invalid, parse_arguments
 from landscape.subject.optimizer_rules import PLAIN, Together, name_of, parts_of, rule_of
 from landscape.subject.subject import Subject
@@ -207,7 +206,7 @@ def _with_state(
 ) -> RestoredOptimizer:
     own, every = subject.parameters, dict(subject.model.named_parameters())
     shapes = {name: p.shape for name, p in every.items()}
-    named = parameters_of_groups(state, {name: shapes[name] for name in own}, shapes)
+    named = parameter_groups.parameters_of_groups(state, {name: shapes[name] for name in own}, shapes)
     keys = dict(zip((name for names in named for name in names), state.keys, strict=True))
     stepped = {name for name, key in keys.items() if key in state.state or not state.state}
     moved = {name: p for name, p in own.items() if name in stepped}

@@ -13,6 +13,7 @@ from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.dataset import Batches, BatchList, BatchSource, CallersBatches, Images
 from landscape.data.masks import are_masks
 from landscape.data.structure import Forward, Nested, common_length, logits_or_none, map_tensors, outputs_of, rows_of
+from landscape.subject import networks_in_memory, process_group, restoration
 from landscape.subject.losses import (
     MEANINGS,
     OWN,
@@ -24,9 +25,6 @@ from landscape.subject.losses import (
     undefined_accuracy,
 )
 from landscape.subject.members import MemberForward, Positioned, running_alone
-from landscape.subject.networks_in_memory import Network
-from landscape.subject.process_group import SINGLE_PROCESS, ProcessGroup
-from landscape.subject.restoration import evaluation_mode, recording_graphs
 from landscape.subject.spec import Spec, Split
 
 
@@ -39,7 +37,7 @@ class Origin:
     # the caller's own module if the model is a copy of it on another device or in another precision
     original: nn.Module | None = None
     # networks of the caller's that options of a probe name in place of checkpoint files
-    others: Mapping[str, Network] = field(default_factory=dict)
+    others: Mapping[str, networks_in_memory.Network] = field(default_factory=dict)
     objects: bool = False  # data or loss are objects made in Python, which no other process can load again
 
 
@@ -59,7 +57,7 @@ class Subject:
     forward: Forward = outputs_of  # gives the outputs that `losses` takes
     traits: LossTraits = field(default_factory=LossTraits)
     origin: Origin = field(default_factory=Origin)
-    processes: ProcessGroup = SINGLE_PROCESS  # that share every product over the samples
+    processes: process_group.ProcessGroup = process_group.SINGLE_PROCESS  # that share every product over the samples
 
     def __post_init__(self) -> None:
         if not hasattr(self.batches, "__getitem__"):
@@ -209,7 +207,7 @@ class Subject:
         The caller's own module may keep tensors of a pass, which its training could not use if made in inference mode.
         """
         if self.traits.needs_graph:
-            return recording_graphs()
+            return restoration.recording_graphs()
         return torch.inference_mode() if self.reloadable else torch.no_grad()
 
     def outputs(self, inputs: Nested) -> Any:
@@ -228,7 +226,7 @@ class Subject:
     def loss(self, i: int) -> Tensor:
         """The data term on mini-batch i: mean over its samples."""
         inputs, targets = self.batch(i)
-        with evaluation_mode(self.model):
+        with restoration.evaluation_mode(self.model):
             return self.losses(self.outputs(inputs), targets).mean()
 
     def objective(self, i: int) -> Tensor:
@@ -256,7 +254,7 @@ def _counted_losses(subject: Subject) -> list[int]:
     known: dict[str, Any] = vars(subject)
     if "_counts" not in known:
         # With a graph, also before it is known whether the model, or its loss, differentiates.
-        with torch.enable_grad(), evaluation_mode(subject.model):
+        with torch.enable_grad(), restoration.evaluation_mode(subject.model):
             known["_counts"] = [len(subject.losses(subject.outputs(x), y)) for x, y in subject.each_batch()]
     return known["_counts"]  # type: ignore[no-any-return]
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style
-from landscape.plots.appearance import LINES, escaped, look_of, loss_label
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.line import band
 from landscape.plots.theme import ink, narrow, page_width
@@ -23,19 +22,19 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     """Draw the loss (first axes) and the accuracy (second, if any) of every curve, bands of 95 % intervals."""
     from matplotlib.lines import Line2D
 
-    look = look or look_of(data)
+    look = look or appearance.look_of(data)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
         values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("curve", "t").values
         halves = stored.half_width(data.transpose("curve", "t", ...), name)
         for k, (value, half) in enumerate(zip(values, halves, strict=True)):
-            band(ax, data["t"].values, value, half, look, LINES[k % len(LINES)])
+            band(ax, data["t"].values, value, half, look, appearance.LINES[k % len(appearance.LINES)])
         if not np.isfinite(values).any():
             text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
             style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
-        ax.set(xlabel="position (share of the way)", ylabel=loss_label([data]) if name == "loss" else name)
+        ax.set(xlabel="position (share of the way)", ylabel=appearance.loss_label([data]) if name == "loss" else name)
         ax.locator_params(axis="x", nbins=6)
     lines = [
-        Line2D([], [], color=look.color, linestyle=LINES[k % len(LINES)], label=_barrier(data, k))
+        Line2D([], [], color=look.color, linestyle=appearance.LINES[k % len(appearance.LINES)], label=_barrier(data, k))
         for k in range(data.sizes["curve"])
     ]
     known = [line for line in lines if line.get_label()]
@@ -52,15 +51,15 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per pair of checkpoints: the loss and its barriers on the left, the accuracy if defined on the right."""
-    names = list(dict.fromkeys(escaped(str(name)) for data in results for name in data["name"].values))
-    legend = [Look(name, ink(), "", LINES[k % len(LINES)]) for k, name in enumerate(names)]
+    names = list(dict.fromkeys(appearance.escaped(str(name)) for data in results for name in data["name"].values))
+    legend = [Look(name, ink(), "", appearance.LINES[k % len(appearance.LINES)]) for k, name in enumerate(names)]
     note = "In the panels the barriers, with 95 % intervals. Bands: 95 % intervals over samples."
     figure = style.page(results, looks, height=2.1 * len(results), legend=legend, note=note)
     defined = any(data["accuracy"].attrs.get("units") != "undefined" for data in results)
     grid = figure.subplots(len(results), 2 if defined else 1, squeeze=False)
     for axes, data, look in zip(grid, results, looks, strict=True):
         draw(data, tuple(axes), look=look)
-        other = escaped(str(data.attrs.get("other", "")))
+        other = appearance.escaped(str(data.attrs.get("other", "")))
         axes[0].set_title(style.fitted(f"{look.label} to {other}", page_width() / len(axes), 7), fontsize=7, loc="left")
         for ax in axes[1:]:
             ax.set_ylim(-0.03, 1.03)

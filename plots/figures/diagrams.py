@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from landscape.plots import style
-from landscape.plots.appearance import OTHERS, escaped
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure
 from landscape.statistics.intervals import FEWEST
 from landscape.statistics.rounding import plus_minus
@@ -23,20 +22,20 @@ def page(found: Sequence[Diagram]) -> Figure:
     figure = style.page([], [], height=2.6 * rows, caption="", note=NOTE)
     for ax, one in zip(style.grid(figure, len(found), columns), found, strict=True):
         (draw_map if len(one.over) > 1 else draw_curve)(one, ax)
-        ax.set_title(escaped(f"{one.number} of {one.of}"), fontsize=style.SMALL)
-        ax.set_xlabel(escaped(one.over[0]))
-        ax.set_xticks(range(len(one.values(0))), [escaped(value) for value in one.values(0)])
+        ax.set_title(appearance.escaped(f"{one.number} of {one.of}"), fontsize=style.SMALL)
+        ax.set_xlabel(appearance.escaped(one.over[0]))
+        ax.set_xticks(range(len(one.values(0))), [appearance.escaped(value) for value in one.values(0)])
     return figure
 
 
 def draw_curve(found: Diagram, ax: Axes) -> Axes:
     """Draw the number over one argument with error bars."""
-    color, marker = OTHERS[0]
+    color, marker = appearance.OTHERS[0]
     for place, cell in enumerate(found.row()):
         if cell is not None:
             ax.errorbar([place], [cell[0]], yerr=style.bars(*cell), color=color, marker=marker, elinewidth=0.8)
     ax.plot([np.nan if cell is None else cell[0] for cell in found.row()], color=color)
-    ax.set_ylabel(escaped(found.number))
+    ax.set_ylabel(appearance.escaped(found.number))
     return ax
 
 
@@ -52,6 +51,6 @@ def draw_map(found: Diagram, ax: Axes) -> Axes:
                 dark = image.norm(mean) < 0.6
                 text = plus_minus(mean, (high - low) / 2).replace(" ± ", "\n± ")
                 ax.text(x, y, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
-    ax.set_yticks(range(len(cells)), [escaped(value) for value in found.values(1)])
-    ax.set_ylabel(escaped(found.over[1]))
+    ax.set_yticks(range(len(cells)), [appearance.escaped(value) for value in found.values(1)])
+    ax.set_ylabel(appearance.escaped(found.over[1]))
     return ax

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import FIGURES, depth, plane, style
+from landscape.plots import FIGURES, depth, plane, style, theme
 from landscape.plots.appearance import escaped, label_of
 from landscape.plots.figure import Figure, Look
 from landscape.plots.figures import (
@@ -25,7 +25,6 @@ from landscape.plots.figures import (
     variance,
 )
 from landscape.plots.headlines import change
-from landscape.plots.theme import HIGHEST, narrow
 from landscape.results.protocols import stored
 from landscape.results.reader import parameters_of
 from landscape.statistics.stored import ends_of
@@ -256,13 +255,13 @@ def page(parts: Sequence[Part], found: Sequence[Results]) -> Figure:
         *(part.note if isinstance(part.note, str) else part.note(results) for part, results in shown if part.note),
         *([f"Not measured: {', '.join(lacking)}."] if lacking else []),
     ]
-    height = HEIGHT * (len(shown) if narrow() else 1)
+    height = HEIGHT * (len(shown) if theme.narrow() else 1)
     about = {"legend": list(looks.values()), "caption": caption, "note": " ".join(notes)}
     figure = style.page([], [], height=height, **about)
-    if narrow() and (beyond := figure.get_figheight() - HIGHEST) > 0:
+    if theme.narrow() and (beyond := figure.get_figheight() - theme.HIGHEST) > 0:
         figure = style.page([], [], height=height - beyond, **about)
-    grid = (len(shown), 1) if narrow() else (1, len(shown))
-    ratios: dict[str, Any] = {} if narrow() else {"width_ratios": [part.width for part, _ in shown]}
+    grid = (len(shown), 1) if theme.narrow() else (1, len(shown))
+    ratios: dict[str, Any] = {} if theme.narrow() else {"width_ratios": [part.width for part, _ in shown]}
     panels = np.ravel(figure.subfigures(*grid, **ratios))
     for i, ((part, results), under) in enumerate(zip(shown, panels, strict=True)):
         under.suptitle(f"({'abc'[i]}) {part.title}", fontsize=8)

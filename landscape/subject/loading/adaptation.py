@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoints.user_code import fixed_rng, parameters_of
-from landscape.data import structure
-from landscape.data.dataset import Batches, count_of
+from landscape.data import dataset, structure
 from landscape.data.structure import logits_or_none
 from landscape.subject.losses import Loss, per_sample, reduction
 from landscape.subject.restoration import refusing_written_weights
@@ -96,7 +95,7 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
         loss = replace(loss, per_output=True)
         subject = replace(subject, losses=_with_loss(subject, loss).losses)
     samples = structure.common_length(targets)
-    per_sample(loss, found, samples if isinstance(subject.batches, Batches) else None)
+    per_sample(loss, found, samples if isinstance(subject.batches, dataset.Batches) else None)
     mean_only = found.dim() == 0 and (
         samples != 1 or any((structure.common_length(t) or 1) != 1 for _, t in subject.batches)
     )
@@ -162,14 +161,14 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
     """The subject with a loss as a function of what the forward pass gives and of what it asks for."""
     if not loss.own:
         return replace(with_traits(subject, name=loss.name), losses=loss.function)
-    in_rows = isinstance(subject.batches, Batches)
+    in_rows = isinstance(subject.batches, dataset.Batches)
     layout = replace(structure.BatchLayout.of(subject.model.forward), called_by_loss=loss.takes_model)
 
     def count(targets: structure.Nested) -> int | None:
         """Samples that a mean stands for, so that mini-batches weigh by their size."""
         if in_rows or not loss.takes_batch:
             return structure.common_length(targets)
-        return count_of(layout.read("a batch", targets)[1], targets)
+        return dataset.count_of(layout.read("a batch", targets)[1], targets)
 
     @wraps(loss.function, updated=())
     def losses(outputs: Any, targets: structure.Nested) -> Tensor:

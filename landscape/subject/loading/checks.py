@@ -11,19 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from landscape.checkpoints import user_code
-from landscape.checkpoints.checkpoint import Checkpoint
-from landscape.data.dataset import BatchList, Images
-from landscape.data.structure import Forward, Nested, logits_in, logits_or_none, tensors_in
+from landscape.checkpoints import checkpoint, user_code
+from landscape.data import dataset, structure
 from landscape.probe import NotApplicable
-from landscape.subject.loading.adaptation import misfit
-from landscape.subject.loading.next_tokens import of_tokens
+from landscape.subject import mc_dropout, weights_cache
+from landscape.subject.loading import adaptation, next_tokens
 from landscape.subject.losses import MEANINGS, Losses, bce, cross_entropy
-from landscape.subject.mc_dropout import calls_of
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
 from landscape.subject.targets import refuse_targets
-from landscape.subject.weights_cache import once_per_weights
 
 _log = logging.getLogger(__name__)
 ROUNDING = 1e-3  # of the sum of a row of probabilities, which a network in half precision gives
@@ -33,11 +29,11 @@ ROUNDING = 1e-3  # of the sum of a row of probabilities, which a network in half
 class LogitsOf:
     """A forward pass that gives the logits behind the probabilities of a network."""
 
-    base: Forward
+    base: structure.Forward
     of: str  # `softmax` or `sigmoid`
 
-    def __call__(self, model: Callable[..., Any], inputs: Nested) -> Tensor:
-        shares = logits_in(self.base(model, inputs))
+    def __call__(self, model: Callable[..., Any], inputs: structure.Nested) -> Tensor:
+        shares = structure.logits_in(self.base(model, inputs))
         least = torch.finfo(shares.dtype).tiny
         if self.of == "softmax":
             return shares.clamp_min(least).log()
@@ -101,7 +97,7 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
 
 def _refuse_logits(subject: Subject, forward: LogitsOf) -> None:
     """Reject outputs of a few samples that are no probabilities: the logarithm would take those below 0 for 0."""
-    shares = logits_in(forward.base(subject.model, subject.example()[0])).double()
+    shares = structure.logits_in(forward.base(subject.model, subject.example()[0])).double()
     least, most = shares.min().item(), shares.max().item()
     sums = shares.sum(dim=_classes(shares)) if forward.of == "softmax" and shares.dim() > 1 else torch.ones(1)
     if least < 0 or most > 1 or bool(((sums - 1).abs() > ROUNDING).any()):
@@ -128,7 +124,7 @@ def _of_torch(subject: Subject) -> tuple[str, str] | None:
 
 
 def _are_probabilities(subject: Subject, outputs: Any) -> bool:
-    shares = logits_or_none(outputs)
+    shares = structure.logits_or_none(outputs)
     if shares is None or not shares.is_floating_point() or not bool(((shares >= 0) & (shares <= 1)).all()):
         return False
     if subject.losses is bce or "sigmoid" in (_of_torch(subject) or ()):  # a head that is still 0 gives logits of 0
@@ -150,7 +146,7 @@ def refuse_stochastic(subject: Subject, otherwise: str = "") -> None:
         raise NotApplicable(f"the model ({type(subject.model).__name__}){or_loss} {reason}{otherwise}")
 
 
-@once_per_weights
+@weights_cache.once_per_weights
 def variation(subject: Subject) -> str:
     """Why two passes of the same samples differ; "" if they do not, but for rounding."""
     inputs, targets = subject.example()
@@ -165,7 +161,7 @@ def variation(subject: Subject) -> str:
                 returned: list[Any] = [subject.outputs(inputs)]
                 if subject.losses not in MEANINGS:  # a user's own may draw too
                     returned.append(subject.losses(returned[0], targets))
-                outputs.append([tensor.detach() for tensor in tensors_in(returned)])
+                outputs.append([tensor.detach() for tensor in structure.tensors_in(returned)])
                 drawn = before != user_code.rng_states()
     first, again, *other = outputs
     if not all(map(_equal_but_for_rounding, first, again)):
@@ -184,7 +180,7 @@ def variation(subject: Subject) -> str:
 def _remedy(subject: Subject) -> str:
     """What to do about the random numbers of a model if they are those of dropout; else ""."""
     try:
-        drops = not subject.members and any(call.rate for call in calls_of(subject))
+        drops = not subject.members and any(call.rate for call in mc_dropout.calls_of(subject))
     except Exception:  # of a user's code
         drops = False
     if not drops:
@@ -213,7 +209,7 @@ def refuse_training(model: nn.Module) -> None:
             )
 
 
-def refuse_batch_size(stored: Checkpoint, spec: Spec, samples: int) -> None:
+def refuse_batch_size(stored: checkpoint.Checkpoint, spec: Spec, samples: int) -> None:
     """Reject mini-batches of another size than the fixed one of an exported graph."""
     size = stored.batch_size
     if spec.batch_size != size or samples % size:
@@ -235,18 +231,18 @@ def refuse_misfit(subject: Subject) -> None:
                 _refuse_outputs(subject, outputs, targets)
                 refuse_probabilities(subject, outputs)
     except (RuntimeError, AssertionError, TypeError, IndexError) as error:
-        raise misfit(subject, inputs, error) from error
+        raise adaptation.misfit(subject, inputs, error) from error
 
 
-def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
+def _refuse_outputs(subject: Subject, outputs: Any, targets: structure.Nested) -> None:
     """Reject outputs that the loss cannot take, or that belong to other classes than those of the data."""
     images = subject.images
     if subject.losses not in MEANINGS:
         return  # a user's own, which has been called
-    outputs = logits_in(outputs)
+    outputs = structure.logits_in(outputs)
     if images is None or not images.sequences:
         refuse_targets(subject, outputs)
-    if of_tokens(subject) and (outputs.dim() == 3 or (images is not None and images.sequences)):
+    if next_tokens.of_tokens(subject) and (outputs.dim() == 3 or (images is not None and images.sequences)):
         classes = images.classes if images is not None else 1 + max(int(t.max()) for _, t in subject.batches)
         if outputs.shape[:-1] != targets.shape and (len(outputs), *outputs.shape[2:]) == targets.shape:
             raise ValueError(
@@ -273,9 +269,9 @@ def _refuse_outputs(subject: Subject, outputs: Any, targets: Nested) -> None:
 
 
 def _refuse_classes(subject: Subject, classes: int) -> None:
-    data = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
     assert data is not None
-    known = isinstance(data, Images) and bool(data.mean) and not data.counted
+    known = isinstance(data, dataset.Images) and bool(data.mean) and not data.counted
     if (known and data.classes != classes) or data.classes > classes:
         raise ValueError(
             f"the model has {classes} classes and {subject.data.in_words} has {data.classes}; "

@@ -9,8 +9,7 @@ from typing import Any, cast, get_args
 import torch
 
 from landscape import data as datasets
-from landscape.data import cifar, corruptions, file_contents, numpy_files, structure
-from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data import cifar, corruptions, dataset, file_contents, numpy_files, structure
 from landscape.data.masks import with_unlabelled
 from landscape.options import OptionError, alternatives, did_you_mean, require
 from landscape.subject import mc_dropout, weights_cache
@@ -111,7 +110,7 @@ def _on(subject: Subject, further: Further) -> Subject:
         samples = _in_memory(subject, spec, loss, further.split)
     found = Subject(
         model=subject.model,
-        batches=samples if isinstance(samples, BatchList) else Batches(samples, spec.batch_size),
+        batches=samples if isinstance(samples, dataset.BatchList) else dataset.Batches(samples, spec.batch_size),
         label=further.name,
         spec=spec,
         checkpoint=subject.checkpoint,
@@ -125,7 +124,7 @@ def _on(subject: Subject, further: Further) -> Subject:
         return mc_dropout.with_members(found, subject.members)
 
 
-def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, Images | BatchList]:
+def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, dataset.Images | dataset.BatchList]:
     """The data that a spec names, or the checkpoint, for a loss; and the spec with its preprocessing."""
     if spec.block_size is None and spec.data.endswith(numpy_files.SUFFIX) and subject.images is not None:
         spec = replace(spec, block_size=subject.images.inputs.shape[1] if subject.images.sequences else None)
@@ -135,7 +134,7 @@ def _read(subject: Subject, spec: Spec, loss: Loss) -> tuple[Spec, Images | Batc
     return spec, samples.for_device(subject.device)
 
 
-def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> Images | BatchList:
+def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> dataset.Images | dataset.BatchList:
     """The subject's own samples, which were made in Python, for another loss.
 
     Raises:
@@ -143,9 +142,9 @@ def _in_memory(subject: Subject, spec: Spec, loss: Loss, split: str) -> Images |
     """
     if split:
         raise ValueError(NO_OTHER_SPLIT)
-    samples = subject.batches if isinstance(subject.batches, BatchList) else subject.images
+    samples = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
     if samples is None:
-        samples = BatchList(list(subject.batches), list(subject.batches), subject.data.name)
+        samples = dataset.BatchList(list(subject.batches), list(subject.batches), subject.data.name)
     if loss.function is cross_entropy:
         return with_unlabelled(samples, spec.ignore_index, keep=spec.ordered)
     if subject.dense or next_tokens.of_tokens(subject):
@@ -191,7 +190,7 @@ class Source:
         places = [(name, severity) for name in names for severity in severities]
         return [[*place, file_contents.listing_sha256(corruptions.pictures(self.folder, *place))] for place in places]
 
-    def images(self, subject: Subject, name: str, severity: int, seed: int) -> Images:
+    def images(self, subject: Subject, name: str, severity: int, seed: int) -> dataset.Images:
         """The subject's samples under a corruption, in their order.
 
         Raises:
@@ -209,7 +208,7 @@ class Source:
             crop = "1" if spec.crop else ""
             spec = replace(spec, data=str(corruptions.pictures(self.folder, name, severity)), crop=crop)
         found = load_images(spec, subject.checkpoint)
-        assert isinstance(found, Images)
+        assert isinstance(found, dataset.Images)
         if not torch.equal(found.targets, clean.targets.cpu()):
             raise ValueError(
                 f"{spec.data} has {len(found)} samples with other classes than the {len(clean)} of "
@@ -257,7 +256,7 @@ def source_of(subject: Subject, wanted: str, names: Sequence[str], seed: int) ->
     return Source(folder, there, f"corruptions of {folder.name}")
 
 
-def images_of(subject: Subject, what: str = "corruptions") -> Images:
+def images_of(subject: Subject, what: str = "corruptions") -> dataset.Images:
     """The subject's samples, which must be images of 8 bits per channel.
 
     Raises:
@@ -272,9 +271,9 @@ def images_of(subject: Subject, what: str = "corruptions") -> Images:
     return clean
 
 
-def with_images(subject: Subject, images: Images) -> Subject:
+def with_images(subject: Subject, images: dataset.Images) -> Subject:
     """The same model on other images, in mini-batches of the same size."""
-    assert isinstance(subject.batches, Batches)
+    assert isinstance(subject.batches, dataset.Batches)
     return replace(subject, batches=replace(subject.batches, images=images))
 
 

@@ -18,16 +18,12 @@ from landscape.checkpoints.checkpoint import Checkpoint, newest_checkpoint, read
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.data.structure import BatchLayout
 from landscape.options import OptionError, at_least, did_you_mean
-from landscape.subject import mc_dropout, precision, process_group, restoration
+from landscape.subject import losses, mc_dropout, precision, process_group, restoration
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
-from landscape.subject.loading import checks, preprocessing
-from landscape.subject.loading.adaptation import adapted
-from landscape.subject.loading.code_identity import forward_passes
+from landscape.subject.loading import adaptation, checks, code_identity, next_tokens, preprocessing
 from landscape.subject.loading.model_building import architecture_of, build, with_weights
-from landscape.subject.loading.next_tokens import with_next_tokens
 from landscape.subject.loading.smoothing import insert, options_of, smoothed
-from landscape.subject.losses import cross_entropy, loss_of
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Origin, Subject
 
@@ -157,10 +153,10 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     """Load a subject from its spec, for example in another process."""
     device, module = device_of(spec.device), objects.module
     stored = _read(spec)
-    loss = loss_of(objects.loss or spec.loss)
+    loss = losses.loss_of(objects.loss or spec.loss)
     layout = cache(partial(_layout, spec, stored, module, loss.takes_model))
     given = preprocessing.DataObject(
-        objects.data, objects.classes, layout, loss.takes_batch, loss.function is cross_entropy
+        objects.data, objects.classes, layout, loss.takes_batch, loss.function is losses.cross_entropy
     )
     named, filled = preprocessing.described(spec, stored)
     early = _model_before_images(filled, stored)
@@ -201,10 +197,10 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
             objects=objects.data is not None or objects.loss is not None,
         ),
     )
-    with measuring(subject), forward_passes(model):
+    with measuring(subject), code_identity.forward_passes(model):
         checks.refuse_vocabulary(subject)
         subject = checks.taken_as_probabilities(
-            with_next_tokens(smoothed(adapted(subject, loss, noting=objects.noting)))
+            next_tokens.with_next_tokens(smoothed(adaptation.adapted(subject, loss, noting=objects.noting)))
         )
         checks.refuse_misfit(subject)
         subject = mc_dropout.with_members(subject, spec.mc_dropout)

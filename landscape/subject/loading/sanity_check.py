@@ -15,8 +15,7 @@ import torch
 from scipy.special import bdtrc
 from torch import Tensor
 
-from landscape.data.dataset import Batches, BatchList
-from landscape.data.structure import Nested, logits_or_none, rows_of, tensors_in
+from landscape.data import dataset, structure
 from landscape.subject.losses import class_indices
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
@@ -53,7 +52,7 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
     """
     loss, correct, predicted, wanted = [], [], [], []
     classes, normalisation = 2, ""
-    numbers = sum(tensor.numel() for tensor in tensors_in(subject.batches[0][0])) // subject.samples(0)
+    numbers = sum(tensor.numel() for tensor in structure.tensors_in(subject.batches[0][0])) // subject.samples(0)
     samples = max(min(64, samples), min(samples, INPUTS // max(numbers, 1)))
     with subject.evaluating():
         for i in range(len(subject.batches)):
@@ -64,7 +63,7 @@ def check_sanity(subject: Subject, samples: int = 256) -> SanityCheck:
                 losses, right = (values[(targets >= 0).flatten(1).any(dim=1)] for values in (losses, right))
             loss.append(losses.detach().double())
             correct.append(right.detach().double())
-            logits = logits_or_none(outputs)
+            logits = structure.logits_or_none(outputs)
             if logits is not None and not subject.meaning.accuracy and are_classes(logits, targets):
                 classes = logits.shape[1]
                 predicted.append(logits.argmax(dim=1))
@@ -157,7 +156,7 @@ def _every_other(classes: np.ndarray) -> np.ndarray:
     return np.asarray(place % 2 == 0)
 
 
-def are_classes(outputs: Tensor, targets: Nested) -> bool:
+def are_classes(outputs: Tensor, targets: structure.Nested) -> bool:
     """Whether targets are class numbers or soft targets, whose rows sum to one, unlike those of a regression."""
     if not isinstance(targets, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
         return False
@@ -171,7 +170,7 @@ def why_not_finite(subject: Subject) -> str:
     first = 0
     for i in range(len(subject.batches)):
         for what, part in zip(("inputs", "targets"), subject.batch(i), strict=True):
-            for tensor in (one for one in tensors_in(part) if one.is_floating_point()):
+            for tensor in (one for one in structure.tensors_in(part) if one.is_floating_point()):
                 lost = (~tensor.isfinite()).reshape(len(tensor) if tensor.dim() else 1, -1).any(dim=1)
                 if bool(lost.any()):
                     where = "" if bool(lost.all()) else f" of sample {first + int(lost.nonzero()[0])}"
@@ -183,7 +182,7 @@ def why_not_finite(subject: Subject) -> str:
     return "weights and inputs are finite; check the normalisation of the data, and the weights, which may overflow"
 
 
-def _normalisation_hint(inputs: Nested) -> str:
+def _normalisation_hint(inputs: structure.Nested) -> str:
     """A sentence if the inputs do not look normalised; "" if they do, and for token numbers."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return ""
@@ -225,9 +224,9 @@ def premises(subject: Subject, weights: str | None) -> dict[str, Any]:
 
 def _digests(subject: Subject) -> Iterator[str]:
     """A short digest of the inputs of every sample, where they are rows of tensors."""
-    if isinstance(subject.batches, Batches) and not subject.batches.images.sequences:
+    if isinstance(subject.batches, dataset.Batches) and not subject.batches.images.sequences:
         yield from _of_rows(subject.batches.images.inputs)
-    elif isinstance(subject.batches, BatchList):
+    elif isinstance(subject.batches, dataset.BatchList):
         for inputs, _ in subject.batches.pairs:
             if isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() > 1:
                 yield from _of_rows(inputs)
@@ -242,14 +241,14 @@ def _of_rows(inputs: Tensor) -> Iterator[str]:
 def mini_batch_effect(subject: Subject) -> str:
     """How outputs of a few samples change with the others in their mini-batch, in words; "" if they do not."""
     fixed = subject.checkpoint is not None and subject.checkpoint.batch_size
-    if subject.members or fixed or not isinstance(subject.batches, Batches) or not subject.divisible:
+    if subject.members or fixed or not isinstance(subject.batches, dataset.Batches) or not subject.divisible:
         return ""
     try:
         with subject.evaluating(), torch.no_grad():
-            inputs = rows_of(subject.batch(0)[0], slice(FEW))
-            whole = next(tensors_in(subject.outputs(inputs)))
+            inputs = structure.rows_of(subject.batch(0)[0], slice(FEW))
+            whole = next(structure.tensors_in(subject.outputs(inputs)))
             half = len(whole) // 2
-            alone = next(tensors_in(subject.outputs(rows_of(inputs, slice(half)))))
+            alone = next(structure.tensors_in(subject.outputs(structure.rows_of(inputs, slice(half)))))
     except (RuntimeError, ValueError, TypeError, IndexError, StopIteration) as error:  # named by the measurement itself
         _log.info("whether outputs depend on the mini-batch is not known: %s", error)
         return ""
