@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -236,10 +237,13 @@ def _around_the_centre(maps: Tensor, layer: Layer, subject: Subject) -> None:
 
 
 def _of_all_samples(maps: Tensor, layer: Layer, subject: Subject) -> None:
-    """Two nearest neighbours, the covariance's spectrum, and nearest of class means of 41 sets, NC1 of 21 others."""
-    rows, classes = torch.randn(len(subject), maps.shape[1], dtype=torch.float64).numpy(), 10
+    """Two nearest neighbours, the covariance's spectrum, of classes the nearest means of 41 sets, NC1 of 21 others."""
+    channels = maps.shape[1 if maps.ndim == 4 else -1]
+    rows, classes = torch.randn(len(subject), channels, dtype=torch.float64).numpy(), 10
     squared = rows @ rows.T
     squared.argmin(axis=1), squared.argmin(axis=1), np.linalg.eigvalsh(rows.T @ rows)
+    if subject.batches[0][1].ndim > 1:
+        return  # tokens, which are no classes
     means = (np.ones((41 + 2 * 21, len(rows))) @ rows).repeat(classes, axis=0) / len(rows)
     (rows @ means[: 41 * classes].T).reshape(-1, 41, classes).argmin(axis=2), np.square(rows @ means[-21 * classes :].T)
 
@@ -288,7 +292,7 @@ def arithmetic(probe: str, subject: Subject) -> float:
     total = 0.0
     for work in ARITHMETIC[probe]:
         several = [0] if work in ALONE else list(found)
-        costs = [_median(lambda at=at: work(found[at], layers[at], subject)) for at in several]  # type: ignore[misc]  # noqa: B023
+        costs = [_median(partial(work, found[at], layers[at], subject)) for at in several]
         total += sum(costs) * (1 if work in (*ONCE, *ALONE) else len(subject) / subject.samples(0))
     return total
 
