@@ -14,10 +14,6 @@ from landscape.probes import FEATURES, PROBES, probe_class
 from landscape.results import reader
 
 NUMBER_WITH_INTERVAL = r"\d \[-?\d\S*, -?\d\S*\]|\d ± \d"
-SMALL = {
-    "epochs": 2,
-    "samples": 96,
-}  # the smallest that every probe of the study accepts, and networks that know digits
 
 
 def test_all_is_every_probe_that_applies_to_pictures_and_the_core_needs_no_more_than_is_installed() -> None:
@@ -41,7 +37,7 @@ def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() ->
 def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    demo.demo(out=tmp_path, **SMALL)
+    demo.demo(out=tmp_path)
     table, found, commands = re.split(r"\n\n", capfd.readouterr().out.strip())
     sentences = found.splitlines()[1:]
     assert len(sentences) == 3
@@ -54,7 +50,7 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
     before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
-    demo.demo(out=tmp_path, **SMALL)
+    demo.demo(out=tmp_path)
     assert capfd.readouterr().err.count("already trained") == 4
     assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
     serious = [f"{one.rule}: {one.text}" for one in examine([tmp_path / "results.h5"]) if one.severity != "note"]
