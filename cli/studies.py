@@ -151,8 +151,8 @@ def build_up(
         train = {name: value for name, value in train.items() if value is not None}
         study = study_named("build-up", data_root=data_root, data=data, train=train, networks={"alternet": network})
         carry_out(study, out, device=device, quiet=quiet)
-        runs = [one.file(out, seed) for seed in study.seeds for one in study.networks.values()]
-    rows = list(build_up_rows(runs))
+        runs = [file for seed in study.seeds for one in study.networks.values() if (file := one.file(out, seed))]
+    rows = list(build_up_rows(runs or []))
     csv.writer(text := io.StringIO(), lineterminator="\n").writerows([[*rows[0]], *(row.values() for row in rows)])
     file = write_text(out / "build_up.csv", text.getvalue())
     for count in sorted({row["msa"] for row in rows}):

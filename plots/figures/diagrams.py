@@ -48,7 +48,7 @@ def draw_map(found: Diagram, ax: Axes) -> Axes:
         for x, cell in enumerate(row):
             if cell is not None:
                 mean, low, high = cell
-                dark = image.norm(mean) < 0.6
+                dark = np.asarray(image.norm(np.array(mean))) < 0.6
                 text = plus_minus(mean, (high - low) / 2).replace(" ± ", "\n± ")
                 ax.text(x, y, text, ha="center", va="center", fontsize=style.SMALL, color="w" if dark else "k")
     ax.set_yticks(range(len(cells)), [appearance.escaped(value) for value in found.values(1)])

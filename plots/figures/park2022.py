@@ -256,7 +256,7 @@ def page(parts: Sequence[Part], found: Sequence[Results]) -> Figure:
         *([f"Not measured: {', '.join(lacking)}."] if lacking else []),
     ]
     height = HEIGHT * (len(shown) if theme.narrow() else 1)
-    about = {"legend": list(looks.values()), "caption": caption, "note": " ".join(notes)}
+    about: dict[str, Any] = {"legend": list(looks.values()), "caption": caption, "note": " ".join(notes)}
     figure = style.page([], [], height=height, **about)
     if theme.narrow() and (beyond := figure.get_figheight() - theme.HIGHEST) > 0:
         figure = style.page([], [], height=height - beyond, **about)
