@@ -64,9 +64,9 @@ class MapPart:
 def _squares(maps: Tensor) -> Tensor:
     """Sums of squares over positions of maps (n, C, H, W), (n, C) float64; torch.var takes several times as long."""
     if maps.device.type == "cpu" and maps.stride(1) == 1:  # of tokens, whose norms over positions are as slow
-        return torch.sum(maps.square(), dim=(2, 3)).double()
-        squares: Tensor = torch.sum(maps.square(), dim=(2, 3))
-        return squares.double()
+        return maps.square().sum(dim=(2, 3)).double()
+    norms: Tensor = torch.linalg.vector_norm(maps, dim=(2, 3))
+    return norms.double().square()
 
 
 @dataclass(frozen=True)
