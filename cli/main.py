@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from landscape.checkpoints.file_names import huggingface_folder
 from landscape.cli import (
     animate,
     compare,
@@ -46,6 +45,8 @@ class Commands(TyperGroup):
         models += [word.removeprefix("--model=") for word in args if word.startswith("--model=")]
         for model in models:
             if model.startswith("hf:"):
+                from landscape.checkpoints.file_names import huggingface_folder
+
                 huggingface_folder(model.removeprefix("hf:"))  # fails for a missing folder before torch is imported
         if args and args[0] in MEASURING and not _completes_a_file():
             single = typer.Typer(add_completion=False)
