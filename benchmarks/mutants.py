@@ -66,7 +66,7 @@ MUTANTS = (
            "records overwrite each other's last byte"),
     Mutant("writer", "landscape/results/group.py",  'bool) if known is None else', 'bool) if True else',
            "units of a deleted file are not written again"),
-    Mutant("writer", "landscape/results/group.py", 'mark_finished if group["done"][()].all() else seal',
+    Mutant("writer", "landscape/results/group.py", 'mark_finished if finished else seal',
            "mark_finished", "an unfinished result says that it is finished"),
     Mutant("merge", "landscape/results/merging.py", "done = finished == 1", "done = finished >= 0",
            "units that are not finished are merged"),
