@@ -150,8 +150,9 @@ def build_up(
         train = {"seeds": seeds, "fraction": fraction, "recipe": recipe, "epochs": epochs}
         train = {name: value for name, value in train.items() if value is not None}
         study = study_named("build-up", data_root=data_root, data=data, train=train, networks={"alternet": network})
-        carry_out(study, out, device=device, quiet=quiet)
-        runs = [file for seed in study.seeds for one in study.networks.values() if (file := one.file(out, seed))]
+        folder = out / model  # of each model, whose networks have the same names
+        carry_out(study, folder, device=device, quiet=quiet)
+        runs = [file for seed in study.seeds for one in study.networks.values() if (file := one.file(folder, seed))]
     rows = list(build_up_rows(runs or []))
     csv.writer(text := io.StringIO(), lineterminator="\n").writerows([[*rows[0]], *(row.values() for row in rows)])
     file = write_text(out / "build_up.csv", text.getvalue())

@@ -87,7 +87,7 @@ def test_the_networks_of_a_build_up_are_trained_once(
     code, out, err = command(*words)
     assert code == 0, err
     assert [line.split()[0] for line in out.splitlines() if "accuracy" in line and " MSA " in line] == ["0", "1", "2"]
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("checkpoints/*/final.pt")}
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("alternet_demo/checkpoints/*/final.pt")}
     assert len(written) == 3
     assert command(*words)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in written} == written

@@ -164,7 +164,7 @@ def _document(title: str, header: Html, contents: Html, body: Sequence[Html], da
         f"<style>{style}</style>",
     ]
     skip = element("a", "Skip to the results", href="#main", class_="skip")
-    noscript = "<noscript><p>Without JavaScript every figure is a picture, below.</p></noscript>"
+    noscript = "<noscript><p>Without JavaScript this page is its tables and the pictures below.</p></noscript>"
     main = element("main", element("div", id="networks", class_="live", hidden=True), join(body), id="main")
     dialog = element("dialog", id="dialog", aria_label="What this means")
     page = [
