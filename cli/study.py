@@ -99,7 +99,7 @@ def run(
         typer.echo(found.text, nl=False)
         if results.exists():
             _tables(results)
-            illustrate(study, found, results, how["each"], workers, quiet=quiet)
+        illustrate(study, found, results, how["each"], workers, quiet=quiet)
     _refuse(found.wrong)
 
 
@@ -251,18 +251,21 @@ def workers_of(
 
 
 def illustrate(study: StudyFile, found: Conducted, results: Path, each: Each, workers: int, *, quiet: bool) -> None:
-    """Draw the figures of a study beside its results, and write its report."""
+    """Draw the figures of a study beside its results, and write its report, unless nothing was measured by a probe."""
     from landscape.doctor.rules import examine
     from landscape.plots import drawing, report
 
     folder, names = results.parent / "figures", study.figures or drawing.NAMES
     shares = [study.figures] if each is map else [names[k::workers] for k in range(workers)]  # each reads results once
-    drawn = each(partial(_drawn, results, folder), shares)
+    drawn = each(partial(_drawn, results, folder), shares) if results.exists() else ()
     figures = [path for paths in drawn for path in paths]
     for name in ("correlations", "diagrams"):
         figures += drawing.draw_page(name, getattr(found, name), folder)
-    page = report.report(results, results.with_name("report.html"), figures, examine([results]))
-    say(f"{results}, {len(figures)} figures in {folder}, {page}", quiet=quiet)
+    written = [f"{len(figures)} figure{'s' * (len(figures) != 1)} in {folder}"] if figures else []
+    if results.exists():
+        page = report.report(results, results.with_name("report.html"), figures, examine([results]))
+        written = [str(results), *written, str(page)]
+    say(", ".join(written), quiet=quiet or not written)
 
 
 def _drawn(results: Path, folder: Path, names: Sequence[str]) -> list[Path]:

@@ -79,6 +79,20 @@ def test_options_that_contradict_each_other_are_usage_errors(
     assert exit_code(["build-up", "--data", "digits", "--model-arg", "msa=0,0,1"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("seeds", "said"), [(1, "no errors"), (3, "no error bars, which need 4"), (4, "95 % intervals")]
+)
+def test_a_caption_promises_the_error_bars_that_are_drawn(seeds: int, said: str) -> None:
+    rows = [
+        {"model": "alternet50", "data": "digits", "msa": n, "seed": seed, "accuracy": 0.5 + 0.01 * seed, "loss": 1.0}
+        for n in range(2) for seed in range(seeds)
+    ]  # fmt: skip
+    page = build_up.page(rows)
+    assert said in " ".join(" ".join(text.get_text() for text in page.texts).split())
+    (bars,) = page.axes[0].containers
+    assert any(np.ptp(bar[:, 1]) > 0 for bar in bars.lines[2][0].get_segments()) == (seeds == 4)
+
+
 def test_the_networks_of_a_build_up_are_trained_once(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

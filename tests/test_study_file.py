@@ -303,6 +303,19 @@ def test_networks_over_values_are_drawn_as_a_diagram_and_measured_together_with_
 
 
 @pytest.mark.slow
+def test_a_study_of_the_trainers_own_metrics_alone_has_its_diagram(tmp_path: Path) -> None:
+    """Of which no probe measures anything, so that there is no results file."""
+    (tmp_path / "rates.toml").write_text(
+        "data = 'digits'\n[train]\nepochs = 0\nseeds = 1\n"
+        "[networks.a]\nmodel = 'resnet_demo'\nover = { lr = [0.1, 0.2] }\n"
+        "[measure.metrics]\n[numbers]\nloss = \"metrics['loss']\"\n[[diagrams]]\nnumber = 'loss'\nover = ['lr']\n"
+    )
+    assert exit_code(["study", "run", str(tmp_path / "rates.toml"), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    assert [file.name for file in (tmp_path / "out" / "figures").iterdir()] == ["diagrams.png"]
+    assert not (tmp_path / "out" / "results.h5").exists()
+
+
+@pytest.mark.slow
 def test_steps_that_two_workers_carry_out_at_once_give_the_same_numbers(tmp_path: Path) -> None:
     """Of networks, one of which diverges, with a probe that does not apply."""
     content: Any = {

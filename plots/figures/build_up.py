@@ -9,6 +9,7 @@ from landscape.plots import style
 from landscape.plots.appearance import FAMILIES, escaped
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import intervals, means
+from landscape.statistics.intervals import FEWEST
 
 PUBLISHED = {("alternet50", "cifar100"): (0.8248, 0.8345, 0.8366, 0.8377, 0.8402)}  # for 0 to 4 MSAs
 LABELS = {"accuracy": "test accuracy", "loss": "test loss (nats)"}
@@ -39,16 +40,23 @@ def page(rows: Sequence[Mapping[str, Any]]) -> Figure:
     legend = [Look("mean over seeds" if len(seeds) > 1 else "one seed", color, marker)]
     if (str(rows[0]["model"]), str(rows[0]["data"])) in PUBLISHED:
         legend.append(Look("published", "0.5", "x", ":"))
-    many = f"{len(seeds)} seeds. Dots: networks; error bars: 95 % intervals over seeds"
-    one = "one seed, so that there are no errors"
     text = (
-        f"{escaped(about)}; {len(rows)} networks, {many if len(seeds) > 1 else one}. Self-attentions replace "
+        f"{escaped(about)}; {len(rows)} networks. {points([int(row['msa']) for row in rows])} Self-attentions replace "
         "convolutions from the end of the last stage backward."
     )
     figure = style.page([], [], height=2.3, legend=legend, caption=text)
     for ax, name in zip(figure.subplots(1, 2), LABELS, strict=True):
         draw(rows, ax, name)
     return figure
+
+
+def points(counts: Sequence[int]) -> str:
+    """What the points of networks with these numbers of self-attentions are, and whether they have errors."""
+    most = max(counts.count(count) for count in counts)
+    if most == 1:
+        return "One seed, so that there are no errors."
+    bars = "error bars: 95 % intervals over seeds" if most >= FEWEST else f"no error bars, which need {FEWEST} seeds"
+    return f"Dots: networks; line: means; {bars}."
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str, count: int) -> np.ndarray:

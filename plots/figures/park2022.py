@@ -87,6 +87,7 @@ class Part:
     note: str | Callable[[Results], str] = ""  # for the caption
     choose: Callable[[Results], list[tuple[xr.Dataset, Look]]] = at_end
     of: str = ""  # what is measured where `choose` finds nothing
+    cues: bool = True  # whether the networks are told apart by their looks, which the legend names then
 
 
 def surfaces(figure: Any, results: Results) -> None:
@@ -169,9 +170,8 @@ def by_attentions(figure: Any, results: Results) -> None:
 
 def _seeds(results: Results) -> str:
     published = (str(results[0][0].attrs.get("model")), str(results[0][0].attrs.get("data"))) in build_up.PUBLISHED
-    numbers = [_attentions(data) for data, _ in results]
-    seeds = " Dots: networks; bars: 95 % intervals over seeds." if len(set(numbers)) < len(numbers) else ""
-    return f"Build-up: accuracy of the intact networks.{seeds}{' Dotted: published.' * published}"
+    points = build_up.points([_attentions(data) for data, _ in results])
+    return f"Build-up: accuracy of the intact networks. {points}{' Dotted: published.' * published}"
 
 
 def robustness(figure: Any, results: Results) -> None:
@@ -217,6 +217,7 @@ PAGES: Mapping[str, Sequence[Part]] = {
             note=_seeds,
             choose=built_up,
             of=" of networks that differ in their self-attentions",
+            cues=False,
         ),
         Part(
             "robustness",
@@ -245,7 +246,7 @@ def missing(parts: Sequence[Part], found: Sequence[Results]) -> list[str]:
 def page(parts: Sequence[Part], found: Sequence[Results]) -> Figure:
     """One row of parts, in a narrow figure one below the other; those without results are named in the caption."""
     shown = [(part, results) for part, results in zip(parts, found, strict=True) if results]
-    looks = {look.label: look for _, results in shown for _, look in results}
+    looks = {look.label: look for part, results in shown if part.cues for _, look in results}
     lacking = missing(parts, found)
     protocols: dict[str, list[str]] = {}
     for part, results in shown:
