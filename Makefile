@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(STAMP)
 	$(BIN)/landscape demo
 
-# Every fact: six minutes on two fast cores, fourteen on slow ones.
+# Every fact: six minutes on two fast cores, twelve on slow ones.
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m "not campaign"
 
