@@ -1,6 +1,7 @@
 """Protection from damaged results files, on which the HDF5 library itself may crash."""
 
 import contextlib
+import gc
 import math
 import os
 import pickle
@@ -66,6 +67,7 @@ def in_child(work: Callable[[], T], files: Sequence[Path]) -> T:
     child = os.fork()
     if not child:
         os.close(reading)
+        gc.disable()  # it ends soon
         with contextlib.suppress(BaseException), open(writing, "wb") as pipe:
             pipe.write(pickle.dumps(_outcome(work)))
         sys.stderr.flush()

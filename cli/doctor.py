@@ -75,12 +75,12 @@ def suggestion(file: Path) -> str:
 
     A large file is not examined for it.
     """
-    from landscape.doctor.rules import examine
-
     command = shlex.join(["landscape", "doctor", str(file)])
     unknown = f"to check these numbers: {command}"
     if file.stat().st_size > QUICK:
         return unknown
+    from landscape.doctor.rules import examine
+
     try:
         counts = Counter(finding.severity for finding in examine([file]))
     except (OSError, ValueError):  # it is unreadable in part; the doctor says where

@@ -25,7 +25,7 @@ from landscape.plots.comparison.grouping import MANY, drawn_groups
 from landscape.plots.figure import Figure
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import HIGHEST, SCREEN, Theme, applied, captioned
-from landscape.results import malformed, reader
+from landscape.results import reader
 from landscape.results.replacing import replacing
 from landscape.studies.citation import latex
 
@@ -76,7 +76,7 @@ def draw(
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, expected a folder for the figures; give another --out")
     written = []
-    with reader.streaming(path) as stored, applied(theme), malformed.readable(path):
+    with reader.streaming(path) as stored, applied(theme), reader.using(path):
         everything = selection.of(reader.by_checkpoint(stored))
         for left, data in _left_out(everything):
             finished = "done" in data and bool((data["done"].values == 1).all())
@@ -90,16 +90,14 @@ def draw(
         for name, page in pages if live else _of_page(pages, firsts):
             if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
-            with malformed.readable(path, *(str(data.encoding.get("group", name)) for data in page.args[0])):
+            with reader.using(path, names=[str(data.encoding.get("group", name)) for data in page.args[0]]):
                 for file, part in _split(name, page) if theme.columns else [(name, page)]:
                     written += _save(file, part, folder, formats)
         if probes is None:
             studies = [name for name in STUDIES if name in figures or not figures]
             written += _save_studies(selection.of(stored), folder, formats, studies)
-    drawn = {file.stem.partition("-")[0] for file in written}
-    for name in figures:
-        if name not in drawn:
-            _log.info("no figure %s: %s", name, _needs(name))
+    for name in sorted(set(figures) - {file.stem.partition("-")[0] for file in written}):
+        _log.info("no figure %s: %s", name, _needs(name))
     return written
 
 
@@ -144,12 +142,16 @@ def draw_studies(
 
     They are named like the study, several of one kind with their labels: `smoothing.png`, `smoothing-LABEL.png`.
     """
-    with reader.streaming(path) as stored, applied(SCREEN), malformed.readable(path):
+    with reader.streaming(path) as stored, applied(SCREEN), reader.using(path):
         return _save_studies(stored, Path(out), formats, names)
 
 
 def _pages(
-    stored: Stored, means: Stored, selection: Selection, probes: Sequence[str] | None, figures: Sequence[str]
+    stored: Stored,
+    means: Stored,
+    selection: Selection,
+    probes: Sequence[str] | None,
+    figures: Sequence[str],
 ) -> Iterator[tuple[str, partial[Figure]]]:
     """Name and drawing of every figure that the results of networks, or their means over seeds, allow."""
     everything = [data for _, data in stored]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
@@ -178,7 +178,7 @@ class FigureEntry:
     api: int | None = None  # of another package's figure: the version of the interface, `plugins.API`
     module_name: str = ""  # likewise: the module of its entry point
 
-    @property
+    @cached_property
     def module(self) -> FigureModule:
         """The module, imported and checked."""
         return checked(import_module(self.module_name or f"landscape.plots.figures.{self.name}"))

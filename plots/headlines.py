@@ -4,6 +4,7 @@ They are those that the result declares; the module of its main figure may add `
 matplotlib is imported.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import xarray as xr
 from landscape.plots import FIGURES, STUDIES, study_module
 from landscape.plots.figure import Comparing, Dated, Noted, Numbers, Pairing
 from landscape.probe import MICRO_BATCHES
-from landscape.results import headline_numbers, malformed, reader
+from landscape.results import headline_numbers, reader
 
 
 def numbers(data: xr.Dataset) -> Numbers:
@@ -33,6 +34,7 @@ def _found(data: xr.Dataset, form: Callable[[headline_numbers.Measured], float |
     return {**found, **notes_of(str(data.attrs.get("probe", "")))(data)}
 
 
+@functools.cache
 def notes_of(probe: str) -> Callable[[xr.Dataset], Mapping[str, str]]:
     """What the figure of a probe, or of a study, notes about a result besides its numbers."""
     module = study_module(probe) if probe in STUDIES else main_figure(probe)
@@ -71,12 +73,16 @@ def rows(
     also: Callable[[xr.Dataset], dict[str, Any]] = lambda data: {},
 ) -> list[dict[str, Any]]:
     """The rows of `summary`, of results that were read from a file."""
-    found = []
+    found, of_probe = [], dict[str, list[tuple[str, xr.Dataset]]]()
+    for item in stored:
+        of_probe.setdefault(item[0].partition("/")[0], []).append(item)
     for name, data in stored:
-        with malformed.readable(path, name):
-            headline = text(_or_why(data) | compared(name, stored) | divided(data))
+        probe = name.partition("/")[0]
+        with reader.using(path, names=[name]):
+            others = compared(name, stored if probe in STUDIES else of_probe[probe])
+            headline = text(_or_why(data) | others | divided(data))
         row = {
-            "probe": name.partition("/")[0],
+            "probe": probe,
             "label": str(data.attrs.get("label", "")),
             "digest": name.rpartition("-")[2],
             "done": reader.finished_units(data),

@@ -301,6 +301,9 @@ def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample_in_words_
     assert [ax.get_xlabel() for ax in page.axes[-4:]] == [
         "difference in NLL (nats)", "difference in accuracy", "difference in Brier score", "difference in ECE"
     ]  # fmt: skip
+    for ax, name in zip(page.axes[-4:], expected, strict=False):  # the intervals of the table
+        ((bar,),) = (drawn[2] for drawn in ax.containers)
+        assert bar.get_segments()[0][:, 0] == pytest.approx((expected[name].low, expected[name].high))
 
 
 def test_differences_that_are_rounding_have_no_scale_of_their_own() -> None:

@@ -155,6 +155,32 @@ def test_the_sentence_names_the_result_and_what_is_wrong(tmp_path: Path) -> None
         reader.groups(path)
 
 
+@pytest.mark.parametrize(
+    ("used", "read"),
+    [
+        ("landscape.plots.headlines.divided", headlines.summary),
+        ("landscape.plots.drawing._save", lambda path: drawing.draw(path, path.parent / "figures")),
+        ("landscape.plots.report.document", lambda path: report(path, path.with_suffix(".html"), [])),
+        ("landscape.doctor.rules._findings", lambda path: examine([path, path])),
+    ],
+)
+def test_what_fails_with_results_that_nobody_changed_is_not_blamed_on_them(
+    used: str, read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("unknown colour")
+
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:1], probes=("trace",))
+    monkeypatch.setattr(used, fail)
+    with pytest.raises(ValueError, match=r"r\.h5: .*unknown colour; the results are as landscape wrote them") as caught:
+        read(path)
+    assert "not as landscape writes it" not in str(caught.value)
+    with h5py.File(path, "r+") as file:
+        next(iter(file["trace"].values())).attrs["samples"] = 7
+    with pytest.raises(ValueError, match=r"is not as landscape writes it .*unknown colour"):
+        read(path)
+
+
 def test_repair_leaves_out_a_result_that_no_command_reads(tmp_path: Path) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("trace",))
     with h5py.File(path, "r+") as file:

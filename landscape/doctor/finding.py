@@ -45,7 +45,7 @@ class Result:
     group: str
     data: xr.Dataset
 
-    @property
+    @cached_property
     def probe(self) -> str:
         """Name of the probe that measured it."""
         return self.group.partition("/")[0]
@@ -90,7 +90,7 @@ class Result:
         """Number of samples."""
         return int(self.attribute("samples", 0))
 
-    @property
+    @cached_property
     def complete(self) -> bool:
         """Whether every unit is finished."""
         return "done" not in self.data or bool((self.data.variables["done"].values == 1).all())
@@ -100,12 +100,17 @@ class Result:
         known = self.data.variables
         if name not in known or known[name].dtype.kind not in "fiub":
             return np.array([])
-        values = known[name].values.astype(float)
+        values = known[name].values.astype(float, copy=False)
         done = known.get("done")
-        if done is not None and done.dims and known[name].dims[: done.ndim] == done.dims:
+        if not self.complete and done is not None and done.dims and known[name].dims[: done.ndim] == done.dims:
             finished = (done.values == 1).reshape(done.shape + (1,) * (values.ndim - done.ndim))
             values = np.where(finished, values, np.nan)
         return values
+
+    @cached_property
+    def grid(self) -> Grid | None:
+        """The losses around its checkpoint, or between several, where it has such."""
+        return Grid.of(self)
 
     def number(self, name: str) -> float:
         """A stored number without an axis; NaN where it is not stored."""
@@ -192,7 +197,7 @@ class Grid:
     def around(cls, result: Result) -> Grid | None:
         """The grid of a surface or line around one checkpoint; others have the range that their checkpoints set."""
         kind = result.attribute("along" if result.probe == "line" else "plane", "random")
-        return cls.of(result) if kind in CENTRED else None
+        return result.grid if kind in CENTRED else None
 
     @property
     def at_centre(self) -> float:
@@ -253,7 +258,7 @@ class Grid:
 
 def at_weights(result: Result, name: str) -> float:
     """Loss or accuracy at the checkpoint itself: of a grid or line its centre, of a run its last snapshot; else NaN."""
-    values, grid = result.values(name), Grid.of(result)
+    values, grid = result.values(name), result.grid
     if grid is not None and grid.has_centre and values.ndim == 2:
         i, j = grid.centre
         return float(values[i, j] if result.probe == "surface" else values[0, i])

@@ -35,8 +35,8 @@ def flat_panel(result: Result) -> Iterator[Finding]:
 def zero_panel(result: Result) -> Iterator[Finding]:
     """Every change that the panel shows is exactly zero, and so is its error: nothing was changed."""
     names = [name for name in map(str, result.data.variables) if f"{name}_se" in result.data.variables]
-    panels = {name: result.values(name) for name in names if result.values(name).ndim and name.endswith(CHANGES)}
-    finite = {name: values[np.isfinite(values)] for name, values in panels.items()}
+    panels = {name: result.values(name) for name in names if name.endswith(CHANGES)}
+    finite = {name: values[np.isfinite(values)] for name, values in panels.items() if values.ndim}
     shown = {name: values for name, values in finite.items() if values.size > 1}
     if not result.complete or not shown or any(values.any() for values in shown.values()):
         return

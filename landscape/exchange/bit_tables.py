@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from landscape.options import OptionError, invalid, parse_bytes
-from landscape.results import malformed, reader
+from landscape.results import reader
 from landscape.statistics.sensitivity import over_parts, parts_of
 
 SCALE = 1e4  # of the largest cost, in the solver whose absolute tolerance is 1e-6
@@ -208,7 +208,7 @@ def bit_tables(path: Path, budget: str, *, label: str | None = None) -> list[tup
         raise ValueError(f"{path} holds no result of sensitivity for --budget; measure one: landscape sensitivity")
     tables = []
     for name, data in found:
-        with malformed.readable(path, name):
+        with reader.using(path, names=[name]):
             tables.append((name, bit_table(data, budget)))
     return tables
 

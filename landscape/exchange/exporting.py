@@ -13,7 +13,7 @@ import xarray as xr
 
 from landscape.exchange import csv_files, tomgoldstein
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of, line_grids_of, trajectory_of
-from landscape.results import malformed, reader
+from landscape.results import reader
 
 
 def write_vtp(path: Path, grid: Grid) -> None:
@@ -125,7 +125,7 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
     found = [(name, data) for name, data in _results(path, label) if reader.finished_units(data)]
     parts = []
     for name, data in found:
-        with malformed.readable(path, name):
+        with reader.using(path, names=[name]):
             parts += [(name, part) for kind in formats for part in _parts(name, data, kind)]
     if not parts:
         labels = sorted({str(data.attrs.get("label", "")) for _, data in _results(path, None)})
@@ -136,7 +136,7 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, (suffix, write) in parts:
-        with malformed.readable(path, name):
+        with reader.using(path, names=[name]):
             written.append(_write_atomically(out / f"{name.partition('/')[2]}{suffix}", write))
     return written
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import h5py
@@ -35,6 +35,7 @@ TEXT_TYPE = np.dtype(h5py.string_dtype())
 LIST = b"DIMENSION_LIST"  # attribute: the scales of each axis of a dataset
 ENTRY = 16  # bytes of an axis in that attribute, or of a text in any
 MOST_SCALES = 8  # of one axis, which has one
+_SHORT = 256  # bytes of a text that is likely one of many
 
 
 class Handle:
@@ -42,7 +43,7 @@ class Handle:
 
     def __init__(self, item: h5py.h5d.DatasetID | Callable[[], Any], header: Header | None = None) -> None:
         self._item, self.header = item, header  # with its header, it is opened where that does not suffice
-        self._attributes: OnDemand[Any] | None = None
+        self._attributes: Mapping[str, Any] | None = None
 
     @cached_property
     def id(self) -> h5py.h5d.DatasetID:
@@ -63,8 +64,15 @@ class Handle:
         dtype: np.dtype = TEXT_TYPE if self.header else self.id.dtype
         return dtype
 
-    def attributes(self, guard: Guard = contextlib.nullcontext) -> OnDemand[Any]:
+    def attributes(self, guard: Guard = contextlib.nullcontext) -> Mapping[str, Any]:
         """Its attributes, each of which is read once."""
+        if self._attributes is None and self.header is not None:
+            with contextlib.suppress(*LEFT):
+                self._attributes = {
+                    name: _python_value(self.header.value(name))
+                    for name in sorted(self.header.attributes)
+                    if name not in CONVENTION
+                }
         if self._attributes is None:
             self._attributes = attributes_of(lambda: self.id, guard, header=self.header)
         return self._attributes
@@ -73,6 +81,14 @@ class Handle:
     def attributes_stored(self) -> int:
         """How many attributes there are, with those of the conventions."""
         return len(self.header.attributes) if self.header else h5py.h5a.get_num_attrs(self.id)
+
+    @property
+    def end(self) -> int:
+        """Where its numbers end in the file; 0 where they lie in several pieces."""
+        if self.header is not None:
+            return self.header.offset + self.header.size
+        offset = self.id.get_offset()
+        return 0 if offset is None else offset + int(self.id.get_storage_size())
 
     def stored_size(self, attribute: bytes) -> int | None:
         """Bytes of an attribute in the file; None where there is none."""
@@ -93,6 +109,13 @@ class Handle:
         except LEFT:
             return scales_of(self.id, places)
         return [[name for at in axis if (name := places.get(at))] for axis in found]
+
+    def content(self) -> Any:
+        """The bytes of its numbers, or of all its texts in one."""
+        if self.header is not None and self.header.dtype is not None and not self.header.dtype.hasobject:
+            return self.header.content
+        values = self.array()
+        return "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
 
     def array(self) -> np.ndarray:
         """The whole of it; text as Python strings."""
@@ -119,7 +142,8 @@ class Handle:
     def modify(self, attribute: str, value: float) -> None:
         """Replace the number of an attribute."""
         h5py.h5a.open(self.id, attribute.encode()).write(np.array(value, float), mtype=_IN_MEMORY[np.dtype("f8")])
-        self.attributes().known[attribute] = float(value)
+        if isinstance(known := self.attributes(), OnDemand):  # which an open array has
+            known.known[attribute] = float(value)
 
 
 def describe(item: ObjectID, about: Mapping[str, str | float]) -> None:
@@ -160,7 +184,7 @@ def array_of(dataset: h5py.Dataset) -> np.ndarray:
 
 
 def _printable(texts: np.ndarray) -> np.ndarray:
-    return np.array([printable(text.decode()) for text in texts.ravel()], object).reshape(texts.shape)
+    return np.array([_python_value(text) for text in texts.ravel()], object).reshape(texts.shape)
 
 
 class OnDemand(Mapping[str, T]):
@@ -194,7 +218,7 @@ def attributes_of(
 ) -> OnDemand[Any]:
     """Own attributes of a group or an array, read on demand, with values as Python has them; None of several texts."""
     if header is not None:
-        sizes = {name: one.size for name, one in header.attributes.items() if name not in CONVENTION}
+        sizes = {name: one.size for name, one in sorted(header.attributes.items()) if name not in CONVENTION}
     else:
         named = list[tuple[bytes, int]]()  # decoded afterwards, as `links`
         h5py.h5a.iterate(
@@ -237,9 +261,16 @@ def _value(item: ObjectID, name: bytes, size: int) -> Any:
 
 
 def _python_value(value: Any) -> Any:
-    if isinstance(value, bytes | str):
-        return printable(value.decode() if isinstance(value, bytes) else value)
+    if isinstance(value, bytes):
+        return (_text if len(value) < _SHORT else _text.__wrapped__)(value)
+    if isinstance(value, str):
+        return printable(value)
     return value.item() if isinstance(value, np.generic) else value
+
+
+@lru_cache(2**12)
+def _text(stored: bytes) -> str:
+    return printable(stored.decode())
 
 
 def scales_of(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[list[str]]:

@@ -42,6 +42,7 @@ class Group(NamedTuple):
     path: str
     id: h5py.h5g.GroupID
     datasets: Mapping[str, Handle]
+    members: Mapping[str, int]  # all its hard links, and where in the file they lead to
     header: Header | None = None
 
 
@@ -79,10 +80,11 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False, on_deman
         opened = functools.partial(_opened, path, limits, where, group, image, members)
         header = image.header(h5py.h5o.get_info(group).addr) if image and depth == DEPTH else None
         if on_demand and depth == DEPTH:
-            yield Group(where, group, OnDemand(members, functools.partial(_array, opened)), header)
+            yield Group(where, group, OnDemand(members, functools.partial(_array, opened)), members, header)
             continue
         items = {name: opened(name) for name in members}
-        yield Group(where, group, {name: item for name, item in items.items() if isinstance(item, Handle)}, header)
+        arrays = {name: item for name, item in items.items() if isinstance(item, Handle)}
+        yield Group(where, group, arrays, members, header)
         groups = ((f"{where}/{name}", item) for name, item in items.items() if isinstance(item, h5py.h5g.GroupID))
         waiting += reversed([(*found, depth + 1) for found in groups if depth < DEPTH])
 

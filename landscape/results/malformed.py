@@ -5,7 +5,7 @@ Files come from anywhere: a result may lack an array or an attribute, or hold it
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,12 @@ REPAIR = "or save what else is intact with: landscape repair "
 
 
 @contextlib.contextmanager
-def readable(path: Path | str, *names: str, advice: str = DEBUG) -> Iterator[None]:
+def readable(
+    path: Path | str, *names: str, advice: str = DEBUG, changed: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Turn whatever reading these results of a file raises into one sentence that names them.
+
+    Where they were not `changed` since they were written, it gives another cause. Of several files, `path` has commas.
 
     Raises:
         ValueError: reading failed.
@@ -36,9 +40,16 @@ def readable(path: Path | str, *names: str, advice: str = DEBUG) -> Iterator[Non
     except OptionError:
         raise
     except WRONG as error:
-        if str(error).startswith(f"{path}"):
+        if str(error).startswith(tuple(f"{path}".split(", "))):
             raise
         which = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") or "a result"
+        if not changed():
+            about = f"{printable(which)}: " if names else ""
+            about += "" if type(error) is ValueError else f"{type(error).__name__}: "
+            raise ValueError(
+                f"{path}: {about}{_reason(error)}; the results are as landscape wrote them: the cause lies elsewhere, "
+                "--debug shows where"
+            ) from error
         raise ValueError(
             f"{path}: {printable(which)} is not as landscape writes it ({_reason(error)}); measure it again with "
             f"another --out, {advice}"
@@ -99,7 +110,8 @@ def check_done(done: np.ndarray) -> None:
     Raises:
         ValueError: it says something else.
     """
-    if done.dtype.kind not in "biu" or not np.isin(done, (0, 1)).all():
+    values = np.asarray(done)  # which may still lie in the file
+    if values.dtype.kind not in "biu" or (values.size and not 0 <= values.min() <= values.max() <= 1):
         raise ValueError("done holds something else than 0 and 1")
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import h5py
@@ -20,7 +21,8 @@ MOST_BYTES = 2**27  # of a file that is read whole
 MOST_MESSAGES = 2000  # of a header; an attribute is one
 _HEAP = 2**16  # most bytes of one that is searched
 _SPACE, _TYPE, _LAYOUT, _ATTRIBUTE, _CONTINUED = 1, 3, 8, 12, 16  # kinds of messages that are read
-_KNOWN = {_SPACE, _TYPE, _LAYOUT, _ATTRIBUTE, _CONTINUED, 0, 4, 5, 14, 17, 18}  # and fill values, times, members
+_READ = {_SPACE, _TYPE, _LAYOUT, _ATTRIBUTE}
+_KNOWN = {*_READ, _CONTINUED, 0, 4, 5, 14, 17, 18}  # and fill values, times, members
 _SHARED = 2  # flag of a message that lies elsewhere
 _TEXT = bytes.fromhex("190101001000000010000000010000000000080000000000")
 _TYPES: Mapping[bytes, np.dtype] = {
@@ -30,6 +32,7 @@ _TYPES: Mapping[bytes, np.dtype] = {
     _TEXT: np.dtype(object),
 }
 _MESSAGE, _ATTRIBUTES, _REFERENCE, _ENTRY = map(struct.Struct, ("<HHB", "<BxHHH", "<IQI", "<H6xQ"))
+_PREFIX, _PLACE = map(struct.Struct, ("<BxH4xI", "<BBQQ"))
 LEFT = (LookupError, struct.error, ValueError, OverflowError)  # what reading anything else raises
 
 
@@ -42,7 +45,7 @@ class Attribute(NamedTuple):
     place: int  # of them in the file
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Header:
     """What a file says of one of its arrays; shape and type are those of a group where there are none."""
 
@@ -51,6 +54,7 @@ class Header:
     shape: tuple[int, ...] | None
     dtype: np.dtype | None
     offset: int
+    size: int  # in bytes
 
     @property
     def is_scale(self) -> bool:
@@ -58,6 +62,11 @@ class Header:
         return "CLASS" in self.attributes and self.image.content.startswith(
             b"DIMENSION_SCALE\0", self.attributes["CLASS"].place
         )
+
+    @property
+    def content(self) -> memoryview:
+        """The bytes of its numbers, or what stands for its texts."""
+        return memoryview(self.image.content)[self.offset : self.offset + self.size]
 
     def array(self) -> np.ndarray:
         """The whole of it; texts as bytes.
@@ -68,8 +77,7 @@ class Header:
         assert self.dtype is not None
         assert self.shape is not None
         if not self.dtype.hasobject:
-            count = math.prod(self.shape)
-            return np.frombuffer(self.image.content, self.dtype, count, self.offset).reshape(self.shape).copy()
+            return np.frombuffer(self.content, self.dtype).reshape(self.shape).copy()
         found = np.empty(self.shape, object)
         for i in range(found.size):
             found.flat[i] = self.image.text(self.offset + 16 * i)
@@ -130,13 +138,14 @@ class Image:
         content, attributes, shape, dtype, offset, size = self.content, dict[str, Attribute](), None, None, -1, -1
         for kind, at, end in self._messages(place):
             if kind == _ATTRIBUTE:
-                attributes.update([self._attribute(at, end)])
+                name, attribute = self._attribute(at, end)
+                attributes[name] = attribute
             elif kind == _SPACE:
                 shape = _shape(content, at)
             elif kind == _TYPE:
                 dtype = _TYPES[content[at:end]]
             elif kind == _LAYOUT:
-                version, storage, offset, size = struct.unpack_from("<BBQQ", content, at)
+                version, storage, offset, size = _PLACE.unpack_from(content, at)
                 if (version, storage) != (3, 1):  # in one piece
                     raise LookupError
         if (dtype is None) != (shape is None):
@@ -145,39 +154,38 @@ class Image:
             length = math.prod(shape) * (16 if dtype.hasobject else dtype.itemsize)
             if not 0 < length == size <= len(content) - offset:
                 raise LookupError
-        return Header(self, dict(sorted(attributes.items())), shape, dtype, offset)
+        return Header(self, attributes, shape, dtype, offset, size)
 
-    def _messages(self, place: int) -> Iterator[tuple[int, int, int]]:
+    def _messages(self, place: int) -> list[tuple[int, int, int]]:
         """Kind, begin and end of every message of a header."""
-        version, count, size = struct.unpack_from("<BxH4xI", self.content, place)
+        content, found, unpack = self.content, list[tuple[int, int, int]](), _MESSAGE.unpack_from
+        version, count, size = _PREFIX.unpack_from(content, place)
         if version != 1 or count > MOST_MESSAGES:
             raise LookupError
         blocks = [(place + 16, size)]
         for start, length in blocks:
-            at, last = start, min(start + length, len(self.content))
+            at, last = start, min(start + length, len(content))
             while count and at + 8 <= last:
-                kind, size, flags = _MESSAGE.unpack_from(self.content, at)
+                kind, size, flags = unpack(content, at)
                 at, count = at + 8 + size, count - 1
                 if at > last or flags & _SHARED or kind not in _KNOWN:
                     raise LookupError
                 if kind == _CONTINUED:
-                    blocks.append(struct.unpack_from("<QQ", self.content, at - size))
-                else:
-                    yield kind, at - size, at
+                    blocks.append(struct.unpack_from("<QQ", content, at - size))
+                elif kind in _READ:
+                    found.append((kind, at - size, at))
         if count:
             raise LookupError
+        return found
 
     def _attribute(self, at: int, end: int) -> tuple[str, Attribute]:
-        content = self.content
-        version, name, kind, axes = _ATTRIBUTES.unpack_from(content, at)
+        version, name, kind, axes = _ATTRIBUTES.unpack_from(self.content, at)
         type_at = at + 8 + (name + 7 & -8)  # each begins at a multiple of 8
-        axes_at = type_at + (kind + 7 & -8)
-        place, shape = axes_at + (axes + 7 & -8), _shape(content, axes_at)
-        size = int.from_bytes(content[type_at + 4 : type_at + 8], "little") * math.prod(shape)
+        place = type_at + (kind + 7 & -8) + (axes + 7 & -8)
+        text, dtype, shape, size = _described(self.content[at + 8 : place], name, kind)
         if version != 1 or place + size > end:
             raise LookupError
-        text = content[at + 8 : at + 8 + name].partition(b"\0")[0].decode()
-        return text, Attribute(content[type_at : type_at + (kind + 7 & -8)], shape, size, place)
+        return text, Attribute(dtype, shape, size, place)
 
     def text(self, place: int) -> bytes:
         """The text that the 16 bytes at a place refer to.
@@ -217,6 +225,16 @@ class Image:
             at += 16 + (length + 7 & -8)
             self._searched += 1
         return found
+
+
+@lru_cache(2**10)
+def _described(stored: bytes, name: int, kind: int) -> tuple[str, bytes, tuple[int, ...], int]:
+    """Name, type, shape and size of an attribute by its bytes, which those of many arrays have in common."""
+    type_at = name + 7 & -8
+    axes_at = type_at + (kind + 7 & -8)
+    shape = _shape(stored, axes_at)
+    size = int.from_bytes(stored[type_at + 4 : type_at + 8], "little") * math.prod(shape)
+    return stored[:name].partition(b"\0")[0].decode(), stored[type_at:axes_at], shape, size
 
 
 def _shape(content: bytes, at: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ sees a complete one. Links to other files are not followed.
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
@@ -30,7 +30,6 @@ from landscape.results.malformed import (
     check_identity,
     readable,
 )
-from landscape.results.object_headers import Header
 
 LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
 
@@ -53,11 +52,7 @@ def open(path: Path | str) -> xr.DataTree:
 
 
 def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
-    """Every stored result as (group, dataset), by probe, oldest first.
-
-    Raises:
-        FileNotFoundError, ValueError: as `open`.
-    """
+    """Every stored result as (group, dataset), by probe, oldest first; raises as `open`."""
     return find(path)
 
 
@@ -89,12 +84,27 @@ def streaming(
         yield found
 
 
+def using(*paths: Path | str, names: Sequence[str] = ()) -> contextlib.AbstractContextManager[None]:
+    """Say in one sentence what fails while results (all, or those of these names) are used, and if they were changed.
+
+    Raises:
+        ValueError: it failed.
+    """
+
+    def changed() -> bool:
+        with contextlib.ExitStack() as files:
+            stored = [one for path in paths for one in files.enter_context(streaming(path, on_demand=True))]
+            return not all(cast(Stored, data).intact() for name, data in stored if not names or name in names)
+
+    return readable(", ".join(map(str, paths)), *names, changed=changed)
+
+
 def _streamed(path: Path, file: h5py.File, probe: str | None, on_demand: bool) -> Iterator[tuple[str, xr.Dataset]]:
     for checked in hdf5_file.checked_groups(file, path, on_demand=on_demand):
         _, kind, *name = checked.path.split("/") if checked.path else ("", "")
         if len(name) == 1 and probe in (None, kind) and h5py.h5a.exists(checked.id, b"probe"):
             with readable(path, f"{kind}/{name[0]}", advice=f"{REPAIR}{path}"):
-                stored = Stored(path, h5py.Group(checked.id), checked.datasets, checked.header)
+                stored = Stored(path, checked)
                 yield f"{kind}/{name[0]}", cast(xr.Dataset, stored) if on_demand else stored.whole
 
 
@@ -189,11 +199,6 @@ class Array:
         """The type of its numbers or texts."""
         return self._array.dtype
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
     @cached_property
     def dims(self) -> tuple[str, ...]:
         """Names of the axes."""
@@ -237,10 +242,9 @@ class Array:
 
 
 def _arrays(
-    group: h5py.h5g.GroupID, arrays: Mapping[str, Handle], *, lazy: bool, guard: Guard = contextlib.nullcontext
+    where: Mapping[int, str], arrays: Mapping[str, Handle], *, lazy: bool, guard: Guard = contextlib.nullcontext
 ) -> Mapping[str, Array]:
-    """The arrays of a result; `lazy` leaves large ones in the file, which must stay open."""
-    where = places(group)
+    """The arrays of a result by their `places`; `lazy` leaves large ones in the file, which must stay open."""
     return OnDemand(arrays, lambda name: Array(name, arrays[name], where, lazy, guard))
 
 
@@ -250,12 +254,13 @@ class Stored(Mapping[str, xr.DataArray]):
     For what it has not itself it is a dataset of all of them (`whole`).
     """
 
-    def __init__(self, path: Path, group: h5py.Group, arrays: Mapping[str, Handle], header: Header | None) -> None:
-        self._name, self._group, self._arrays = group.name.strip("/"), group, arrays
+    def __init__(self, path: Path, group: hdf5_file.Group) -> None:
+        self._name, self._group, self._arrays = group.path.strip("/"), group.id, group.datasets
         self._reading = _Reading(path, self._name)
-        self.attrs = attributes_of(group.id, self._reading, check_attribute, header)
+        self.attrs = attributes_of(group.id, self._reading, check_attribute, group.header)
         check_identity(self.attrs, self._name.partition("/")[0])
-        self.variables = _arrays(group.id, arrays, lazy=True, guard=self._reading)
+        where = {place: name for name, place in group.members.items()}
+        self.variables = _arrays(where, group.datasets, lazy=True, guard=self._reading)
 
     @cached_property
     def whole(self) -> xr.Dataset:
@@ -266,12 +271,12 @@ class Stored(Mapping[str, xr.DataArray]):
     def intact(self) -> bool:
         """Whether everything is as it was written, by the checksum."""
         with self._reading:
-            return bool(self.attrs.get(hdf5_file.CHECK) == checksum(self._group, self._arrays, self.attrs))
+            return bool(self.attrs.get(hdf5_file.CHECK) == checksum(h5py.Group(self._group), self._arrays, self.attrs))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays in memory."""
-        return sum(array.nbytes for array in self.variables.values())
+        return sum(array.dtype.itemsize * math.prod(array.shape or ()) for array in self._arrays.values())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.variables)
@@ -326,7 +331,7 @@ def dataset_of(group: h5py.Group, items: Mapping[str, Handle] | None = None) -> 
     """
     about, name = dict(attributes_of(group.id)), group.name.strip("/")
     check_attributes(about, name.partition("/")[0])
-    return _dataset(_arrays(group.id, items or handles(group), lazy=False), about, name)
+    return _dataset(_arrays(places(group.id), items or handles(group), lazy=False), about, name)
 
 
 def _dataset(arrays: Mapping[str, Array], about: Mapping[str, Any], name: str) -> xr.Dataset:

@@ -17,6 +17,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +25,10 @@ import h5py
 import numpy as np
 
 from landscape.results import group as groups
-from landscape.results.handles import Handle, attributes_of, dims, hard_links, places, scales_of
+from landscape.results.handles import Handle, attributes_of, hard_links, named, opened, places
 from landscape.results.hdf5_file import CHECK, Limits, longest_text
 from landscape.results.malformed import check_array, check_attributes, check_done
+from landscape.results.object_headers import MOST_BYTES, Image
 from landscape.results.run_key import safe_label
 from landscape.results.updating import change_file
 
@@ -98,10 +100,17 @@ def repair(path: Path, out: Path, *, progress: Callable[[str], None] = lambda sa
     return Repaired(sorted(places), gone)
 
 
-def _copy_all(image: bytes, places: dict[str, Place], file: h5py.File) -> None:
+def _copy_all(image: bytes, found: dict[str, Place], file: h5py.File) -> None:
+    headers = _headers(image)
     with _opened(image) as damaged:
-        for name, at in zip(places, _references(list(places.values())), strict=True):
-            groups.copy(damaged[at], file, name)
+        for name, at in zip(found, _references(list(found.values())), strict=True):
+            where = places((source := damaged[at]).id)
+            arrays = _arrays(source, where, headers)
+            groups.copy(source, file, name, {key: array.scales(where) or [] for key, array in arrays.items()})
+
+
+def _headers(image: bytes) -> Image | None:
+    return Image(image) if len(image) <= MOST_BYTES else None
 
 
 def _cut(content: bytes) -> bool:
@@ -157,48 +166,60 @@ def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list
 
     `size` is that of the file before it was padded.
     """
-    longest = longest_text([image], len(image))
-    with _opened(image) as file:
+    longest, headers = longest_text([image], len(image)), _headers(image)
+    with _opened(image) as file, h5py.File("copied", "w", driver="core", backing_store=False) as copied:
         for place, at in zip(places, _references(places), strict=True):
             try:
                 group = file[at]
                 about = dict(attributes_of(group.id))
                 probe = place.partition("/")[0] if isinstance(place, str) else str(about.get("probe"))
                 identity = [probe, str(about.get("label", "")), str(about.get("digest", ""))]
-                flaw = _flaw(group, about, probe, size, longest)
+                flaw = _flaw(group, about, probe, size, longest, headers, copied)
                 yield [flaw, *identity, h5py.h5o.get_info(group.id).addr]
             except Exception as error:  # whatever HDF5 raises on damaged bytes
                 yield [" ".join(str(error).split())[:120] or type(error).__name__]
 
 
-def _flaw(group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, longest: int) -> str:
-    if not {"probe", "label"} <= set(about) or "done" not in group:
+def _flaw(
+    group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, longest: int, headers: Image | None,
+    copied: h5py.File,
+) -> str:  # fmt: skip
+    where = places(group.id)
+    if not {"probe", "label"} <= set(about) or "done" not in where.values():
         return "its attributes are lost"
-    arrays, limits = groups.datasets(group), Limits("it", size, longest=longest)
-    handles = {name: Handle(array) for name, array in arrays.items()}
+    arrays, limits = _arrays(group, where, headers), Limits("it", size, longest=longest)
     limits.add(group.id)
-    shapes = dict[str, tuple[int, ...]]()
     for name, array in arrays.items():
-        offset = array.get_offset()
-        if offset is not None and offset + array.get_storage_size() > size:
+        if array.end > size:
             return f"{name} is lost"
-        limits.add(handles[name], name)
-        check_array(name, handles[name])
-        shapes[name] = handles[name].shape or ()
-    where, sizes = places(group.id), {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
-    scales = {name: scales_of(array, where) for name, array in arrays.items()}
-    for name, array in arrays.items():
-        if not h5py.h5ds.is_scale(array):
-            axes = zip(dims(array, name, where, scales[name]), shapes[name], strict=True)
-            if any(sizes.get(axis) != length for axis, length in axes):
-                return f"the axes of {name} are lost"
-    if about.get(CHECK) != groups.checksum(group, handles, about):
+        limits.add(array, name)
+        check_array(name, array)
+    shapes = {name: array.shape or () for name, array in arrays.items()}
+    sizes = {name: shape[0] for name, shape in shapes.items() if len(shape) == 1}
+    scales = {name: array.scales(where) for name, array in arrays.items()}
+    for name, own in scales.items():
+        axes = () if own is None else zip(named(own, name), shapes[name], strict=True)
+        if any(sizes.get(axis) != length for axis, length in axes):
+            return f"the axes of {name} are lost"
+    if about.get(CHECK) != groups.checksum(group, arrays, about):
         return "it is not as it was stored"
     check_attributes(about, probe)
-    check_done(handles["done"].array())
-    with h5py.File("copied", "w", driver="core", backing_store=False) as copied:
-        groups.copy(group, copied, "copy", scales)
+    check_done(arrays["done"].array())
+    name = str(h5py.h5o.get_info(group.id).addr)
+    groups.copy(group, copied, name, {name: own or [] for name, own in scales.items()})
+    del copied[name]
     return ""
+
+
+def _arrays(group: h5py.Group, where: Mapping[int, str], headers: Image | None) -> dict[str, Handle]:
+    found = dict[str, Handle]()
+    for place, name in where.items():
+        header = headers.header(place) if headers else None
+        if header is not None and header.dtype is not None:
+            found[name] = Handle(partial(opened, group.id, name), header)
+        elif isinstance(item := opened(group.id, name), h5py.h5d.DatasetID):
+            found[name] = Handle(item)
+    return found
 
 
 def _with_another_root(image: bytes, children: _Children, size: int) -> bytes:

@@ -8,7 +8,6 @@ from landscape.plots.report.page import document
 from landscape.plots.report.sections import Check
 from landscape.plots.report.table import summary_table as summary_table
 from landscape.results import reader
-from landscape.results.malformed import readable
 from landscape.results.replacing import check_place, write_text
 
 PLACE = ("page", "report.html")
@@ -30,7 +29,7 @@ def report(
     """
     path, out = Path(path), Path(out)
     check_place(out, *PLACE)
-    with reader.streaming(path) as stored, readable(path):
+    with reader.streaming(path) as stored, reader.using(path):
         text = document(stored, path, figures, examined, group)
     return write_text(out, text)
 
