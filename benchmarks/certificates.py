@@ -33,12 +33,13 @@ from landscape.api import parameter_defaults
 from landscape.models import build
 from landscape.probes import CORE, PROBES, REPRESENTATIONS, probe_class
 from landscape.results.headline_numbers import Measured, numbers
-from landscape.statistics.intervals import NORMAL, share_interval
+from landscape.statistics.intervals import CERTIFIED, NORMAL, share_interval
 from landscape.subject.other_samples import on_rows
 from landscape.subject.subject import Subject
 
 LINES, PAGE = (Path(__file__).parent / name for name in ("certificates.jsonl", "CERTIFICATES.md"))
 POOL = 2048  # samples of the population
+VECTORS, BATCHES = CERTIFIED["random vectors"], CERTIFIED["batch"]
 CLASSES, SIZE = 3, 8
 Truths = Mapping[str, float]
 
@@ -91,7 +92,7 @@ class Case:
     probe: str
     network: str = "mlp"
     over: str = "samples"  # samples, mini-batches, or vectors (the seed)
-    size: int = 128  # of a redraw
+    size: int = CERTIFIED["samples"]  # of a redraw
     batch: int = 32
     options: Mapping[str, Any] = field(default_factory=dict)
     beside: str = ""  # option that takes another network
@@ -224,29 +225,29 @@ CASES: Mapping[str, Case] = {
     "line-between": Case("line", beside="along", certifies=".*barrier"),
     "barriers": Case("barriers", beside="members"),
     "align": Case("align", beside="against"),
-    "hessian": Case("hessian", over="mini-batches", size=24, batch=8, options={"top": 3, **FAST}),
-    "trace": Case("trace", over="vectors", options={"vectors": 32, **FAST}),
-    "trace-one-batch": Case("trace", over="vectors", size=32, options={"vectors": 32, **FAST}),
+    "hessian": Case("hessian", over="mini-batches", size=BATCHES, batch=8, options={"top": 3, **FAST}),
+    "trace": Case("trace", over="vectors", options={"vectors": VECTORS, **FAST}),
+    "trace-one-batch": Case("trace", over="vectors", size=32, options={"vectors": VECTORS, **FAST}),
     "trace-blocks": Case("trace", over="vectors", size=32, options={"vectors": 64, "blocks": "module", **FAST},
                          exact=_of_vectors, certifies="off_block|non_gauss_newton"),
-    "density": Case("density", over="vectors", options={"vectors": 8, "steps": 16, **FAST}),
+    "density": Case("density", over="vectors", options={"vectors": CERTIFIED["vector"], "steps": 16, **FAST}),
     "convexity": Case("convexity", options={"resolution": 3}),
-    "flatness-batches": Case("flatness", over="mini-batches", size=24, batch=8,
+    "flatness-batches": Case("flatness", over="mini-batches", size=BATCHES, batch=8,
                              options={"measures": OF_BATCHES, "steps": 4}),
-    "flatness-noise": Case("flatness", over="mini-batches", size=24, batch=8, options={"measures": NOISY, "draws": 8},
-                           whole={"draws": 40}),
+    "flatness-noise": Case("flatness", over="mini-batches", size=BATCHES, batch=8,
+                           options={"measures": NOISY, "draws": 8}, whole={"draws": 40}),
     "flatness-samples": Case("flatness", size=256, options={"measures": "relative-flatness,fisher-rao"}),
     "flatness-vectors": Case("flatness", over="vectors", exact=_of_vectors,
-                             options={"measures": "trace,frobenius,top-eigenvalue", "vectors": 32, **FAST}),
-    "step": Case("step", over="mini-batches", size=24, batch=8,
+                             options={"measures": "trace,frobenius,top-eigenvalue", "vectors": VECTORS, **FAST}),
+    "step": Case("step", over="mini-batches", size=BATCHES, batch=8,
                  options={"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}),
-    "noise-scale": Case("noise-scale", size=512, options={"groups": 32}, exact=_of_noise),
+    "noise-scale": Case("noise-scale", size=512, options={"groups": CERTIFIED["group"]}, exact=_of_noise),
     "sensitivity": Case("sensitivity"),
     "fourier": Case("fourier", "resnet"),
     "variance": Case("variance", "resnet"),
     "similarity": Case("similarity", "resnet", size=512, certifies="first with last"),
     "attention": Case("attention", "vit"),
-    "tokens": Case("tokens", "vit", size=18, options={"method": "principal"}, whole={"images": POOL}),
+    "tokens": Case("tokens", "vit", size=CERTIFIED["image"], options={"method": "principal"}, whole={"images": POOL}),
     "geometry": Case("geometry", "features", size=512, exact=_of_features, whole={"images": POOL},
                      certifies="(?!TwoNN).*"),
     "geometry-torus": Case("geometry", "features", over="torus", size=512, certifies="TwoNN.*",

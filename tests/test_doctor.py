@@ -22,6 +22,7 @@ from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 from landscape.probes import PROBES
 from landscape.results import reader
 from landscape.running.run import reduce_of
+from landscape.statistics.intervals import CERTIFIED
 
 ERROR = 0.01  # standard error of a made-up loss
 
@@ -188,6 +189,19 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
         hessian(4, arrays={"nep_se": ((), 0.1, {"n": 4.0, "over": "batch"})}),
         "--samples 128",
     ),
+    **{
+        f"uncertified {over}": (
+            spectra.uncertified,
+            made("surface", {"loss_se": ("x", [0.1, 0.2], {"n": least - 1.0, "over": over})}, samples=least - 1),
+            made("surface", {"loss_se": ("x", [0.1, 0.2], {"n": float(least), "over": over})}, samples=least),
+            remedy,
+        )
+        for (over, least), remedy in zip(
+            CERTIFIED.items(),
+            ("--samples 300", "--samples 384", "--groups 32", "--vectors 32", "--vectors 8", "--images 18"),
+            strict=True,
+        )
+    },
     "few vectors": (
         spectra.few_vectors,
         made("trace", {"trace": 1.0, "trace_se": 0.9, "batch_trace": ("batch", [1.0])}, parameters={"vectors": 12}),
@@ -500,7 +514,7 @@ def test_untrained_networks_are_at_chance_and_partial_results_are_resumed(comman
 @pytest.mark.slow
 def test_initial_weights_are_a_note_and_the_exit_code_is_0(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "r.h5"
-    assert command("lesion", "checkpoints/resnet_demo-digits/init.pt", "--samples", "64", "--out", out)[0] == 0
+    assert command("lesion", "checkpoints/resnet_demo-digits/init.pt", "--samples", "128", "--out", out)[0] == 0
     code, said, _ = command("doctor", out)
     assert (code, said.splitlines()[-1]) == (0, "nothing wrong or suspicious found, 1 note")
 

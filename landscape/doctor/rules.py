@@ -14,7 +14,6 @@ from landscape.checkpoints.raw_files import sha256_of
 from landscape.doctor import panels, premises, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
 from landscape.results import reader
-from landscape.results.malformed import readable
 from landscape.results.reader import Stored
 from landscape.results.run_key import ReduceOf
 from landscape.results.unmerged_journals import standings
@@ -76,7 +75,7 @@ def unfinished(result: Result) -> Iterator[Finding]:
     """Units are missing: summaries and figures are of the finished ones only."""
     if result.complete:
         return
-    total, missing = result.data["done"].size, int((result.data["done"].values != 1).sum())
+    total, missing = result.data.variables["done"].size, int((result.data.variables["done"].values != 1).sum())
     journal = next((s for s in standings(result.file) if s.group == result.group), None)
     if journal is not None and journal.running:
         yield found(
@@ -106,7 +105,8 @@ OF_ONE: Sequence[Rule] = (
     surfaces.no_centre, surfaces.not_finite, surfaces.clipped, surfaces.rough_preview, surfaces.inexact_pass,
     surfaces.frozen_ends, surfaces.frozen_corners, surfaces.frozen_path, surfaces.barrier_unknown, surfaces.short_path,
     spectra.unconverged, spectra.without_spectrum, spectra.few_values,
-    spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies, spectra.derivatives,
+    spectra.uncertified, spectra.few_vectors, spectra.tolerance_missed, spectra.kinks, spectra.copies,
+    spectra.derivatives,
     panels.flat_panel, panels.zero_panel, panels.saturated_panel, panels.dead_layers, panels.depth_unknown,
     panels.same_members, panels.announced_spike,
 )  # fmt: skip
@@ -135,7 +135,7 @@ def examine(
     """
     with ExitStack() as files:
         read = [(Path(path), files.enter_context(reader.streaming(path, on_demand=True))) for path in paths]
-        files.enter_context(readable(", ".join(map(str, paths))))
+        files.enter_context(reader.using(*paths))
         results = [Result(path, group, data) for path, stored in read for group, data in stored]
         since = [one for result in results if reduce_of for one in changed(result, reduce_of)]
         since += [one for result in results if outdated for one in stale(result, results, outdated)]

@@ -1,12 +1,13 @@
 """Rules of the Hessian's eigenvalues: convergence, number of mini-batches and vectors, bootstrap intervals, kinks."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from landscape.doctor.finding import Finding, Result, found, measure_again
-from landscape.statistics.intervals import FEWEST, quantile
+from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.statistics.intervals import CERTIFIED, FEWEST, quantile
 from landscape.statistics.rounding import plus_minus
 
 UNITS = {"batch": "mini-batches", "vector": "random vectors", "vectors": "random vectors", "group": "groups of samples"}
@@ -37,10 +38,9 @@ def unconverged(result: Result) -> Iterator[Finding]:
 
 def without_spectrum(result: Result) -> Iterator[Finding]:
     """Mini-batches whose Hessian is not finite are left out of every summary."""
-    eigenvalue = result.values("eigenvalue")
-    if result.probe != "hessian" or eigenvalue.ndim != 2 or "done" not in result.data:
+    if result.probe != "hessian" or (eigenvalue := result.values("eigenvalue")).ndim != 2 or "done" not in result.data:
         return
-    lost = int((~np.isfinite(eigenvalue).any(axis=1) & (result.data["done"].values == 1)).sum())
+    lost = int((~np.isfinite(eigenvalue).any(axis=1) & (result.data.variables["done"].values == 1)).sum())
     if lost:
         yield found(
             "not-finite", "suspicious", result, f"the loss of {lost} of {len(eigenvalue)} mini-batches is not finite",
@@ -61,16 +61,46 @@ def few_values(result: Result) -> Iterator[Finding]:
     if not few or not result.complete:
         return
     n, over = next(iter(few.values()))
-    units = UNITS.get(over, over.replace("_", " ") or "values")
-    size = int(result.attribute("batch_size", 16))
-    changes: dict[str, Any] = {"vectors": 4 * FEWEST} if over in ("vector", "vectors") else {"batches": None}
-    changes |= {"samples": str(2 * FEWEST * size)} if over == "batch" else {}
     yield found(
         "few-values", "suspicious", result,
-        f"{', '.join(few)}: of {n:g} {units}, too few for an interval (at least {FEWEST})",
-        measure_again(result, f"use more {units}", **changes),
+        f"{', '.join(few)}: of {n:g} {_units(over)}, too few for an interval (at least {FEWEST})",
+        _more(result, over, n, (2 if over == "batch" else 4) * FEWEST),
         cause=f"{result.probe}, {over}",
     )  # fmt: skip
+
+
+def uncertified(result: Result) -> Iterator[Finding]:
+    """Errors over fewer independent values than those with which coverage was measured: a note."""
+    few: dict[str, dict[str, float]] = {}
+    for name, error in result.data.variables.items() if result.complete else ():
+        if str(name) == "se" or str(name).endswith("_se"):
+            n, over = float(error.attrs.get("n", np.nan)), str(error.attrs.get("over", ""))
+            if FEWEST <= n < CERTIFIED.get(over, 0):
+                few.setdefault(over, {})[str(name).removesuffix("se").strip("_").replace("_", " ") or "value"] = n
+    for over, names in few.items():
+        least, n = CERTIFIED[over], min(names.values())
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield found(
+            "uncertified", "note", result,
+            f"{', '.join([*names][:3])}{more}: intervals over {n:g} {_units(over)}, whose coverage was measured with "
+            f"{least} or more",
+            _more(result, over, n, least), cause=over,
+        )  # fmt: skip
+
+
+def _units(over: str) -> str:
+    return UNITS.get(over, over.replace("_", " ") or "values")
+
+
+def _more(result: Result, over: str, n: float, least: int) -> str:
+    """The remedy for n values of a kind where at least so many are needed."""
+    if over == "samples":
+        return more_samples(result, math.sqrt(least / n))
+    changes: dict[str, Any] = {"vectors": least} if "vector" in over else {"batches": None}
+    changes |= {"samples": str(least * int(result.attribute("batch_size", 16)))} if over == "batch" else {}
+    if over in ("group", "image"):
+        changes[f"{over}s"] = str(least)
+    return measure_again(result, f"use more {_units(over)}", **changes)
 
 
 def few_vectors(result: Result) -> Iterator[Finding]:
