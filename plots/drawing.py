@@ -21,7 +21,7 @@ import xarray as xr
 from landscape.options import OptionError, require
 from landscape.plots import FIGURES, IMPORTED, STUDIES, over_seeds, study_module, tidy
 from landscape.plots.appearance import label_of
-from landscape.plots.comparison.grouping import MANY, drawn_groups
+from landscape.plots.comparison.grouping import MANY, PICTURED, drawn_groups
 from landscape.plots.figure import Figure
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import HIGHEST, SCREEN, Theme, applied, captioned
@@ -59,7 +59,8 @@ def draw(
     Results with nothing finished are left out and logged; `left_out` lists them. `figures` are the names of those to
     draw (default: all). `group` are rules of groups over seeds as of `landscape.compare`, or `none`; of many networks
     there are groups without. `eigenvalues` is the axis range of the max-eigenvalue spectra; default: from the data.
-    Without `live`, what the report's page draws by itself is left out of many networks' figures.
+    Without `live`, what the report's page draws by itself is left out of many networks' figures, and pictures are of
+    the first `PICTURED`.
 
     Raises:
         OptionError: a format, a probe, a figure or a label is unknown.
@@ -147,11 +148,7 @@ def draw_studies(
 
 
 def _pages(
-    stored: Stored,
-    means: Stored,
-    selection: Selection,
-    probes: Sequence[str] | None,
-    figures: Sequence[str],
+    stored: Stored, means: Stored, selection: Selection, probes: Sequence[str] | None, figures: Sequence[str]
 ) -> Iterator[tuple[str, partial[Figure]]]:
     """Name and drawing of every figure that the results of networks, or their means over seeds, allow."""
     everything = [data for _, data in stored]
@@ -166,7 +163,9 @@ def _pages(
 
 def _of_page(pages: Iterable[tuple[str, partial[Figure]]], stored: Stored) -> list[tuple[str, partial[Figure]]]:
     """Of many networks, the figures that the report's page does not draw by itself; all where there are no others."""
-    found = list(pages)
+    found = [
+        (name, partial(page.func, *(part[:PICTURED] for part in page.args), **page.keywords)) for name, page in pages
+    ]
     many = len({label_of(data) for _, data in stored}) > MANY
     return [item for item in found if not (many and FIGURES[item[0]].live)] or found
 

@@ -22,10 +22,10 @@ from relu_surface import relu_surface
 
 from landscape.cli.main import exit_code
 from landscape.doctor.finding import Finding
-from landscape.plots import FIGURES
+from landscape.plots import FIGURES, drawing
 from landscape.plots.comparison import rows as comparison_rows
 from landscape.plots.comparison.compare import compare
-from landscape.plots.report import page, panels, report, table
+from landscape.plots.report import page, panels, report, sections, table
 from landscape.results import reader
 from landscape.statistics.intervals import interval
 
@@ -452,3 +452,18 @@ def test_a_picture_of_many_networks_is_made_smaller_and_the_page_says_so(few: Pa
             sides.append(picture.size)
     assert sorted(sides) == [(40, 30), (50, 8500)]
     assert found.words.count("Shown at 50% of its size; landscape plot draws it whole.") == 1
+
+
+def test_a_picture_shows_the_first_of_many_results_and_the_page_says_of_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("trace",))
+    for most in (2, 1):
+        for module in (sections, drawing):
+            monkeypatch.setattr(module, "PICTURED", most)
+        figures = drawing.draw(path, tmp_path / str(most), live=False)
+        shown = Page(report(path, tmp_path / "r.html", figures).read_text())
+        assert ("Of 2 results at most the first 1 are shown" in shown.words) == (most == 1)
+        (alternative,) = (one["alt"] for one in shown.attributes if "alt" in one)
+        assert (VIT in alternative, RESNET in alternative, "and 1 more" in alternative) == (True, most == 2, most == 1)
+    assert len({(tmp_path / str(most) / "trace.png").read_bytes() for most in (1, 2)}) == 2

@@ -4,6 +4,7 @@ import base64
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,7 @@ from typing import Protocol
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, headlines, study_module
+from landscape.plots.comparison.grouping import PICTURED
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
@@ -107,12 +109,25 @@ class ProbeSection:
     """The static figures of one probe, with the results that they show."""
 
     probe: str
+    drawn: int = 0  # results, or groups of them, that the figures may show
     images: dict[str, Path | None] = field(default_factory=dict)  # by figure; None where only the script draws it
     results: list[tuple[str, xr.Dataset]] = field(default_factory=list)  # checkpoint, result
 
+    @cached_property
+    def said(self) -> list[str]:
+        """The first checkpoints with their headline numbers."""
+        shown = self.results[:PICTURED]
+        found = [(who, headlines.text(headlines.with_intervals(data))) for who, data in shown]
+        return [f"{who}: {text}" if text else who for who, text in found]
 
-def by_probe(figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]]) -> list[ProbeSection]:
-    """Figures in the order of the table of figures, those of several probes together at the end, as "studies"."""
+
+def by_probe(
+    figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]], drawn: Mapping[str, int]
+) -> list[ProbeSection]:
+    """Figures in the order of the table of figures, those of several probes together at the end, as "studies".
+
+    `drawn`: how many results of every probe, or groups of them, are there to be drawn.
+    """
     images = {figure.stem: figure for figure in sorted(figures) if figure.suffix in MEDIA}
     found: dict[str, ProbeSection] = {}
     live = {
@@ -122,7 +137,7 @@ def by_probe(figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]]) -
     }
     for name in [*(name for name in FIGURES if name in {*images, *live}), *(n for n in images if n not in FIGURES)]:
         probe = FIGURES[name].probe if name in FIGURES else "studies"
-        section = found.setdefault(probe, ProbeSection(probe))
+        section = found.setdefault(probe, ProbeSection(probe, drawn.get(probe, 0)))
         section.images[name] = images.get(name)
         section.results = [(who, data) for who, data in named if data.attrs.get("probe") == probe]
     return list(found.values())
@@ -148,6 +163,9 @@ def _picture(name: str, image: Path | None, section: ProbeSection) -> Html:
     picture = element("img", src=address, alt=alternative(title, section), decoding="async") if image else ""
     meaning, misleads = meaning_of(name)
     words = [element("p", meaning), element("p", element("b", "How this misleads. "), misleads)] if meaning else []
+    if image and section.drawn > PICTURED:
+        said = f"Of {section.drawn:,} results at most the first {PICTURED} are shown; landscape plot draws all."
+        words += [element("p", said)]
     shown = f"Shown at {scale:.0%} of its size" if scale else "Drawn above, where scripts run"
     words += [element("p", f"{shown}; landscape plot draws it whole.")] if scale < 1 else []
     body = element("figure", picture, element("figcaption", *words, id=f"meaning-{name}"))
@@ -185,10 +203,8 @@ def alternative(title: str, section: ProbeSection) -> str:
     """The text in place of a figure: what it shows, of which checkpoints, and their headline numbers."""
     if not section.results:
         return f"Figure: {title}."
-    said = []
-    for who, data in section.results:
-        found = headlines.text(headlines.with_intervals(data))
-        said.append(f"{who}: {found}" if found else who)
+    more = len(section.results) - PICTURED
+    said = [*section.said, *([f"and {more:,} more"] if more > 0 else [])]
     return f"Figure: {title}, of {section.probe}. " + "; ".join(said) + "."
 
 
