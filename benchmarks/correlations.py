@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from landscape.statistics.rank_correlation import kendall
+from landscape.statistics.seed_groups import kendall
 
 
 def covered(studies: int, n: int, tau: float, groups: int) -> float:

@@ -36,6 +36,7 @@ HOW = {
     "E": "fails, and all later",
     "s": "no space from it on",
 }
+Unit = tuple[str, tuple[int, ...]]  # the digest of its result, and its index
 ROOM = 1 << 14  # bytes in which calls are noted
 
 
@@ -68,7 +69,7 @@ class Ended:
     code: int
     said: str
     kinds: str  # a letter for each call that changed a file
-    reported: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)  # units, by digest
+    reported: set[Unit] = field(default_factory=set)
 
 
 def command(case: Case, folder: Path) -> int:
@@ -119,23 +120,11 @@ def attempt(case: Case, folder: Path, at: int = 0, how: str = "k") -> Ended:
     )  # fmt: skip
 
 
-def held(case: Case, folder: Path) -> set[tuple[str, tuple[int, ...]]]:
+def held(case: Case, folder: Path) -> set[Unit]:
     """The finished units of all results files that the commands name, and of the journals beside these."""
-    import numpy as np
-    from fault_checks.commands import content
+    from fault_checks.commands import units
 
-    from landscape.results.journal import NotAJournal, records_of
-    from landscape.results.unmerged_journals import journals
-
-    found = set()
-    for path in {folder / word for words in case.commands for word in words if word.endswith(".h5")}:
-        for digest, arrays in (content(path) if path.exists() else {}).items():
-            found |= {(digest, tuple(index)) for index in np.argwhere(arrays["done"] == 1).tolist()}
-        for journal in journals(path):
-            with contextlib.suppress(NotAJournal):
-                digest = journal.name.rpartition("-")[2]
-                found |= {(digest, tuple(r.data["index"])) for r in records_of(journal) if "index" in r.data}
-    return found
+    return set[Unit]().union(*(units(folder / word) for words in case.commands for word in words if ".h5" in word))
 
 
 def same(mine: Path, theirs: Path) -> bool:
@@ -187,18 +176,9 @@ LINE = ["line", "final.pt", "--resolution", "3", *SMALL]
 
 def checkpoint(folder: Path) -> None:
     """A network of few weights."""
-    import torch
+    from fault_checks import commands
 
-    from landscape import models
-    from landscape.checkpoints.checkpoint import write_checkpoint
-
-    torch.manual_seed(0)
-    about = {"classes": 10, "image_size": 16, "blocks": (1,), "width": 4}
-    state = models.build("resnet_demo", **about).state_dict()
-    write_checkpoint(
-        folder / "final.pt", model="resnet_demo", model_args=about, data={"name": "digits"}, metrics={}, epoch=0.0,
-        state_dict=state, recipe={}, seed=0,
-    )  # fmt: skip
+    commands.checkpoint(folder, blocks=(1,), width=4)
 
 
 def shards(folder: Path) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import header, parser, trained_models
+from measuring import header, parser
 from measuring import row as row_of
 
 BATCH_SIZE = 16
@@ -93,7 +93,6 @@ def measured(out: Path) -> tuple[np.ndarray, float, int]:
 
 def child(arguments: argparse.Namespace) -> None:
     """What a process of ours, of a peer, or of the float64 reference, does; prints a row, or one per mini-batch."""
-    import hessian
     import other_engines
 
     import landscape
@@ -114,7 +113,7 @@ def child(arguments: argparse.Namespace) -> None:
     for i in arguments.which:
         start, cpu = time.perf_counter(), time.process_time()
         if arguments.child == "reference":
-            values, products = hessian.reference(subject, i), 0
+            values, products = other_engines.reference(subject, i), 0
         else:
             values, products = compute[arguments.child](subject, i)
         spent = [time.perf_counter() - start, time.process_time() - cpu]
@@ -256,7 +255,9 @@ def _errors(values: Mapping[int, np.ndarray], truth: Mapping[int, np.ndarray]) -
 
 
 def main() -> None:
-    options = trained_models(parser(__doc__), "resnet_demo", "preresnet_demo", "vit_demo")
+    options = parser(__doc__, data="cifar10", checkpoints=Path("checkpoints"))
+    options.add_argument("--models", nargs="+", default=["resnet_demo", "preresnet_demo", "vit_demo"])
+    options.add_argument("--data-root", type=Path)
     options.add_argument("--batches", type=int, nargs="+", default=[64, 14], help="numbers of mini-batches of 16")
     options.add_argument("--peer-batches", type=int, default=8, help="mini-batches of PyHessian, eigsh half of them")
     options.add_argument("--references", type=int, default=20, help="mini-batches with a float64 reference")

@@ -1,22 +1,26 @@
-"""Kill measurements, merges and training with SIGKILL, resume them, and count what was lost: nothing may be.
+"""Kill measurements and training with SIGKILL, resume them, and count what was lost: nothing may be.
 
-    python benchmarks/kill.py [--kills 6] [--merges 20] [--trainer 20] [--workers 20] [--probes surface,hessian]
+    python benchmarks/kill.py [--kills 6] [--trainer 20] [--workers 20] [--probes surface,hessian]
 
 Every probe is measured on a small network of digits, each finished unit acknowledged as soon as its writer returns.
 Half of the kills come at a random moment, half right before a random operation on a file (open, write, sync, rename,
 delete), most of them within a merge of journal and results file. After every kill the results file must be readable,
 every acknowledged unit must be in it or in a journal, and no unit may be measured twice; when a run ends, its numbers
-must be those of a run that was never killed. The same for `landscape merge`, the trainer, and
-runs with workers, whose command is killed; `kill_workers.py` kills the workers.
+must be those of a run that was never killed. The same for the trainer and for runs with workers, whose command is
+killed; `kill_workers.py` kills the workers, and `failing_calls.py` a merge before and within every call.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
+import json
+import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -26,25 +30,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from dying import inside_merge, killed, units_in
+from fault_checks.commands import checkpoint, same, units
 
-from landscape import models
-from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
+from landscape.checkpoints.checkpoint import read_checkpoint
 from landscape.cli.main import exit_code
-from landscape.probe import Shard
 from landscape.probes import PROBES, probe_class
-from landscape.results import group as groups
-from landscape.results import hdf5_file, unmerged_journals
-from landscape.results.journal import NotAJournal, records_of
-from landscape.results.merging import merge_files
+from landscape.results.writer import Writer
 from landscape.running import local_processes
 from landscape.running import run as run_module
 from landscape.running.executor import IN_PROCESS
-from landscape.running.run import reduce_of, run
+from landscape.running.run import run
 from landscape.subject.loading.load import load
 
+OPERATIONS = ("open", "pwrite", "fsync", "fchmod", "replace", "unlink", "ftruncate")
 Units = set[tuple[int, ...]]
 
 
@@ -67,33 +66,82 @@ class Count:
         return f"| {what} | {' | '.join(map(str, numbers))} | {sum(self.left.values())} |"
 
 
-def held(path: Path) -> Units:
-    """The finished units of the only result of a file and of its journals."""
-    found: Units = set()
-    if path.exists():
-        with hdf5_file.reading(path) as file:
-            for _, group in groups.results_in(file):
-                found |= set(map(tuple, np.argwhere(group["done"][()] == 1).tolist()))
-    for journal in unmerged_journals.journals(path):
+def killed(body: Callable[[], None], at: int, after: float) -> tuple[bool, str]:
+    """Run something in a forked process that dies before its operation `at` on files, or `after` so many seconds.
+
+    Returns whether it was killed, and what it said.
+    """
+    reading_end, writing_end = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
         try:
-            found |= {tuple(record.data["index"]) for record in records_of(journal) if "index" in record.data}
-        except NotAJournal:
-            continue  # killed before its first byte
-    return found
+            os.setsid()
+            os.close(reading_end)
+            sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            _instrument(writing_end, at)
+            body()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException as error:
+            os.write(writing_end, f"E {type(error).__name__}: {error}\n".encode())
+        os._exit(code)
+    os.close(writing_end)
+    end = time.monotonic() + after
+    ended = 0
+    while not ended and time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.002)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    with os.fdopen(reading_end) as stream:
+        said = stream.read()
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise SystemExit(f"a run failed by itself: {said.splitlines()[-1:]}")
+    return os.WIFSIGNALED(status), said
 
 
-def content(path: Path) -> dict[str, Any]:
-    """Every array of the only result of a file."""
-    with hdf5_file.reading(path) as file:
-        ((_, group),) = groups.results_in(file)
-        return groups.arrays(group)
+def _instrument(pipe: int, at: int) -> None:
+    """Acknowledge units on a pipe, mark merges, and die before an operation on files."""
+    left = [at]
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in OPERATIONS:
+        setattr(os, name, dying(getattr(os, name)))
+    write, merge = Writer.write, Writer.merge
+
+    def acknowledged(self: Writer, unit: Any, values: Any) -> None:
+        write(self, unit, values)
+        os.write(pipe, f"U {json.dumps(unit.index)}\n".encode())
+
+    def marked(self: Writer) -> None:
+        os.write(pipe, b"M\n")
+        merge(self)
+        os.write(pipe, f"m {at - left[0]}\n".encode())
+
+    Writer.write, Writer.merge = acknowledged, marked  # type: ignore[method-assign]
 
 
-def same(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether two results hold the same numbers, to the last bit."""
-    return list(mine) == list(theirs) and all(
-        np.array_equal(mine[name], theirs[name], equal_nan=mine[name].dtype.kind == "f") for name in mine
-    )
+def units_in(said: str) -> list[tuple[int, ...]]:
+    """The acknowledged units."""
+    return [tuple(json.loads(line[2:])) for line in said.splitlines() if line.startswith("U ")]
+
+
+def inside_merge(said: str) -> bool:
+    """Whether the last that was said is that a merge begins."""
+    marks = [line[0] for line in said.splitlines() if line[:1] in "Mm"]
+    return bool(marks) and marks[-1] == "M"
 
 
 def campaign(folder: Path, measure: Callable[[Path], None], kills: int, moments: random.Random, count: Count) -> None:
@@ -101,7 +149,7 @@ def campaign(folder: Path, measure: Callable[[Path], None], kills: int, moments:
     whole, path = folder / "whole.h5", folder / "results.h5"
     start = time.monotonic()
     _, said = killed(lambda: measure(whole), 0, 600)
-    seconds, wanted = time.monotonic() - start, content(whole)
+    seconds = time.monotonic() - start
     operations = max((int(line[2:]) for line in said.splitlines() if line.startswith("m ")), default=40)
     known: Units = set()
     while kills:
@@ -119,7 +167,7 @@ def campaign(folder: Path, measure: Callable[[Path], None], kills: int, moments:
             count.kills += 1
             count.merging += inside_merge(said)
         try:
-            count.lost += len(known - held(path))
+            count.lost += len(known - {index for _, index in units(path)})
         except Exception as error:  # any way in which a file cannot be read
             count.unreadable += 1
             print(f"unreadable: {type(error).__name__}: {error}", file=sys.stderr)
@@ -127,71 +175,23 @@ def campaign(folder: Path, measure: Callable[[Path], None], kills: int, moments:
             if died:
                 killed(lambda: measure(path), 0, 600)
             count.finished += 1
-            count.wrong += not same(content(path), wanted)
+            count.wrong += not same(path, whole)
             beside = [file.name for file in folder.iterdir() if file not in (whole, path)]
             count.left.update(beside)
             path.unlink()
             known = set()
 
 
-def checkpoints(folder: Path) -> dict[str, Path]:
-    """A small residual network and a small transformer, untrained."""
-    made = {}
-    for name, arguments in (("resnet_demo", {"blocks": (1, 1), "width": 8}), ("vit_demo", {"depth": 2})):
-        torch.manual_seed(0)
-        about: dict[str, Any] = {"classes": 10, "image_size": 16, **arguments}
-        run_folder = folder / name
-        run_folder.mkdir()
-        for epoch, snapshot in enumerate(("init", "epoch_001", "final")):
-            state = models.build(name, **about).state_dict()
-            write_checkpoint(
-                run_folder / f"{snapshot}.pt", model=name, model_args=about, state_dict=state,
-                data={"name": "digits"}, recipe={"crop": 2, "flip": True}, epoch=float(epoch), metrics={}, seed=0,
-            )  # fmt: skip
-        made[name] = run_folder / "final.pt"
-    return made
-
-
-def measuring(checkpoint: Path, name: str, *, workers: bool = False) -> Callable[[Path], None]:
+def measuring(network: Path, name: str, *, workers: bool = False) -> Callable[[Path], None]:
     """A function that measures a probe, in its fastest meaningful form, into a file, with a merge after every unit."""
     probe = probe_class(name)(**probe_class(name).smallest)
 
     def measure(path: Path) -> None:
         run_module.MERGE_SECONDS = 0.0
         with local_processes.Processes(2) if workers else contextlib.nullcontext(IN_PROCESS) as executor:
-            run(probe, load(checkpoint, data="digits", samples=32, batch_size=8), path, executor=executor)
+            run(probe, load(network, data="digits", samples=32, batch_size=8), path, executor=executor)
 
     return measure
-
-
-def kill_merges(folder: Path, checkpoint: Path, kills: int, moments: random.Random, count: Count) -> None:
-    """Kill `landscape merge` of three shards: sources as they were, the output the old file or the new one."""
-    probe = probe_class("surface")(resolution="9")
-    sources = [folder / f"shard-{i}.h5" for i in (1, 2, 3)]
-    whole, out = folder / "whole.h5", folder / "all.h5"
-    subject = load(checkpoint, data="digits", samples=32, batch_size=8)
-    run(probe, subject, whole)
-    for number, path in enumerate(sources, start=1):
-        run(probe, subject, path, shard=Shard(number, 3))
-    kept, wanted = [path.read_bytes() for path in sources], content(whole)
-    while kills:
-        into = moments.choice([out, sources[0]])
-        at = moments.randrange(1, 9)
-        died, _ = killed(lambda into=into: merge_files(sources, into, reduce_of=reduce_of), at, 600)  # type: ignore[misc]
-        kills, count.kills, count.merging = kills - died, count.kills + died, count.merging + died
-        for path, before in zip(sources, kept, strict=True):
-            if path.read_bytes() != before:
-                count.wrong += not (path == into and same(content(path), wanted))
-                path.write_bytes(before)
-        if out.exists():
-            count.wrong += not same(content(out), wanted)
-            count.finished += not died
-            out.unlink()
-    for into in (out, sources[0]):  # once more: what kills left behind is replaced, then removed
-        merge_files(sources, into, reduce_of=reduce_of)
-        count.wrong += not same(content(into), wanted)
-        count.finished += 1
-    count.left.update(file.name for file in folder.iterdir() if file not in (*sources, whole, out))
 
 
 def kill_trainer(folder: Path, kills: int, moments: random.Random, count: Count) -> None:
@@ -226,7 +226,7 @@ def kill_trainer(folder: Path, kills: int, moments: random.Random, count: Count)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    for name, default in (("kills", 6), ("merges", 20), ("trainer", 20), ("workers", 20), ("seed", 0)):
+    for name, default in (("kills", 6), ("trainer", 20), ("workers", 20), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--probes", default=",".join(PROBES))
     chosen = parser.parse_args()
@@ -235,7 +235,11 @@ def main() -> None:
     print("| what | kills | inside a merge | lost | twice | unreadable | wrong | runs ended | files left |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
-        made = checkpoints(Path(temporary))
+        made = dict[str, Path]()
+        for network, about in (("resnet_demo", {"blocks": (1, 1), "width": 8}), ("vit_demo", {"depth": 2})):
+            Path(temporary, network).mkdir()
+            snapshots = ("init", "epoch_001", "final")
+            made[network] = checkpoint(Path(temporary, network), network, snapshots, **about)
 
         def campaigned(what: str, go: Callable[[Path, Count], None]) -> None:
             folder = Path(temporary) / f"campaign-{len(counts)}"
@@ -254,9 +258,6 @@ def main() -> None:
         if chosen.workers:
             measure = measuring(made["resnet_demo"], "surface", workers=True)
             campaigned("surface, two workers", lambda f, c: campaign(f, measure, chosen.workers, moments, c))
-        if chosen.merges:
-            checkpoint = made["resnet_demo"]
-            campaigned("landscape merge", lambda f, c: kill_merges(f, checkpoint, chosen.merges, moments, c))
         if chosen.trainer:
             campaigned("landscape train", lambda f, c: kill_trainer(f, chosen.trainer, moments, c))
     total = Count()

@@ -29,10 +29,9 @@ from typing import Any
 
 import torch
 from dask_commands import Cluster, children
-from kill import content, same
+from fault_checks.commands import checkpoint as small
+from fault_checks.commands import same
 
-from landscape import models
-from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.probe import Unit
 from landscape.probes import probe_class
 from landscape.results.writer import Writer
@@ -207,22 +206,10 @@ def campaign(
             count.units += len(wanted)
             count.lost += len(wanted - set(units))
             count.twice += units.total() - len(units)
-            count.wrong += not path.exists() or not same(content(path), content(Path(temporary, "whole.h5")))
+            count.wrong += not path.exists() or not same(path, Path(temporary, "whole.h5"))
             count.wrong += {
                 file.name for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.")
             } != set()
-
-
-def checkpoint_in(folder: Path) -> Path:
-    """A small residual network, with the initial weights that some probes compare it with."""
-    about: dict[str, Any] = {"classes": 10, "image_size": 16, "blocks": (1, 1), "width": 48}
-    for seed, snapshot in enumerate(("init", "final")):
-        torch.manual_seed(seed)
-        write_checkpoint(
-            folder / f"{snapshot}.pt", model="resnet_demo", model_args=about, data={"name": "digits"}, metrics={},
-            state_dict=models.build("resnet_demo", **about).state_dict(), recipe={}, epoch=float(seed), seed=0,
-        )  # fmt: skip
-    return folder / "final.pt"
 
 
 def main() -> None:
@@ -247,7 +234,7 @@ def main() -> None:
                 setattr(total, field, getattr(total, field) + value)
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        checkpoint = checkpoint_in(Path(temporary))
+        checkpoint = small(Path(temporary), snapshots=("init", "final"), blocks=(1, 1), width=48)
         campaigns("two local workers", chosen.local, checkpoint, local)
         if chosen.dask:
             with Cluster(Path(temporary)) as cluster:

@@ -7,11 +7,15 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from landscape import models
+from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.results import group as groups
 from landscape.results import hdf5_file, unmerged_journals
 from landscape.results.journal import NotAJournal, records_of
@@ -20,10 +24,26 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums over other numbers of threads have o
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 import forked  # a command that need not import torch first starts in a hundredth of the time
 
+Unit = tuple[str, tuple[int, ...]]  # the digest of its result, and its index
 Process = subprocess.Popen[str] | forked.Popen
 SURFACE = ["surface", "final.pt", "--samples", "16", "--out", "results.h5", "--resolution"]
 QUICK, MIDDLE, LONG = [*SURFACE, "7"], [*SURFACE, "11"], [*SURFACE, "17"]  # 49, 121 and 289 units
 UNITS = 289
+
+
+def checkpoint(
+    folder: Path, name: str = "resnet_demo", snapshots: tuple[str, ...] = ("final",), **arguments: Any
+) -> Path:
+    """An untrained network of few weights, as snapshots of a run on digits."""
+    about: dict[str, Any] = {"classes": 10, "image_size": 16, **arguments}
+    for seed, snapshot in enumerate(snapshots):
+        torch.manual_seed(seed)
+        write_checkpoint(
+            folder / f"{snapshot}.pt", model=name, model_args=about, recipe={"crop": 2, "flip": True},
+            data={"name": "digits"}, epoch=float(seed), metrics={}, seed=0,
+            state_dict=models.build(name, **about).state_dict(),
+        )  # fmt: skip
+    return folder / f"{snapshots[-1]}.pt"
 
 
 def start(words: list[str], folder: Path, program: str = "", **how: Any) -> Process:
@@ -62,6 +82,18 @@ def done(path: Path) -> int:
     return sum(int((arrays["done"] == 1).sum()) for arrays in content(path).values())
 
 
+def units(path: Path) -> set[Unit]:
+    """Finished units of all results, those in the journals beside the file included."""
+    found: set[Unit] = set()
+    for digest, arrays in (content(path) if path.exists() else {}).items():
+        found |= {(digest, tuple(index)) for index in np.argwhere(arrays["done"] == 1).tolist()}
+    for journal in unmerged_journals.journals(path):
+        with suppress(NotAJournal):  # not begun, or removed by now
+            digest = journal.name.rpartition("-")[2]
+            found |= {(digest, tuple(r.data["index"])) for r in records_of(journal) if "index" in r.data}
+    return found
+
+
 def whole(folder: Path, words: list[str]) -> Path:
     """The results of the same command without a fault, measured once for all checks, in a folder beside theirs."""
     other = folder.parent / f"whole-{words[-1]}"
@@ -79,14 +111,8 @@ def expect(*facts: tuple[bool, str]) -> str:
 
 
 def held(path: Path) -> int:
-    """Finished units of all results, those in the journals beside the file included."""
-    count = done(path) if path.exists() else 0
-    for journal in unmerged_journals.journals(path):
-        try:
-            count += sum("index" in record.data for record in records_of(journal))
-        except NotAJournal:  # not begun, or removed by now
-            continue
-    return count
+    """How many units are finished, those in the journals beside the file included."""
+    return len(units(path))
 
 
 def running(words: list[str], folder: Path, units: int, **how: Any) -> Process:
