@@ -64,7 +64,7 @@ def compare(
     """
     from landscape.plots import drawing
     from landscape.plots.comparison import text as comparison_text
-    from landscape.plots.comparison.compare import compare as compared
+    from landscape.plots.comparison.text import compare as compared
     from landscape.results.replacing import check_place, write_text
 
     known = tuple(comparison_text.FORMATS)

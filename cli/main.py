@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from landscape.cli import (
     animate,
     compare,
-    demo,
     doctor,
     figures,
     networks,
@@ -86,7 +85,7 @@ for _command in (studies.smoothing, studies.heads, studies.sweep):
     app.command(rich_help_panel=STUDIES)(_command)
 app.add_typer(study.app, name="study", rich_help_panel=STUDIES)
 app.command("build-up", rich_help_panel=TRAIN)(studies.build_up)
-for _command in (training.train, training.models, demo.demo, study.reproduce):
+for _command in (training.train, training.models, studies.demo, study.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (
     figures.plot, animate.animate, figures.report,

@@ -14,12 +14,11 @@ import typer
 
 from landscape.cli import command_options, process_setup
 from landscape.cli.loading import chosen_checkpoints, expected, load, several_checkpoints
-from landscape.cli.text_table import text_table
 from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
 from landscape.probes import FEATURES, probe_class
 from landscape.reporting.event_log import event_log, record
-from landscape.reporting.progress import Advice, Progress, say
+from landscape.reporting.progress import Advice, Progress, say, text_table
 
 if TYPE_CHECKING:
     from landscape.results.run_key import Outcome

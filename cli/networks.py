@@ -20,7 +20,7 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import CHECKPOINT, chosen_checkpoints, load, several_checkpoints
-from landscape.cli.text_table import text_table
+from landscape.reporting.progress import text_table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

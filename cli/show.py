@@ -11,8 +11,8 @@ import typer
 
 from landscape.cli import damaged_files, doctor, loading
 from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_values, option, with_options
-from landscape.cli.text_table import text_table
 from landscape.options import OptionError, format_duration, printable
+from landscape.reporting.progress import text_table
 from landscape.results.run_key import command_for
 
 HASHED = 2**28  # bytes of a checkpoint up to which it is read whole for its digest

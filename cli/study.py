@@ -16,14 +16,13 @@ import typer
 from landscape.cli import process_setup, training
 from landscape.cli.command_options import RUN, Debug, Quiet, Verbose
 from landscape.cli.loading import load
-from landscape.cli.text_table import text_table
 from landscape.options import OptionError, alternatives, at_least, did_you_mean, format_duration, invalid, parse_shard
-from landscape.reporting.progress import say
+from landscape.reporting.progress import say, text_table
 
 if TYPE_CHECKING:
-    from landscape.running.process_pool import Each
     from landscape.studies.claims import Claim
     from landscape.studies.conduct import Conducted
+    from landscape.studies.steps import Each
     from landscape.studies.study_file import StudyFile
 
 Option = typer.Option
@@ -239,8 +238,8 @@ def workers_of(
 ) -> Iterator[dict[str, Any]]:
     """Options of `conduct` for workers that take a step each, or units of one step where steps are few or on GPUs."""
     from landscape import api
-    from landscape.running.process_pool import pool
     from landscape.studies.conduct import steps_of
+    from landscape.studies.steps import pool
     from landscape.subject.device import device_count
 
     at_least("workers", workers, 1)
@@ -298,8 +297,8 @@ def study_named(
     """A study, with checkpoints for its networks and changes of the file."""
     from landscape.api import names_of_results
     from landscape.plots import FIGURES, STUDIES
+    from landscape.studies.network_tables import require_known
     from landscape.studies.study_file import study_of
-    from landscape.studies.study_tables import require_known
 
     known = shipped()
     if file not in known and not Path(file).is_file():

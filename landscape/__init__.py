@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from landscape.monitoring.lightning_callback import LightningMonitor
     from landscape.monitoring.monitor import Monitor
     from landscape.monitoring.transformers_callback import TransformersMonitor
-    from landscape.plots.comparison.compare import compare
+    from landscape.plots.comparison.text import compare
     from landscape.probe import Plan, Probe, Quantity, Unit
     from landscape.results.reader import open
     from landscape.subject.loading.load import load
@@ -41,7 +41,7 @@ _HOME = {
     "TransformersMonitor": "monitoring.transformers_callback",
     "Subject": "subject.subject", "load": "subject.loading.load", "open": "results.reader",
     "Headline": "headline", "Plan": "probe", "Probe": "probe", "Quantity": "probe", "Unit": "probe",
-    "compare": "plots.comparison.compare", "evaluate": "api", "features": "api", "measure": "api",
+    "compare": "plots.comparison.text", "evaluate": "api", "features": "api", "measure": "api",
     "study": "api",
 }  # fmt: skip
 

@@ -199,11 +199,10 @@ ABOUT_PROBES = {
     "exchange",  # a format of other programs holds results of one
     "studies",  # a study, or a claim, says what it measures
     "benchmarks",  # a benchmark measures what it is about
-    "demo",  # its coarse parameters
     "animate", "animation",  # what is animated
     "park2022",  # a layout of that paper
     "heads_study", "hybrid_study", "smoothing_study", "sweep_study",  # figures of several probes
-    "panels", "layer_panels",  # what the page draws by itself
+    "panels",  # what the page draws by itself
     "findings", "next_steps",  # the first questions of the report
     "comparison", "rows",  # that heights are of one plane
 }  # fmt: skip

@@ -17,7 +17,7 @@ from command_line import MINE, Command, one_line
 
 import landscape
 from landscape.cli import measuring
-from landscape.cli.text_table import text_table
+from landscape.reporting.progress import text_table
 from landscape.results import reader
 from landscape.results.run_key import Outcome
 from landscape.statistics.intervals import quantile

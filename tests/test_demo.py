@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from landscape.cli import demo
+from landscape.cli import studies
 from landscape.cli.study import study_named
 from landscape.doctor.rules import examine
 from landscape.plots import FIGURES
@@ -18,7 +18,7 @@ NUMBER_WITH_INTERVAL = r"\d \[-?\d\S*, -?\d\S*\]|\d ± \d"
 
 def test_all_is_every_probe_that_applies_to_pictures_and_the_core_needs_no_more_than_is_installed() -> None:
     core = {one.probe for one in study_named("demo").measurements.values()}
-    rest = [name for name, _ in demo.others(core)]
+    rest = [name for name, _ in studies.others(core)]
     measurable = {name for name, entry in PROBES.items() if not entry.needs and not probe_class(name).ordered}
     assert measurable <= {*core, *rest}
     assert not core & {*rest}
@@ -37,7 +37,7 @@ def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() ->
 def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    demo.demo(out=tmp_path)
+    studies.demo(out=tmp_path)
     table, found, commands = re.split(r"\n\n", capfd.readouterr().out.strip())
     sentences = found.splitlines()[1:]
     assert len(sentences) == 3
@@ -50,7 +50,7 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
     before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
-    demo.demo(out=tmp_path)
+    studies.demo(out=tmp_path)
     assert capfd.readouterr().err.count("already trained") == 4
     assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
     serious = [f"{one.rule}: {one.text}" for one in examine([tmp_path / "results.h5"]) if one.severity != "note"]

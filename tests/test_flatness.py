@@ -34,8 +34,8 @@ from torch.func import functional_call
 import landscape
 from landscape.options import OptionError
 from landscape.plots.comparison import comparison
-from landscape.plots.comparison.compare import compare
 from landscape.plots.comparison.comparison import paired
+from landscape.plots.comparison.text import compare
 from landscape.plots.figures.flatness import unpaired as why_unpaired
 from landscape.probe import NotApplicable
 from landscape.probes.flatness import Flatness

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from landscape.layers.logistic import PENALTIES, TOLERANCE, gradient, logistic
+from landscape.layers.linear_classifier import LOGISTIC_PENALTIES, TOLERANCE, gradient, logistic
 
 
 def _data(samples: int = 90, features: int = 5, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -29,10 +29,10 @@ def test_the_fit_is_that_of_scikit_learn(penalty: float) -> None:
 
 def test_every_penalty_ends_at_a_minimum_in_the_order_asked() -> None:
     x, y = _data()
-    found = logistic(x, y, PENALTIES)
+    found = logistic(x, y, LOGISTIC_PENALTIES)
     lengths = [classifier.weight.norm().item() for classifier in found]
     assert lengths == sorted(lengths, reverse=True)
-    for classifier, penalty in zip(found, PENALTIES, strict=True):
+    for classifier, penalty in zip(found, LOGISTIC_PENALTIES, strict=True):
         assert gradient(classifier, x, y, penalty) <= TOLERANCE
 
 

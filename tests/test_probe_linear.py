@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.data.dataset import Batches, Images
 from landscape.data.sampling import shuffled
-from landscape.layers import logistic
+from landscape.layers import linear_classifier
 from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.pooled_features import pooled_features, training_samples
 from landscape.options import OptionError
@@ -97,13 +97,13 @@ def test_logistic_regression_is_stored_with_its_convergence() -> None:
     held_out = torch.zeros(100, dtype=torch.bool)
     held_out[torch.from_numpy(shuffled(100)[:20])] = True
     probe, penalty, accuracy = fit_with_best_penalty(
-        fit, targets, held_out, fit=logistic.logistic, penalties=logistic.PENALTIES
+        fit, targets, held_out, fit=linear_classifier.logistic, penalties=linear_classifier.LOGISTIC_PENALTIES
     )
     assert subject.images is not None
     right = probe.scores(subject.images.inputs.mean((2, 3))).argmax(1) == subject.images.targets
     assert found["accuracy"][0] == right.double().mean()
     assert (found["penalty"][0], found["held_out_accuracy"][0]) == (penalty, accuracy)
-    assert found["gradient"][0] == pytest.approx(logistic.gradient(probe, fit, targets, penalty), rel=1e-6)
+    assert found["gradient"][0] == pytest.approx(linear_classifier.gradient(probe, fit, targets, penalty), rel=1e-6)
     assert (found["converged"] == 1).all()
     assert found["accuracy"][1:].tolist() == [1.0, 1.0]
     assert "gradient" not in ridge

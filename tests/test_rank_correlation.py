@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from landscape.statistics.rank_correlation import kendall
+from landscape.statistics.seed_groups import kendall
 
 
 def test_tau_is_that_of_scipy_also_with_ties_and_of_pairs_of_a_group_within_groups() -> None:

@@ -10,7 +10,7 @@ import synthetic
 
 from landscape.cli.main import exit_code
 from landscape.plots import drawing
-from landscape.plots.comparison import compare
+from landscape.plots.comparison import text
 from landscape.results.replacing import replacing
 
 KINDS: dict[str, Callable[[Path], object]] = {"pipe": os.mkfifo, "folder": Path.mkdir}
@@ -42,7 +42,7 @@ def test_every_command_that_writes_a_file_refuses_a_device_before_it_works(
     device = tmp_path / "null"
     device.symlink_to("/dev/null")
     monkeypatch.setattr(drawing, "draw", None)
-    monkeypatch.setattr(compare, "compare", None)
+    monkeypatch.setattr(text, "compare", None)
     word, *options = command.split()
     assert exit_code([word, str(results), *options, "--out", str(device)]) != 0
     said = capsys.readouterr().err.strip().splitlines()

@@ -24,7 +24,7 @@ from landscape.cli.main import exit_code
 from landscape.doctor.finding import Finding
 from landscape.plots import FIGURES, drawing
 from landscape.plots.comparison import rows as comparison_rows
-from landscape.plots.comparison.compare import compare
+from landscape.plots.comparison.text import compare
 from landscape.plots.report import page, panels, report, sections, table
 from landscape.results import reader
 from landscape.statistics.intervals import interval

@@ -22,11 +22,11 @@ from landscape.cli.main import exit_code
 from landscape.cli.study import carry_out, study_named, workers_of
 from landscape.plots import drawing
 from landscape.probe import NotApplicable
-from landscape.running.process_pool import pool
 from landscape.statistics.rounding import interval
 from landscape.statistics.seed_groups import mean_interval
 from landscape.studies.conduct import Progress, conduct, steps_of
 from landscape.studies.expressions import Expression
+from landscape.studies.steps import pool
 from landscape.studies.study_file import study_of
 from landscape.training.train import Diverged
 

@@ -10,7 +10,7 @@ import torch
 from analytic import attention_net, convolution_net, passage, run_probe
 
 import landscape
-from landscape.layers.principal_tokens import attended_layers, on_principal_axes, tokens_around
+from landscape.layers.attention_statistics import attended_layers, on_principal_axes, tokens_around
 from landscape.options import OptionError
 from landscape.plots import drawing
 from landscape.probe import NotApplicable

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.probe import NotApplicable
 from landscape.probes import OWN, probe_class
-from landscape.statistics.undefined import unmeasured
+from landscape.statistics.stored import unmeasured
 
 SMALLER = {"sensitivity": {"bits": "4"}}
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from landscape.data.structure import Forward, Nested
 from landscape.discovery.layer import Layer
-from landscape.layers import forward_hooks, linear_classifier, logistic, selection
+from landscape.layers import forward_hooks, linear_classifier, selection
 from landscape.layers.pooled_features import held_out, pooled, pooled_features, training_samples
 from landscape.options import OptionError
 from landscape.subject import losses, weights_cache
@@ -78,13 +78,13 @@ def with_linear_classifier(subject: Subject, pool: str, samples: str) -> Readout
     x = features[-1].double()
     classes = subject.images.classes if subject.images is not None else targets.shape[1]
     targets = F.pad(targets, (0, max(0, classes - targets.shape[1])))
-    fit: dict[str, Any] = {"fit": logistic.logistic, "penalties": logistic.PENALTIES}
+    fit: dict[str, Any] = {"fit": linear_classifier.logistic, "penalties": linear_classifier.LOGISTIC_PENALTIES}
     classifier, penalty, _ = linear_classifier.fit_with_best_penalty(x, targets, held_out(len(x)), **fit)
     converted = [
         part.to(subject.device, subject.dtype)
         for part in (classifier.mean, classifier.scale, classifier.weight, classifier.bias)
     ]
     forward = LinearReadout(subject.forward, layer, pool, linear_classifier.Linear(*converted))
-    gradient = logistic.gradient(classifier, x, targets, penalty)
+    gradient = linear_classifier.gradient(classifier, x, targets, penalty)
     words = f"linear classifier of {layer.name} ({pool}), fitted to {len(train)} training samples"
     return Readout(replace(subject, forward=forward), words, penalty, gradient)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.preconditioner import NoUpdateYet, UnknownThreshold, preconditioner
 from landscape.curvature.spectrum import memory
-from landscape.monitoring import along_update, budget, followed_model
+from landscape.monitoring import budget, followed_model
 from landscape.monitoring.gradients import Start, gradients_of, gram, noise, parts_of
 from landscape.monitoring.shards import own_parts
 from landscape.probe import derived_seed
@@ -140,7 +140,7 @@ class Measurement:
         self._shapes = {name: p.shape for name, p in subject.parameters.items()}
         self._tracked = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "eigenvalues"))
         self._tracked_preconditioned = TrackedEigenvalues(top, tol, PRODUCTS, derived_seed(seed, "preconditioned"))
-        self._along, self._shards = along_update.AlongUpdate(subject, start.shards), start.shards
+        self._along, self._shards = followed_model.AlongUpdate(subject, start.shards), start.shards
         self._warned = False
         if optimizer is not None and not self._shards.divided:
             with contextlib.suppress(NoUpdateYet, UnknownThreshold):

@@ -17,7 +17,7 @@ from landscape.layers import attention_statistics as metrics
 from landscape.options import at_least, one_of
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import mean_over_batches
-from landscape.statistics.undefined import unmeasured
+from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
 
 PER_HEAD = {  # quantity: (long name, units)

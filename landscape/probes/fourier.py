@@ -15,7 +15,7 @@ from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.options import one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
-from landscape.statistics.undefined import unmeasured
+from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 

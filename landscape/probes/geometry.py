@@ -12,7 +12,7 @@ from landscape.headline import Headline
 from landscape.layers import classifier_input, forward_hooks, layer_patterns, padding, selection
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.statistics import neural_collapse, undefined
+from landscape.statistics import neural_collapse, stored
 from landscape.statistics.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
@@ -192,7 +192,7 @@ class Geometry(Probe):
         groups = min(neural_collapse.GROUPS, result["images_used"])
         return (
             result
-            | undefined.unmeasured(why)
+            | stored.unmeasured(why)
             | {f"{name}.n": groups for name in result if name.endswith("_se") and _over(name[:-3]) == OF_GROUPS}
         )
 
@@ -200,9 +200,9 @@ class Geometry(Probe):
 def _why(measure: str, features: np.ndarray) -> str:
     """Why a measure of some features (image, feature) is NaN."""
     if not np.isfinite(features).all():
-        return undefined.NOT_FINITE
+        return stored.NOT_FINITE
     if (features == features[:1]).all():
-        return undefined.ALIKE
+        return stored.ALIKE
     return "too few distances between samples" if measure in DIMENSIONS else "no difference within or between classes"
 
 

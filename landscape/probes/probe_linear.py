@@ -11,7 +11,7 @@ from torch import Tensor
 
 from landscape.checkpoints.key_matching import is_head
 from landscape.headline import HIGHER, Headline
-from landscape.layers import layer_patterns, logistic, selection
+from landscape.layers import layer_patterns, linear_classifier, selection
 from landscape.layers.linear_classifier import fit_with_best_penalty
 from landscape.layers.pooled_features import HELD_OUT, LEAST_SAMPLES, held_out, pooled_features, training_samples
 from landscape.options import OptionError, at_least, one_of, parse_count
@@ -75,7 +75,7 @@ class ProbeLinear(Probe):
         right = intact_per_sample(subject)[1] if own is None else own[2]
         convergence = {
             "gradient": Quantity("largest component of the objective's gradient at the fit", "nats"),
-            "converged": Quantity(f"1 where that is at most {logistic.TOLERANCE}"),
+            "converged": Quantity(f"1 where that is at most {linear_classifier.TOLERANCE}"),
         }
         return Plan(
             over={"layer": np.arange(len(layers))},
@@ -123,12 +123,14 @@ class ProbeLinear(Probe):
         targets, wanted = (F.pad(shares, (0, classes - shares.shape[1])) for shares in (targets, wanted))
         x = features[i].double()
         lbfgs = self.solver == "lbfgs"
-        solver: dict[str, Any] = {"fit": logistic.logistic, "penalties": logistic.PENALTIES} if lbfgs else {}
+        solver: dict[str, Any] = (
+            {"fit": linear_classifier.logistic, "penalties": linear_classifier.LOGISTIC_PENALTIES} if lbfgs else {}
+        )
         classifier, penalty, held_out_accuracy = fit_with_best_penalty(x, targets, held_out(len(x)), **solver)
         convergence: dict[str, float] = {}
         if lbfgs:
-            gradient = logistic.gradient(classifier, x, targets, penalty)
-            convergence = {"gradient": gradient, "converged": float(gradient <= logistic.TOLERANCE)}
+            gradient = linear_classifier.gradient(classifier, x, targets, penalty)
+            convergence = {"gradient": gradient, "converged": float(gradient <= linear_classifier.TOLERANCE)}
         hits, fitted = (
             (classifier.scores(x.double()).argmax(dim=1) == y.argmax(dim=1)).double()
             for x, y in ((others[i], wanted), (features[i], targets))

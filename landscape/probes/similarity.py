@@ -16,7 +16,7 @@ from landscape.layers import layer_patterns, padding, selection
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.statistics import means, undefined
+from landscape.statistics import means, stored
 from landscape.subject import other_networks, weights_cache
 from landscape.subject.loading.identity import attributes
 from landscape.subject.subject import Subject
@@ -125,9 +125,9 @@ class Similarity(Probe):
         neighbours = np.diagonal(cka, 1).mean() if len(cka) > 1 else np.nan
         named = [(labels[name], i) for i, name in enumerate(("name", "other_name"), 1) if n and name in labels]
         still = dict.fromkeys(str(name) for names, i in named for name in names[sums[i] == 0])
-        why = [(quantity, name, undefined.ALIKE) for quantity in ("cka", "neighbours") for name in still]
+        why = [(quantity, name, stored.ALIKE) for quantity in ("cka", "neighbours") for name in still]
         why += [("neighbours", "", "it has one layer")] if len(cka) == 1 else []
-        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **undefined.unmeasured(why)}
+        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **stored.unmeasured(why)}
 
     def _other(self, subject: Subject) -> Subject:
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""

@@ -11,11 +11,11 @@ from torch import Tensor
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
 from landscape.layers import forward_hooks, layer_patterns
-from landscape.layers.principal_tokens import AXES, attended_layers, on_principal_axes, tokens_around
+from landscape.layers.attention_statistics import AXES, attended_layers, on_principal_axes, tokens_around
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
-from landscape.statistics import means, undefined
+from landscape.statistics import means, stored
 from landscape.subject import pixels, weights_cache
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
@@ -111,7 +111,7 @@ class Tokens(Probe):
         """The common displacement, mean over images."""
         if "common_displacement" not in data:
             alike = data["name"][np.isnan(data["divergence"])]
-            return undefined.unmeasured(
+            return stored.unmeasured(
                 (name, layer, "all tokens are equal") for name in ("position", "divergence") for layer in alike
             )
         rows = [means.mean_and_standard_error(row) for row in data["common_displacement"]]

@@ -15,7 +15,7 @@ from landscape.layers import forward_hooks, layer_patterns, selection
 from landscape.options import at_least
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.statistics.means import mean_over_batches
-from landscape.statistics.undefined import unmeasured
+from landscape.statistics.stored import unmeasured
 from landscape.subject.members import unpositioned, with_inputs
 from landscape.subject.subject import Subject
 

@@ -13,7 +13,7 @@ from landscape.layers import layer_patterns, selection
 from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, units_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
-from landscape.statistics.undefined import unmeasured
+from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
 
 

@@ -1,15 +1,16 @@
-"""Print messages and progress: a bar with rate and remaining time on a terminal or in a notebook, lines elsewhere."""
+"""Print messages, tables and progress: a bar with the remaining time on a terminal or in a notebook, else lines."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import logging
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Self
@@ -284,3 +285,19 @@ def print_log(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
             yield
     finally:
         _printed.pop()
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with common keys as aligned text under a header."""
+    if not rows:
+        return "(empty)"
+    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+
+
+def _cell(value: Any) -> str:
+    """Four digits of a fraction, nothing for NaN."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.4g}"
+    return printable(value)

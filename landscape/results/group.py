@@ -33,8 +33,7 @@ from landscape.results.handles import (
 from landscape.results.hdf5_file import CHECK, check, reading
 from landscape.results.journal import Record
 from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
-from landscape.statistics.stored import independent, smallest
-from landscape.statistics.undefined import store_reasons
+from landscape.statistics.stored import independent, smallest, store_reasons
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
 OVER, N = "over", "n"  # attributes of a standard error: what its independent values are, and how many

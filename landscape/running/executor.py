@@ -1,14 +1,17 @@
 """The interface of executors, the one that measures in this process within its memory, and units that kill workers."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from landscape.probe import MICRO_BATCHES, Probe, Sweeps, Unit, Values, noting_micro_batches, sweep
 from landscape.products.hessian_product import out_of_memory
 from landscape.products.micro_batches import SampleTooLargeError, free_memory
+from landscape.results.run_key import Outcome
 from landscape.subject import other_samples, weights_cache
+from landscape.subject.process_group import Disconnected, ProcessGroup, portable
 from landscape.subject.subject import Subject
 
 T = TypeVar("T")
@@ -135,3 +138,70 @@ def name_of(unit: Unit) -> str:
     """A unit in words: its position and coordinates."""
     at = ", ".join(f"{name}={value}" for name, value in unit.at.items())
     return f"unit {'/'.join(map(str, unit.index))} ({at})"
+
+
+Measure: TypeAlias = Callable[[Sequence[Unit]], Generator[tuple[Unit, Values]]]
+NEXT = "next"  # tells the others to measure the next unit
+
+
+def leading(processes: ProcessGroup, measure: Measure) -> Measure:
+    """`measure` of the first process, with which the others measure the same units."""
+
+    def measured(units: Sequence[Unit]) -> Generator[tuple[Unit, Values]]:
+        processes.broadcast(list(units))
+        with contextlib.closing(measure(units)) as found:
+            for _ in units:
+                processes.broadcast(NEXT)
+                yield next(found)
+
+    return measured
+
+
+def follow(probe: Probe, subject: Subject) -> Outcome:
+    """Measure what the first process measures, until it ends; its outcome.
+
+    Raises:
+        Exception: what ended the first process.
+    """
+    found: Iterator[Values] = iter(())
+    while True:
+        message: Any = subject.processes.broadcast(None)
+        if isinstance(message, Exception):
+            raise message
+        if isinstance(message, Outcome):
+            return message
+        if message == NEXT:
+            next(found)
+        else:
+            found = sweep(probe, subject, message)
+
+
+@contextlib.contextmanager
+def followed(processes: ProcessGroup) -> Iterator[list[Outcome]]:
+    """Tell the other processes the outcome that the block leaves in the list, or the error that ends it."""
+    outcome: list[Outcome] = []
+    try:
+        yield outcome
+    except Disconnected:
+        raise
+    except Exception as error:
+        # Those that failed with it do not listen any more.
+        with contextlib.suppress(Disconnected):
+            processes.broadcast(portable(error))
+        raise
+    processes.broadcast(outcome[0])
+
+
+def require_equal(subject: Subject, digest: str) -> None:
+    """Reject a group whose processes do not measure the same, or of which some would have no samples.
+
+    Raises:
+        ValueError: in all of them.
+    """
+    processes = subject.processes
+    processes.require_equal("weights, data or options", digest)
+    if len(subject) < processes.size:
+        raise ValueError(
+            f"{len(subject)} samples are fewer than the {processes.size} processes; give more --samples, or torchrun "
+            f"--nproc-per-node {len(subject)}"
+        )

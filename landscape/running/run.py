@@ -20,8 +20,16 @@ from landscape.results import group as groups
 from landscape.results import protocols, unmerged_journals
 from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions
 from landscape.results.writer import MemoryWriter, Writer, discard
-from landscape.running.executor import IN_PROCESS, Executor, with_smaller_mini_batches
-from landscape.running.lockstep import Measure, follow, followed, leading, require_equal
+from landscape.running.executor import (
+    IN_PROCESS,
+    Executor,
+    Measure,
+    follow,
+    followed,
+    leading,
+    require_equal,
+    with_smaller_mini_batches,
+)
 from landscape.subject import other_samples, precision, threads
 from landscape.subject.loading import checks, sanity_check
 from landscape.subject.loading.identity import attributes as attributes_of

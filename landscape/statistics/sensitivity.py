@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.statistics import intervals, means, undefined
+from landscape.statistics import intervals, means, stored
 
 PARTS = 8  # of a mini-batch, over which sums of several units are compared
 ALL = 0  # place of all units together
@@ -31,7 +31,7 @@ def summaries(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     found |= dict(zip(names, np.array(pairs).reshape(count, 3).T, strict=True))
     few = "fewer than four units, or no difference between them"
     why = few if np.isnan(found[names[0]]).all() else "all ranks agree"
-    return found | undefined.unmeasured((name, "", why) for name in names if np.isnan(found[name]).all())
+    return found | stored.unmeasured((name, "", why) for name in names if np.isnan(found[name]).all())
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:

@@ -23,10 +23,7 @@ from landscape.statistics.intervals import LEVEL
 from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.paired import Difference, by_error
 from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol
-from landscape.studies.correlations import Correlation, correlation
-from landscape.studies.correlations import table as table_of_correlations
-from landscape.studies.diagrams import Diagram, diagram
-from landscape.studies.diagrams import table as table_of_diagram
+from landscape.studies.correlations import Correlation, Diagram, correlation, correlation_table, diagram, diagram_table
 from landscape.studies.edge_of_stability import SERIES, table_of
 from landscape.studies.steps import Done, Setting, Step, Train, name_of
 from landscape.studies.study import Cell
@@ -252,12 +249,12 @@ def _text(run: _Run, seeds: Sequence[int], claims: Sequence[Claim]) -> str:
         correlation(names, {name: groups[name] for name in of}, values)
         for names, of in study.correlations if all((names[0], name) in values for name in of)
     ]  # fmt: skip
-    text += table_of_correlations(run.correlated)
+    text += correlation_table(run.correlated)
     run.diagrams = [
         diagram(number, over, base, {one.name: one.at for one in trained if one.base == base}, values)
         for number, over, base in study.diagrams
     ]  # fmt: skip
-    text += "".join(map(table_of_diagram, run.diagrams))
+    text += "".join(map(diagram_table, run.diagrams))
     if run.progress.diverged:
         text += f"\nDiverged: {len(run.progress.diverged)} ({', '.join(run.progress.diverged)}).\n".replace(
             " training", ""

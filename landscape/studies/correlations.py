@@ -1,11 +1,12 @@
-"""Correlate two numbers over the networks of a study: Kendall's tau over all of them, and within their groups."""
+"""What a study tells of numbers over its networks: Kendall's tau of two, and diagrams over training arguments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from landscape.statistics import rank_correlation, rounding, seed_groups
+from landscape.statistics import rounding, seed_groups
 from landscape.studies import claims, study
 
 TITLE = "Kendall's tau over networks [95 %, by resampling them with all their seeds]:"
@@ -23,12 +24,12 @@ class Correlation:
     @property
     def over_all(self) -> study.Number:
         """Tau of all pairs of networks, and the ends of its interval."""
-        return rank_correlation.kendall(*self._means)
+        return seed_groups.kendall(*self._means)
 
     @property
     def within(self) -> study.Number:
         """Tau of the pairs of networks in one group; NaN for fewer than two groups."""
-        return rank_correlation.kendall(*self._means, self.groups) if len(set(self.groups)) > 1 else study.UNKNOWN
+        return seed_groups.kendall(*self._means, self.groups) if len(set(self.groups)) > 1 else study.UNKNOWN
 
     @property
     def _means(self) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +53,7 @@ def correlation(
     return Correlation(names, kept, [x for x, _ in found], [y for _, y in found])
 
 
-def table(found: Sequence[Correlation]) -> str:
+def correlation_table(found: Sequence[Correlation]) -> str:
     """The correlations as a Markdown table; none for none."""
     if not found:
         return ""
@@ -66,3 +67,45 @@ def in_words(tau: study.Number) -> str:
     if np.isnan(value):
         return "not known"
     return rounding.interval(value, low, high, sign=True) if np.isfinite(low) else f"{value:+.2g}, without an interval"
+
+
+@dataclass(frozen=True)
+class Diagram:
+    """A number as mean over seeds with its interval, by the values of one or two arguments."""
+
+    number: str
+    over: Sequence[str]
+    of: str  # what the networks have in common
+    cells: Mapping[tuple[Any, ...], study.Number]
+
+    def values(self, axis: int) -> list[str]:
+        """The values of an argument in the order of the file, in words."""
+        return list(dict.fromkeys(study.in_words(at[axis]) for at in self.cells))
+
+    def row(self, second: str = "") -> list[study.Number | None]:
+        """The cells over the first argument, at a value of the second where there are two; None where none is."""
+        by_words = {tuple(map(study.in_words, at)): cell for at, cell in self.cells.items()}
+        return [by_words.get((first, second) if len(self.over) > 1 else (first,)) for first in self.values(0)]
+
+
+def diagram(
+    number: str, over: Sequence[str], of: str, networks: Mapping[str, Mapping[str, Any]], values: Mapping[Any, Any]
+) -> Diagram:
+    """A diagram of networks with their arguments, from numbers by (number, network), one per seed."""
+    cells = {}
+    for name, at in networks.items():
+        known = np.array(values[number, name], dtype=float)
+        if (known := known[np.isfinite(known)]).size:
+            cells[tuple(at[argument] for argument in over)] = seed_groups.mean_interval(known)
+    return Diagram(number, over, of, cells)
+
+
+def diagram_table(found: Diagram) -> str:
+    """A diagram as a Markdown table: the first argument in columns, the second in rows."""
+    two = len(found.over) > 1
+    head = (f"{found.number} of {found.of}, {' by '.join(found.over)} [95 %]", *found.values(0))
+    rows = [
+        (second, *("" if cell is None else rounding.interval(*cell) for cell in found.row(second)))
+        for second in (found.values(1) if two else [""])
+    ]
+    return "\n".join(["", *claims.markdown(head, rows), ""])

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 
 from landscape.probes import probe_class
 from landscape.results.declared_size import toml_of
-from landscape.statistics.rank_correlation import FEWEST
+from landscape.statistics.seed_groups import FEWEST_NETWORKS
 from landscape.studies import edge_of_stability, merged, network_tables
 from landscape.studies.claims import JOINTLY, Claim, Measurement, Network
 from landscape.studies.expressions import Expression, Known
+from landscape.studies.network_tables import Table, checked, refuse, require_known, tables, within
 from landscape.studies.study import Cell, Results
-from landscape.studies.study_tables import Table, checked, refuse, require_known, tables, within
 
 Configure: TypeAlias = Callable[[str, str, dict[str, Any]], Known]  # checks a probe's preset and options
 SIGNS: Mapping[Any, Any] = {"positive": 1, "negative": -1, 1: 1, -1: -1}
@@ -259,7 +259,7 @@ def _correlations(table: Table, networks: Table, numbers: Table) -> Iterator[tup
         for name in of:
             require_known(name, networks, "networks")
         why = "seeds of one are kept together, and files of one pattern are its seeds"
-        refuse(len(set(of)) < FEWEST, f"it needs {FEWEST} networks, got {len(set(of))}; {why}")
+        refuse(len(set(of)) < FEWEST_NETWORKS, f"it needs {FEWEST_NETWORKS} networks, got {len(set(of))}; {why}")
         for y in [given["y"]] if isinstance(given["y"], str) else given["y"]:
             for name in (given["x"], y):
                 require_known(name, numbers, "numbers")

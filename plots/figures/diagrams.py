@@ -8,7 +8,7 @@ from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure
 from landscape.statistics.intervals import FEWEST
 from landscape.statistics.rounding import plus_minus
-from landscape.studies.diagrams import Diagram
+from landscape.studies.correlations import Diagram
 
 COLUMNS = 2  # panels side by side
 MAP = "viridis"

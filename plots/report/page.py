@@ -13,7 +13,7 @@ import xarray as xr
 
 from landscape.plots import FIGURES, IMPORTED, appearance, headlines, over_seeds
 from landscape.plots.comparison.grouping import drawn_groups
-from landscape.plots.report import compared, layer_panels, panels, sections
+from landscape.plots.report import compared, panels, sections
 from landscape.plots.report.findings import findings
 from landscape.plots.report.markup import Html, element, join
 from landscape.plots.report.next_steps import unfinished
@@ -66,7 +66,7 @@ def document(
 
 def live_data(ordered: Stored, means: Stored) -> dict[str, Any]:
     """What the script draws, as plain values: text, numbers, and arrays in base64; its layer plots are of means."""
-    return panels.collected(_drawn(ordered)) | layer_panels.collected(_drawn(means), _drawn(ordered))
+    return panels.collected(_drawn(ordered)) | panels.layers_collected(_drawn(means), _drawn(ordered))
 
 
 def _drawn(ordered: Stored) -> list[Drawn]:
