@@ -37,6 +37,9 @@ def subject_on(device: str, model: str = "vit_demo", **options: Any) -> Subject:
     return landscape.load(None, model=model, data="digits", device=device, **given)
 
 
+ZERO = 1e-12  # a quantity whose largest value is below is rounding, and its differences are left as they are
+
+
 def differences(one: xr.Dataset, other: xr.Dataset) -> dict[str, float]:
     """Largest difference of every quantity, relative to its largest value."""
     found = {}
@@ -44,7 +47,8 @@ def differences(one: xr.Dataset, other: xr.Dataset) -> dict[str, float]:
         a, b = one[name].values, other[name].values
         if a.dtype.kind == "f":
             assert (np.isnan(a) == np.isnan(b)).all(), name
-            scale = np.abs(a[np.isfinite(a)]).max(initial=0.0) or 1.0
+            scale = np.abs(a[np.isfinite(a)]).max(initial=0.0)
+            scale = scale if scale > ZERO else 1.0
             apart = np.subtract(a, b, where=a != b, out=np.zeros_like(a))  # equal infinities are no difference
             found[str(name)] = float(np.nan_to_num(np.abs(apart)).max(initial=0.0) / scale)
     return found

@@ -57,7 +57,7 @@ def _called_as(real: Any, simulated: Any) -> Any:
 
 
 def _devices(simulation: Simulation) -> dict[str, Any]:
-    states = [torch.Generator().manual_seed(i) for i in range(simulation.count)]
+    states = [_Generator(i) for i in range(simulation.count)]
 
     def set_device(device: Any) -> None:
         simulation.current = simulation.index(device)
@@ -160,6 +160,8 @@ def _graphs(simulation: Simulation) -> dict[str, Any]:
         used.add(pool)
         simulation.recording = recording = []
         simulation.prune()
+        marked = torch.cuda.default_generators[simulation.current].state
+        marked.recording = True
         try:
             yield
             if simulation.captures_fail:
@@ -169,6 +171,7 @@ def _graphs(simulation: Simulation) -> dict[str, Any]:
             raise
         finally:
             simulation.recording = None
+        marked.recording = False
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             given: set[int] = set()  # storages that operations were given before one of them made it
             for operation, arguments, options, result in recording:
@@ -189,7 +192,7 @@ def _graphs(simulation: Simulation) -> dict[str, Any]:
         "graph_pool_handle": object,
         "Event": lambda: _Stream(simulation),
         "Stream": lambda device=None: _Stream(simulation),
-        "current_stream": lambda device=None: _Stream(simulation),
+        "current_stream": lambda device=None: _Stream(simulation, present=True),
         "stream": lambda stream: stream,
     }
 
@@ -234,8 +237,8 @@ def _alive(weak: StorageWeakRef) -> torch.UntypedStorage:
 class _Stream:
     """A stream: what runs on another one than the present has to wait for it, and the other way round."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation, self.waited = simulation, False
+    def __init__(self, simulation: Simulation, *, present: bool = False) -> None:
+        self.simulation, self.present, self.waited = simulation, present, present
 
     def wait_stream(self, other: _Stream) -> None:
         self.waited = True
@@ -249,7 +252,44 @@ class _Stream:
         assert self.waited, "a stream begins before what it reads is there"
 
     def __exit__(self, *_: object) -> None:
-        self.simulation.aside = True
+        self.simulation.aside |= not self.present
+
+
+class _State:
+    """Of a generator: random numbers of a CPU, how many were drawn, and whether a recording has marked it."""
+
+    def __init__(self, numbers: torch._C.Generator, drawn: int = 0) -> None:
+        self.numbers, self.drawn, self.recording = numbers, drawn, False
+
+
+class _Generator:
+    """The default generator of a device, whose state others may share; one that is marked refuses draws for good."""
+
+    def __init__(self, seed: int = 0, state: _State | None = None) -> None:
+        self.state = state or _State(torch.Generator().manual_seed(seed))
+
+    def __getattr__(self, name: str) -> Any:  # seeds and states
+        return getattr(self.state.numbers, name)
+
+    def draw(self) -> None:
+        if self.state.recording:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        self.state.drawn += 4
+
+    def clone_state(self) -> _Generator:
+        return _Generator(state=_State(self.state.numbers, self.state.drawn))
+
+    def graphsafe_get_state(self) -> _Generator:
+        return _Generator(state=self.state)
+
+    def graphsafe_set_state(self, other: _Generator) -> None:
+        self.state = other.state
+
+    def get_offset(self) -> int:
+        return self.state.drawn
+
+    def set_offset(self, drawn: int) -> None:
+        self.state.drawn = drawn
 
 
 class _Autocast(torch.amp.autocast_mode.autocast):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable
@@ -80,6 +81,25 @@ def test_after_a_capture_that_failed_nothing_is_recorded_and_memory_is_left_alon
     assert [text.partition(" (")[0] for text in caplog.messages] == [
         "no CUDA graph of the second", "no CUDA graph of the third"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_others_draw_random_numbers_of_a_device_while_it_records_and_after_a_recording_that_failed(fails: bool) -> None:
+    with simulated_cuda() as simulation:
+        generator = torch.cuda.default_generators[0]
+        state = generator.state
+        simulation.captures_fail = fails
+
+        def work() -> list[Tensor]:  # stands in for another thread
+            if simulation.recording is not None:
+                generator.draw()
+            return [torch.ones(3, device="cuda")]
+
+        with contextlib.suppress(RuntimeError):
+            graph_replay.cuda_capture(work, torch.device("cuda:0"), None)
+        generator.draw()
+        assert generator.get_offset() == 8
+        assert (generator.state is state) is not fails, "graphs of others have registered it"
 
 
 def test_a_function_that_waits_is_not_recorded_and_others_may_be() -> None:

@@ -20,6 +20,11 @@ from landscape.options import at_least
 from landscape.probe import derived_seed
 
 
+def in_unit_range(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inputs in 0..255 over 255, the same bits on every device: a GPU would multiply by the inverse of a number."""
+    return inputs.to(dtype) / torch.full((), 255.0, dtype=dtype, device=inputs.device)
+
+
 @dataclass(frozen=True, eq=False)
 class Images:
     """A data set as two tensors in memory."""
@@ -72,7 +77,7 @@ class Images:
         mean, std = (
             torch.tensor(values).view(-1, 1, 1).to(inputs.device, non_blocking=True) for values in (self.mean, self.std)
         )
-        return (inputs.to(torch.float32) / 255 - mean) / std
+        return (in_unit_range(inputs, torch.float32) - mean) / std
 
     @property
     def sha256(self) -> str:

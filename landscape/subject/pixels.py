@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.data.dataset import in_unit_range
 from landscape.options import OptionError, require
 from landscape.subject import members, sample_statistics
 from landscape.subject.losses import loss_gradients
@@ -62,7 +63,7 @@ def pixels_of(subject: Subject, batch: int) -> Tensor:
         inputs: Any = members.unpositioned(subject.batch(batch)[0])
         return cast(Tensor, inputs)
     rows = slice(batch * subject.batch_size, (batch + 1) * subject.batch_size)
-    return images.inputs[rows].to(subject.device).to(subject.dtype) / 255
+    return in_unit_range(images.inputs[rows].to(subject.device), subject.dtype)
 
 
 def as_inputs(subject: Subject, pixels: Tensor, like: Any) -> Tensor:

@@ -42,6 +42,8 @@ def match(
     The first start settles the families one after the other from the input and output, whose units stay, using the
     weights towards settled units alone; the others start from the identity, as in the paper. The best is returned.
 
+    On the host, so that ties break alike on every device.
+
     Args:
         permutations: of the units of both networks.
         first: the weights to compare, by name.
@@ -50,7 +52,7 @@ def match(
         seed: of the order of the families.
     """
     names = [name for name in permutations.places if name in first]
-    a, b = ({name: tensors[name].detach().float() for name in names} for tensors in (first, second))
+    a, b = ({name: tensors[name].detach().float().cpu() for name in names} for tensors in (first, second))
     generator = np.random.default_rng(seed)
     search = _Search(permutations, a, b)
     ends = []
@@ -192,7 +194,7 @@ class _Search:
                 if settled is not None and tensors is self._first:
                     tensor = tensor * (self._mask(name, axis, settled) > 0)
                 rows.append(self._rows(tensor, name, axis, group.units))
-            product = (rows[0] @ rows[1].T).double().cpu().numpy()
+            product = (rows[0] @ rows[1].T).double().numpy()
             coupled = any(units.ndim == 2 for units in self.permutations.places[name].values())
             if coupled:
                 in_block += product
