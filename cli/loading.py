@@ -198,7 +198,6 @@ def _line_between(paths: Sequence[Path], parameters: Mapping[str, Any], reading:
 
 
 def _refuse_curve(paths: Sequence[Path]) -> None:
-    """Refuse checkpoints that are not the two ends of a curve."""
     if len(paths) > 2:
         ends = ",".join(map(str, paths[1:]))
         raise OptionError(

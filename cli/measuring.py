@@ -208,7 +208,6 @@ def _refuse_separate_units(
 def _loaded(
     path: Path | None, values: Mapping[str, Any], label: str, processes: ProcessGroup, *, quiet: bool
 ) -> Subject:
-    """The subject in this process, on the device of this process."""
     from landscape.subject.process_group import device_of
 
     def on_own_device() -> Subject:

@@ -111,7 +111,6 @@ def merge(
 
 
 def _merged(files: list[Path], out: Path, prefer: Path | None) -> list[str]:
-    """Merge the files; what to say about every result."""
     with importing():
         from landscape.results import group as groups
         from landscape.results.merging import merge_files

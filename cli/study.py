@@ -321,7 +321,6 @@ def carry_out(study: StudyFile, out: Path, **how: Any) -> Conducted:
 
 
 def _claims_named(names: Sequence[str], claims: Sequence[Claim]) -> list[Claim]:
-    """The claims of some names, or all."""
     known = {one.name: one for one in claims}
     for name in names:
         if name not in known:

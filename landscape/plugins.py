@@ -36,7 +36,6 @@ class Plugin:
             raise self.broken(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
     def broken(self, why: str) -> ValueError:
-        """The error that the package's object cannot be used."""
         return ValueError(f"{self.name} of the package {self.package} cannot be used ({why}); update or uninstall it")
 
     def require_api(self, found: Any) -> None:

@@ -263,7 +263,6 @@ def _left_out(stored: Stored) -> list[tuple[str, xr.Dataset]]:
 
 
 def _save(name: str, page: Callable[[], Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Draw one figure and write it in every format."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)

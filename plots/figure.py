@@ -46,7 +46,6 @@ class Look:
         return {"color": self.color, "marker": self.marker, "linestyle": self.line}
 
     def legend_handle(self) -> Line2D:
-        """Its legend handle."""
         from matplotlib.lines import Line2D
 
         return Line2D([], [], **self.cues, label=self.label)
@@ -180,7 +179,6 @@ class FigureEntry:
 
     @cached_property
     def module(self) -> FigureModule:
-        """The module, imported and checked."""
         return checked(import_module(self.module_name or f"landscape.plots.figures.{self.name}"))
 
     def axes_in(self, figure: Any) -> Any:

@@ -160,7 +160,6 @@ class Evidence:
         return frozenset(members(self.path))
 
     def holds(self, pattern: str) -> bool:
-        """Whether an archive has a file of such a name."""
         return any(re.fullmatch(pattern, name, re.DOTALL) for name in self.names)
 
 

@@ -119,7 +119,6 @@ def _parts(path: Path) -> list[str]:
 
 
 def _label_length(path: Path) -> int:
-    """How many of the parts are the default label."""
     of_trainer = path.name in (FINAL_EMA, DECODER) or re.fullmatch(r"init|warmup|epoch_\d+", stem_of(path))
     return 2 if of_trainer and not path.is_dir() else 1
 

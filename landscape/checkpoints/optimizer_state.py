@@ -53,7 +53,6 @@ class OptimizerState:
 
     @property
     def keys(self) -> list[Key]:
-        """The parameters, group by group."""
         return [key for group in self.groups for key in group["params"]]
 
     @property

@@ -45,7 +45,6 @@ class Entry:
     dtype: str
 
     def numel(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 

@@ -136,7 +136,6 @@ def of_run(run: Path | Sequence[Path], *, weights: Weights = "raw", trust_pickle
 def _snapshots(
     run: Path | Sequence[Path], files: Sequence[Path], where: Path, weights: Weights, trust_pickle: bool
 ) -> list[Snapshot]:
-    """`of_run` for these files of a run."""
     places = [NamePlace(stage="final") if file == run else place_of(file) for file in files]
     named = not isinstance(run, Path)
     if not named:

@@ -46,11 +46,9 @@ class Partition:
 
     @property
     def sizes(self) -> list[int]:
-        """Parameters of each block."""
         return [sum(self._slices[i].stop - self._slices[i].start for i in members) for members in self.members]
 
     def part(self, vector: Tensor, block: int) -> Tensor:
-        """The entries of a vector (n,) that belong to a block."""
         return torch.cat([vector[self._slices[i]] for i in self.members[block]])
 
     def joined(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:

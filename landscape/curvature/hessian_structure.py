@@ -90,7 +90,6 @@ class Structure:
         return whole + 2 * self.ratio_vectors
 
     def axes(self, parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Axes of what is stored."""
         found: dict[str, np.ndarray] = {}
         if self.blocks != "none":
             found["block"] = np.arange(len(block_diagonal.Partition.of(parameters, self.blocks).names))
@@ -101,7 +100,6 @@ class Structure:
         return found
 
     def labels(self, parameters: Mapping[str, Tensor]) -> dict[str, tuple[Quantity, np.ndarray]]:
-        """Names and sizes of blocks and tensors."""
         found = {}
         if self.blocks != "none":
             partition = block_diagonal.Partition.of(parameters, self.blocks)
@@ -122,7 +120,6 @@ class Structure:
         return self._stored("; mean over mini-batches")
 
     def about(self) -> dict[str, Quantity]:
-        """Long names of the axes."""
         named = {"block": "block", "tensor": "parameter tensor", "quantile": "share of entries below",
                  "parameter": "parameter"}  # fmt: skip
         wanted = ["block"] * (self.blocks != "none") + ["tensor", "quantile"] * (self.diagonal != "none")
@@ -194,7 +191,6 @@ class Structure:
         return values
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Summaries over all finished mini-batches."""
         found: dict[str, Any] = dict(over_batches(data, self.summaries()))
         return found | self._counts(data) if found else {}
 

@@ -195,7 +195,6 @@ class Basis:
         return self._blocks[at // GROWTH][:, at % GROWTH] if self._last is None else self._last
 
     def append(self, rows: Tensor) -> None:
-        """Store one more row per search, (M, n)."""
         if self._count == GROWTH * len(self._blocks):
             count = min(GROWTH, self._room - self._count)
             shape = (self.searches * self._slices, count, self._length)
@@ -248,11 +247,9 @@ class Basis:
         self._count = kept
 
     def clear(self) -> None:
-        """Forget all rows and free their memory."""
         self._blocks, self._count, self._last = [], 0, None
 
     def _filled(self) -> list[Tensor]:
-        """The rows in use, by block."""
         starts = range(0, self._count, GROWTH)
         return [block[:, : self._count - at] for at, block in zip(starts, self._blocks, strict=False)]
 

@@ -199,8 +199,6 @@ def _aside(found: Spectrum, which: Which) -> float:
 
 
 def _row(product: Products, i: int, count: int) -> Callable[[Tensor], Tensor]:
-    """The product with the i-th of several operators."""
-
     def row(vector: Tensor) -> Tensor:
         rows = vector.new_zeros(count, len(vector))
         rows[i] = vector
@@ -223,7 +221,6 @@ def _vectors(spectrum: Spectrum) -> Tensor:
 
 
 def _joined(*parts: Spectrum) -> dict[str, Any]:
-    """The rows of several spectra one after the other."""
     rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PER_VALUE}
     return {**rows, "vectors": torch.cat([_vectors(part) for part in parts])}
 
@@ -273,7 +270,6 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """Eigenvalues per matrix."""
         return self.top * (2 if self.which == "both" else 1)
 
     @property

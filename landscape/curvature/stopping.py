@@ -81,7 +81,6 @@ class Copies:
     last: float  # the last wanted value, with the errors of all: what is further out is not among the wanted ones
 
     def further(self, value: float, which: Which) -> bool:
-        """Whether a value is further out than the last wanted one."""
         return bool(_outward(np.array(value), which) > _outward(np.array(self.last), which))
 
     def told(self, ritz: RitzPairs, which: Which) -> bool:

@@ -141,7 +141,6 @@ def _binary(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(path: Path, pixels: np.ndarray, labels: object, release: Release) -> np.ndarray:
-    """Labels as int64, one per image and each a class."""
     try:
         found = np.asarray(labels)
     except ValueError:  # a ragged list

@@ -197,7 +197,6 @@ def kept(clean: Tensor, name: str, severity: int, seed: int) -> Tensor:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
-    """The images of a file, None if there is none or it is damaged."""
     if not all(map(user_cache.is_own, (path, path.with_suffix(".sha256")))):
         return None
     try:

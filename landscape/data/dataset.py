@@ -65,7 +65,6 @@ class Images:
         return replace(self, inputs=memory.page_locked(self.inputs), targets=self.targets.to(device))
 
     def take(self, rows: np.ndarray) -> Images:
-        """The images at the given rows, in their order."""
         index = torch.from_numpy(rows).to(self.inputs.device)
         return replace(self, inputs=self.inputs[index], targets=self.targets[index])
 

@@ -157,12 +157,10 @@ class GrowingTensor:
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of one row."""
         return self._room.shape[1:]
 
     @property
     def tensor(self) -> Tensor:
-        """All rows so far."""
         return self._room[: self.count]
 
     def append(self, block: Tensor, *, what: str = "") -> None:

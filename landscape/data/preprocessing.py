@@ -39,7 +39,6 @@ class Resize:
         require(valid, "crop", self.crop, "a share above 0 and at most 1, or squash")
 
     def pixels(self, image: Image.Image, size: int) -> np.ndarray:
-        """A picture as (3, size, size) uint8."""
         self.seen.add(image.size)
         image = rgb(image)
         resample = Image.Resampling[self.interpolation.upper()]

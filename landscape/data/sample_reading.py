@@ -60,7 +60,6 @@ class Request:
         return self.tensor(f"input of {what}", value), self.tensor(f"target of {what}", target), request
 
     def tensor(self, what: str, value: Any) -> Tensor:
-        """A tensor from anything that torch converts."""
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             value = value.copy()  # such as a memory map: torch has no read-only tensors
         try:

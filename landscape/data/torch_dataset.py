@@ -109,7 +109,6 @@ def _from_pair(request: Request, inputs: Tensor, targets: Tensor) -> Images:
 
 
 def _from_whole(request: Request, made: Any) -> Images | BatchList:
-    """Data whose tensors hold all samples."""
     converted = structure.as_tensors(made)
     rows = structure.common_length(converted)
     if not rows:
@@ -127,7 +126,6 @@ def _from_whole(request: Request, made: Any) -> Images | BatchList:
 
 
 def _holds_batches(request: Request, made: list[Any]) -> bool:
-    """Whether the first element of a list is a mini-batch."""
     return len(made) > 0 and iterables.looks_batched(*request.read("item 0", structure.as_tensors(made[0])))
 
 

@@ -48,7 +48,6 @@ def _inside(network: Call, blocks: Sequence[residual_blocks.Residual]) -> list[r
 
 
 def _network_layers(flow: Flow, blocks: Sequence[residual_blocks.Residual], network: Call) -> list[Layer]:
-    """The layers of a network, which is one call of a module."""
     layers: list[Layer] = []
     before: list[int] = []  # of every layer the one that it follows, -1 for the input
     start: Node = network.reads[0] if network.module and network.reads else 0
@@ -225,7 +224,6 @@ def _stem_end(flow: Flow, residual: residual_blocks.Residual, end: Node) -> Node
 
 
 def _branchless(flow: Flow, node: Node, kind: Kind, linear: bool, name: str) -> Layer:
-    """A layer without a residual branch."""
     tap = _tap_at(flow, node) or residual_blocks.function_tap(flow, node)
     layer = layer_at(flow, node, tap, kind, name or tap.module, linear=linear)
     return replace(layer, reduces=kind == "subsample")

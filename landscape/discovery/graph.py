@@ -103,7 +103,6 @@ class Flow:
         return replace(self, shapes=shapes, positions=positions)
 
     def enclosing(self, call: int) -> Iterator[int]:
-        """A call and its enclosing calls, innermost first."""
         while call >= 0:
             yield call
             call = self.calls[call].parent

@@ -105,7 +105,6 @@ class Layer:
 
     @property
     def spatial(self) -> bool:
-        """Whether it has a map of positions."""
         return self.grid != (0, 0)
 
     @property
@@ -127,7 +126,6 @@ class Layer:
         return tensor[:, self.prefix :] if self.layout == "tokens" else tensor
 
     def maps(self, tensor: Tensor) -> Tensor:
-        """The tensor as feature maps, (N, C, H, W)."""
         if self.layout == "channels first" and not self.order:
             return tensor
         if self.layout == "channels last":

@@ -47,16 +47,13 @@ class Result:
 
     @cached_property
     def probe(self) -> str:
-        """Name of the probe that measured it."""
         return self.group.partition("/")[0]
 
     @property
     def label(self) -> str:
-        """Readable name of the checkpoint."""
         return str(self.data.attrs.get("label", ""))
 
     def attribute(self, name: str, default: Any = "") -> Any:
-        """An attribute of the group, or the default."""
         return self.data.attrs.get(name, default)
 
     @cached_property
@@ -92,7 +89,6 @@ class Result:
 
     @cached_property
     def complete(self) -> bool:
-        """Whether every unit is finished."""
         return "done" not in self.data or bool((self.data.variables["done"].values == 1).all())
 
     def values(self, name: str) -> np.ndarray:
@@ -118,7 +114,6 @@ class Result:
         return float(values) if values.shape == () else float("nan")
 
     def names(self, name: str) -> list[str]:
-        """A stored array of text."""
         return [str(value) for value in self.data.variables[name].values.ravel()] if name in self.data else []
 
     def command(self, **changes: Any) -> str:
@@ -211,7 +206,6 @@ class Grid:
 
     @property
     def reach(self) -> float:
-        """The greatest distance along an axis."""
         return float(max(np.abs(self.x).max(), np.abs(self.y).max()))
 
     @property
@@ -227,7 +221,6 @@ class Grid:
         return (i, j), below, bool(clear and below > 0)
 
     def on_border(self, i: int, j: int) -> bool:
-        """Whether a point lies on the edge of the grid."""
         return i in (0, len(self.x) - 1) or (len(self.y) > 1 and j in (0, len(self.y) - 1))
 
     def nearest(self, count: int, values: np.ndarray | None = None) -> np.ndarray:

@@ -51,7 +51,6 @@ class BitTable:
         return math.ceil(int(self.sizes @ self.bits) / 8)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per unit."""
         columns = zip(self.names, self.sizes, self.bits, self.increase, self.increase_se, strict=True)
         return [
             {"unit": name, "weights": int(size), "bits": int(bits), "loss increase": _with_error(up, error)}

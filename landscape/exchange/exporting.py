@@ -146,7 +146,6 @@ def _results(path: Path, label: str | None) -> list[tuple[str, xr.Dataset]]:
 
 
 def _parts(name: str, data: xr.Dataset, kind: str) -> list[Part]:
-    """The files of one result in one format."""
     suffix, write = WRITERS[kind]
     if kind == "tomgoldstein":
         split = data.attrs.get("split") or json.loads(data.attrs.get("spec", "{}")).get("split", "train")

@@ -183,7 +183,6 @@ class Prefixes:
         self.release()
 
     def release(self) -> None:
-        """Free all that is kept."""
         self._batch = -1
         self._kept: dict[ResumePoint, Cache] = {}
         self._latest: tuple[ResumePoint, Cache] = (ResumePoint(), {})

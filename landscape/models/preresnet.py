@@ -24,7 +24,6 @@ class PreActivation(Staged):
         initialise(self, (nn.Conv2d,), kaiming)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
         x = self.through_stages(self.maxpool(self.conv1(images)))
         logits: Tensor = self.fc(self.relu(self.bn(x)).mean((2, 3)))
         return logits

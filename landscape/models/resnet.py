@@ -107,7 +107,6 @@ class ResNet(Staged):
         initialise(self, (nn.Conv2d,), kaiming)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         logits: Tensor = self.fc(self.pool(self.through_stages(x)))
         return logits

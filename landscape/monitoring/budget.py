@@ -61,7 +61,6 @@ class Budget:
         return self._costs.get(kind, max(self._costs.values()) * unknown)
 
     def now(self) -> float:
-        """The present time, in seconds."""
         return self._clock()
 
     @contextmanager

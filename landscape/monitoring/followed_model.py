@@ -69,7 +69,6 @@ class UpdatesSeen:
         return max(rates, default=math.nan)
 
     def forget(self) -> None:
-        """Stop watching."""
         self._handle.remove()
 
 

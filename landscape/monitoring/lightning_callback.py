@@ -30,17 +30,14 @@ class LightningMonitor(Callback):
         self.monitor: Monitor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin, or continue, the series."""
         options = {"optimizer": optimizer_in_use(trainer.optimizers), "start": trainer.global_step, **self._options}
         options.setdefault("on_row", lambda row: pl_module.log_dict({f"monitor/{name}": v for name, v in row.items()}))
         self.monitor = Monitor(pl_module, *self._arguments, **options)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Count the updates so far."""
         if self.monitor is not None:
             self.monitor.step(trainer.global_step)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Write the series to its end."""
         if self.monitor is not None:
             self.monitor.close()

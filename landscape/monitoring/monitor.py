@@ -245,7 +245,6 @@ class Monitor:
         self.close()
 
     def _measure(self, kind: Kind, rate: float = math.nan) -> None:
-        """Measure the present weights and write a row."""
         budget = self._budget
         before = budget.training
         with budget.measuring(kind), measuring(self._subject), self._shards.gathered_anew():

@@ -34,16 +34,13 @@ class TransformersMonitor(TrainerCallback):
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Begin, or continue, the series."""
         options = {"optimizer": optimizer_in_use(given.get("optimizer")), "start": state.global_step, **self._options}
         self.monitor = Monitor(given["model"], *self._arguments, **options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Count the updates so far."""
         if self.monitor is not None:
             self.monitor.step(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Write the series to its end."""
         if self.monitor is not None:
             self.monitor.close()

@@ -134,7 +134,6 @@ class FrameProbabilities:
         return range(start, min(start + size, end))
 
     def forget(self, *, before: int) -> None:
-        """Drop the mini-batches that end before a frame."""
         for i in [i for i in self._known if self._starts[i + 1] <= before]:
             del self._known[i]
 

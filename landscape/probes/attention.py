@@ -121,7 +121,6 @@ class Attention(Probe):
         return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
-        """The hooks that measure one unit."""
         i = index[0]
         layers, shape = attention_layers(subject, self.layers), self._shape(subject)
         size, n, counted = selection.image_size(subject.batches[i][0]), len(layers), padding.Counted(subject, i)

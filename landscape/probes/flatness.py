@@ -119,7 +119,6 @@ class Flatness(Probe):
         return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
-        """One unit after the other; Hessian products are prepared once."""
         names, work = self._names(subject), self._work(subject)
         measured = _measured(subject, self.normalize_logits)
         parameters = parameter_selection.matching(measured.parameters, self.params)
@@ -149,7 +148,6 @@ class Flatness(Probe):
             yield {TERM: both[0], TERM_SE: both[1], SAMPLES: len(subject) if whole else subject.samples(part)}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Every measure over its finished units."""
         return pooled(data, self.draws)
 
     @cached_property

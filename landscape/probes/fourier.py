@@ -117,7 +117,6 @@ class Fourier(Probe):
         return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
-        """The hooks that measure one unit."""
         i = index[0]
         layers = selection.spatial_layers(subject, self.layers)
         samples = subject.samples(i)
@@ -170,7 +169,6 @@ class Fourier(Probe):
         return delta.mean(dim=1, dtype=torch.float64), sums
 
     def _spectrum_plan(self, layers: Sequence[Layer]) -> Plan:
-        """What `spectrum` full adds to the plan."""
         if self.spectrum == "diagonal":
             return Plan(over={}, quantities={})
         rows, columns = (max(layer.grid[axis] for layer in layers) for axis in (0, 1))
@@ -197,7 +195,6 @@ class Fourier(Probe):
         )
 
     def _channel_plan(self, layers: Sequence[Layer]) -> Plan:
-        """What `per_channel` adds to the plan."""
         if not self.per_channel:
             return Plan(over={}, quantities={})
         dims = ("layer", "channel", "bin")

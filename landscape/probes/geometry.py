@@ -124,7 +124,6 @@ class Geometry(Probe):
         return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
-        """The hooks that measure one unit."""
         i = index[0]
         places, kept = classifier_input.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         samples, count = subject.samples(i), kept[i] if i < len(kept) else 0

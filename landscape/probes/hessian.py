@@ -249,7 +249,6 @@ class Hessian(Probe):
         return Blocks.of(matching(subject.parameters, self.params), per_layer=self.per_layer)
 
     def _count(self, subject: Subject) -> int:
-        """How many mini-batches are used."""
         usable = len(subject.batches)
         if self.scope == "batch":
             usable = sum(_is_whole(subject, i) for i in range(usable))
@@ -292,7 +291,6 @@ class Hessian(Probe):
             yield self._values(one, loss, curved)
 
     def _product(self, curved: Curvature, unit: Unit) -> tuple[Callable[[Tensor], Tensor], float]:
-        """The operator of a unit and the loss it belongs to."""
         if self.scope == "batch":
             product = curved.product(unit.index[0])
             return self._as_seen(product, curved), product.value
@@ -318,6 +316,5 @@ def _is_whole(subject: Subject, i: int) -> bool:
 
 
 def _start(curved: Curvature, seed: int) -> Tensor:
-    """The random start vector of a seed."""
     like = next(iter(curved.subject.parameters.values()))
     return vectors.random_unit(curved.size, seed, device=like.device, dtype=like.dtype)

@@ -105,7 +105,6 @@ class Lesion(Probe):
             yield sample_statistics.change(subject, batch, after)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished samples, and their standard errors."""
         return sample_statistics.reduced(data)
 
     def _groups(self, subject: Subject) -> list[Group]:

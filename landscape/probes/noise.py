@@ -168,7 +168,6 @@ class Noise(Probe):
             }
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished images, and their standard errors."""
         done = data["done"] == 1
         n = np.where(done, data["samples"], 0.0).sum(axis=0)
         with np.errstate(invalid="ignore", divide="ignore"):

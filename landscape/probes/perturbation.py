@@ -152,7 +152,6 @@ class Perturbation(Probe):
         return found
 
     def _folder(self, subject: Subject) -> Path | None:
-        """The folder of the files; None where sequences are generated."""
         clean, spec = images_of(subject, WHAT), subject.spec or Spec()
         if self.source == GENERATED:
             return None

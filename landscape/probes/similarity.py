@@ -88,7 +88,6 @@ class Similarity(Probe):
         return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
-        """The hooks that measure one unit."""
         i = index[0]
         other = self._other(subject)
         layers, others = selection.layers_of(subject, self.layers), selection.layers_of(other, self.layers)

@@ -189,11 +189,9 @@ class Stream(Probe):
         return min(self.past, t - start), min(self.look_ahead, end - 1 - t)
 
     def _opens(self, t: int) -> bool:
-        """Whether a frame is the first of its clip."""
         return t % self.clip_length == 0 if self.clip_length else t == 0
 
     def _predictions(self, subject: Subject) -> list[str]:
-        """The kinds of predictions that are measured."""
         if self._others and subject.members:
             raise OptionError(
                 f"--members {self.members} takes one network per frame, --mc-dropout {subject.members} one mask; drop "

@@ -242,7 +242,6 @@ class Surface(Probe):
 
     @property
     def mode(self) -> ExecutionMode:
-        """Execution mode of the forward passes."""
         return ExecutionMode(self.precision, self.memory_format, self.compile)
 
     @property

@@ -69,7 +69,6 @@ class Variance(Probe):
         return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
-        """The hooks that measure one unit."""
         i = index[0]
         layers = selection.spatial_layers(subject, self.layers)
         samples = subject.samples(i)
@@ -90,7 +89,6 @@ class Variance(Probe):
         return FeatureHooks(layers, lambda position, tensor: None, values, on_maps=on_maps, in_parts=found.keys())
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
-        """Means over all finished images, and their standard errors."""
         mean, error = mean_over_batches(data, "variance_sum", "variance_square_sum")
         members = {"variance_member_se": error_over_members(data, "variance_sum")} if data["done"].ndim > 1 else {}
         power = data["square_sum"][data["done"] == 1].sum(axis=0)

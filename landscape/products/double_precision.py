@@ -73,7 +73,6 @@ def double_copy(model: nn.Module) -> nn.Module:
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers, each once."""
     return list(itertools.chain(model.parameters(), model.buffers()))
 
 

@@ -232,7 +232,6 @@ def _may_jump(curved: operator.Curvature) -> bool:
 
 
 def _difference(candidate: operator.Curvature, expected: Reference, product: Tensor) -> float:
-    """Of the product with the first random vector, relative."""
     vector = vectors.random_unit(candidate.size, 0, device=product.device, dtype=product.dtype)
     found = _first_product(replace(candidate, patterns=expected.patterns))(vector).view(-1, candidate.size)[0]
     difference, size = vectors.length(found - product).item(), vectors.length(product).item()

@@ -38,14 +38,12 @@ class PatternCache:
         self._patterns: dict[Key, tuple[list[Tensor], torch.device | None]] = {}
 
     def get(self, key: Key) -> list[Tensor] | None:
-        """The pattern, None if it is not kept."""
         if key not in self._patterns:
             return None
         pattern, device = self._patterns[key]
         return [_expanded(tensor.to(device)) for tensor in pattern] if self._every else pattern
 
     def put(self, key: Key, pattern: list[Tensor]) -> None:
-        """Keep a pattern."""
         if not self._every:
             self._patterns.clear()
             self._patterns[key] = pattern, None

@@ -143,7 +143,6 @@ class MicroBatching:
     lock: Lock = field(default_factory=Lock, repr=False)  # several mini-batches may run out of memory at once
 
     def slices(self, samples: int) -> list[slice]:
-        """The micro-batches of a mini-batch."""
         size = -(-samples // self.count)
         return [slice(at, min(at + size, samples)) for at in range(0, samples, size)]
 

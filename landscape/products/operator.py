@@ -122,7 +122,6 @@ class Curvature:
 
     @property
     def size(self) -> int:
-        """Number of parameters, n."""
         return sum(p.numel() for p in self.parameters.values())
 
     @property

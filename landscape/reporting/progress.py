@@ -110,7 +110,6 @@ class Progress:
             self._bar.stop()
 
     def units(self, finished: int, total: int) -> None:
-        """A run begins, perhaps after another one."""
         self._finished, self._total = finished, total
         self._first = self._began = None
         self._products = self._earlier = 0

@@ -118,7 +118,6 @@ class Handle:
         return "\0".join(values.ravel()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).data
 
     def array(self) -> np.ndarray:
-        """The whole of it; text as Python strings."""
         if self.header is not None:
             with contextlib.suppress(*LEFT):
                 values = self.header.array()
@@ -132,7 +131,6 @@ class Handle:
         return _printable(found) if text else found
 
     def write(self, values: Any) -> None:
-        """Replace the numbers, by as many or by one for all."""
         if self.shape is None or self.dtype not in _IN_MEMORY:
             h5py.Dataset(self.id)[...] = values
         elif 0 not in self.shape:
@@ -140,7 +138,6 @@ class Handle:
             self.id.write(h5py.h5s.ALL, h5py.h5s.ALL, whole, mtype=_IN_MEMORY[self.dtype])
 
     def modify(self, attribute: str, value: float) -> None:
-        """Replace the number of an attribute."""
         h5py.h5a.open(self.id, attribute.encode()).write(np.array(value, float), mtype=_IN_MEMORY[np.dtype("f8")])
         if isinstance(known := self.attributes(), OnDemand):  # which an open array has
             known.known[attribute] = float(value)

@@ -58,7 +58,6 @@ class Measured:
 
     @property
     def known(self) -> bool:
-        """Whether there is an interval."""
         return bool(np.isfinite(self.low) and np.isfinite(self.high))
 
     def __str__(self) -> str:

@@ -60,14 +60,12 @@ class Journal:
         self._open()
 
     def append(self, record: Record) -> None:
-        """Add one record; when this returns, a kill cannot lose it."""
         if self.unreadable:
             raise ValueError(f"{self.path} cannot be read; it must be set aside before anything is added")
         payload = _encode(record)
         self._write(_HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
 
     def records(self) -> Iterator[Record]:
-        """Every readable record, oldest first."""
         return _records(_content(self._file))
 
     def clear(self, *, keep: int = 0) -> None:
@@ -77,7 +75,6 @@ class Journal:
         os.ftruncate(self._file, self._end)
 
     def remove(self) -> None:
-        """Delete the file, still under its lock."""
         self.path.unlink(missing_ok=True)
 
     def set_aside(self) -> Path:

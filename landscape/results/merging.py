@@ -215,7 +215,6 @@ def _mismatch(known: _Result, datasets: Mapping[str, handles.Handle]) -> str:
 
 
 def _key(name: str) -> tuple[str, str]:
-    """Probe and digest in the name of a group."""
     return name.partition("/")[0], name.rpartition("-")[2]
 
 

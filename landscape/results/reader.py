@@ -186,17 +186,14 @@ class Array:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
         return self._array.shape or ()
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
         return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of its numbers or texts."""
         return self._array.dtype
 
     @cached_property
@@ -208,7 +205,6 @@ class Array:
 
     @cached_property
     def attrs(self) -> Mapping[str, Any]:
-        """Its attributes."""
         with self._guard():
             return self._array.attributes(self._guard)
 
@@ -224,12 +220,10 @@ class Array:
 
     @property
     def values(self) -> np.ndarray:
-        """The numbers or texts."""
         return self.held if isinstance(self.held, np.ndarray) else np.asarray(self.variable.values)
 
     @cached_property
     def variable(self) -> xr.Variable:
-        """All of it."""
         return xr.Variable(self.dims, self.held, dict(self.attrs), fastpath=True)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -264,7 +258,6 @@ class Stored(Mapping[str, xr.DataArray]):
 
     @cached_property
     def whole(self) -> xr.Dataset:
-        """All of it."""
         with self._reading:
             return _dataset(self.variables, self.attrs, self._name)
 

@@ -61,7 +61,6 @@ class SeriesWriter:
 
     @property
     def coordinates(self) -> list[int]:
-        """Coordinates of the rows, in ascending order."""
         return sorted(self._rows)
 
     def write(self, at: int, values: Values) -> None:
@@ -104,7 +103,6 @@ class SeriesWriter:
             self.release()
 
     def release(self) -> None:
-        """Let the journal go without a merge, as a kill would."""
         self._journal.__exit__(None, None, None)
 
 
@@ -135,7 +133,6 @@ def rows_of(rows: Rows, records: Iterable[journal.Record]) -> Rows:
 
 
 def _rows_in(stored: run_key.Arrays, key: run_key.RunKey) -> Rows:
-    """The rows of stored arrays."""
     (axis,) = key.plan.over
     rows = enumerate(stored.get(axis, ()))
     return {int(at): {name: stored[name][i] for name in key.plan.quantities} for i, at in rows}

@@ -181,7 +181,6 @@ class Standing:
 
     @property
     def finished(self) -> int:
-        """How many units are finished."""
         return int(self.done.sum())
 
     def missing(self, most: int = 8) -> str:

@@ -81,7 +81,6 @@ class Writer:
         return [unit for unit in self.key.plan.units() if not done[unit.index]]
 
     def arrays(self) -> Arrays:
-        """All arrays of the result in the file, by name."""
         try:
             return read_group(self.path, self.group)
         except (ValueError, *DAMAGE):  # somebody replaced the file
@@ -93,7 +92,6 @@ class Writer:
         return None
 
     def write(self, unit: Unit, values: Values) -> None:
-        """Append one finished unit to the journal."""
         self._journal.append(record_of(self.key, unit, values))
 
     def merge(self) -> None:
@@ -255,11 +253,9 @@ class MemoryWriter:
         return list(self.key.plan.units())
 
     def arrays(self) -> Arrays:
-        """All arrays of the result so far, by name."""
         return groups.arrays(self._group)
 
     def write(self, unit: Unit, values: Values) -> None:
-        """Take one finished unit."""
         self._records.append(record_of(self.key, unit, values))
 
     def merge(self) -> None:
@@ -268,7 +264,6 @@ class MemoryWriter:
         self._records.clear()
 
     def result(self) -> xr.Dataset:
-        """The labelled dataset, as `reader.result` gives it."""
         self.merge()
         return dataset_of(self._group, self._items)
 

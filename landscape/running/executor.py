@@ -115,7 +115,6 @@ class InProcess:
     workers, here = 1, True
 
     def measure(self, probe: Probe | Sweeps, subject: Subject, units: Sequence[Unit]) -> Generator[tuple[Unit, Values]]:
-        """Units in order."""
         yield from zip(units, sweep_within_memory(probe, subject, units), strict=True)
 
 

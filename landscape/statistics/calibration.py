@@ -269,7 +269,6 @@ def _counts(n: int, draws: int, seed: int) -> Iterator[np.ndarray]:
 
 @lru_cache(maxsize=1)
 def _few_counts(n: int, draws: int, seed: int) -> Sequence[np.ndarray]:
-    """All of them: many networks are resampled alike."""
     return list(_counts(n, draws, seed))
 
 

@@ -63,7 +63,6 @@ class Progress:
         return made
 
     def write(self, out: Path) -> None:
-        """Keep it."""
         write_text(out / STATE, json.dumps(vars(self), indent=1) + "\n")
 
     def state(self, step: str) -> str:

@@ -39,7 +39,6 @@ class Step(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in the study."""
         return name_of(self.network.name, self.seed, self.key)
 
 

@@ -60,7 +60,6 @@ class Study:
 
     @property
     def values(self) -> list[str]:
-        """The different values of the argument, in words."""
         return list(dict.fromkeys(map(self.value, self.networks.values())))
 
     def value(self, network: Network) -> str:
@@ -81,7 +80,6 @@ class Study:
 
     @property
     def cells(self) -> dict[Cell, xr.Dataset]:
-        """All results."""
         return {(name, key): data for name, one in self.networks.items() for key, data in one.results.items()}
 
 

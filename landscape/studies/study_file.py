@@ -48,7 +48,6 @@ class StudyFile:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of all networks that are measured."""
         return sorted({seed for one in self.networks.values() if one.measured for seed in one.seeds})
 
     def cells(self, claims: Sequence[Claim]) -> list[Cell]:

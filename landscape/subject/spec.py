@@ -62,7 +62,6 @@ class SmoothingOptions:
 
     @property
     def block(self) -> dict[str, Any]:
-        """The arguments of a block."""
         return {name: value for name, value in asdict(self).items() if name != "at"}
 
     def __str__(self) -> str:

@@ -274,7 +274,6 @@ def _full(array: np.ndarray, shape: tuple[int, ...]) -> Tensor:
 
 
 def _compressed(tensor: Tensor) -> np.ndarray:
-    """Without the axes along which nothing changes."""
     for axis, n in enumerate(tensor.shape):
         if n > 1:
             first = tensor.narrow(axis, 0, 1)

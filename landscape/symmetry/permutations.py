@@ -48,7 +48,6 @@ class Units:
         return made
 
     def find(self, units: np.ndarray) -> np.ndarray:
-        """The representatives of units, of the same shape."""
         found: np.ndarray = self._up[units]
         while True:
             further = self._up[found]
@@ -157,7 +156,6 @@ class Permutations:
 
     @property
     def identity(self) -> np.ndarray:
-        """The permutation that moves nothing."""
         return np.arange(self.size)
 
     @cached_property

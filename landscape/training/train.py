@@ -238,7 +238,6 @@ def _train_remaining_epochs(run: _Run, report: Report | None) -> None:
 def _finish_epoch(
     run: _Run, epoch: int, train_loss: float, began: float, history: list[dict[str, float]], report: Report | None
 ) -> None:
-    """Evaluate after an epoch and write its files."""
     schedule, epochs = run.trainer.schedule, run.trainer.recipe.epochs
     step = epoch * schedule.per_epoch
     metrics = _metrics(run, step, run.trainer.network)
@@ -298,7 +297,6 @@ def _epoch(run: _Run, epoch: int, monitor: Monitor | None) -> float:
 
 
 def _metrics(run: _Run, step: int, network: nn.Module) -> dict[str, float]:
-    """Loss and accuracy on the test split, after `step` updates."""
     trainer = run.trainer
     found = trainer.objective.evaluated(network, trainer.images, run.tests, seed=trainer.seed)
     if not math.isfinite(found["loss"]):  # the last update broke the weights after their last finite loss

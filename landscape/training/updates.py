@@ -173,7 +173,6 @@ class Trainer:
         return state if self.average is None else {**state, "ema": self.average.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Load what `state` returned."""
         self.network.load_state_dict(state["state_dict"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average is not None:

@@ -57,7 +57,6 @@ class Rates:
         return (points + 1) * (data * samples * self.forward + self.refresh) + controls * samples * self.reference
 
     def total(self, work: Workload, grid: GridSize, samples: int) -> float:
-        """Seconds of a run."""
         points = self.during(work.points(grid), work.controls(grid), samples, work.data)
         return self.compilation + self.before(work, samples) + points
 

@@ -171,7 +171,6 @@ class FlatnessTerms:
 
     @property
     def _like(self) -> Tensor:
-        """The weights, flat, (n,)."""
         return flat(self.parameters.values()).detach()
 
     def _mean(self, i: int, terms: Callable[[slice], Tensor]) -> Term:

@@ -43,7 +43,6 @@ class StraightLine:
 
     @property
     def norm(self) -> float:
-        """Length of the direction."""
         return float(inner(self.direction.values(), self.direction.values()) ** 0.5)
 
 
@@ -73,7 +72,6 @@ class ModelOnLine:
         self._weights.restore()
 
     def move_to(self, t: float) -> None:
-        """Write the weights of one point into the model."""
         with self._subject.evaluating():
             if self._ends:
                 if self._control is None:

@@ -45,7 +45,6 @@ class MovedLosses:
 
     @property
     def weights(self) -> Tensor:
-        """The original weights, flat, (n,)."""
         return vectors.flat(self._weights.original.values())
 
     def move(self, change: Tensor) -> None:

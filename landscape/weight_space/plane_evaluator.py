@@ -94,7 +94,6 @@ class PlaneEvaluator:
         self._weights.restore()
 
     def at(self, x: float, y: float, *, control: bool = False) -> dict[str, Any]:
-        """The quantities of `evaluate` at one point."""
         (values,) = self.evaluate([(x, y, control)])
         return values
 

@@ -128,13 +128,11 @@ class Plane:
 
     @property
     def norms(self) -> tuple[float, float]:
-        """Lengths of the two directions."""
         first, second = (inner(d.values(), d.values()) ** 0.5 for d in self.directions)
         return first, second
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between them."""
         first, second = self.directions
         shared = [name for name in first if name in second]
         product = inner([first[n] for n in shared], [second[n] for n in shared])
@@ -143,7 +141,6 @@ class Plane:
 
     @property
     def facts(self) -> dict[str, str | float]:
-        """Short facts that are stored with a surface."""
         norm_x, norm_y = self.norms
         filters = {"filters": self.filters} if self.filters else {}
         return {"plane": self.kind, "cosine": self.cosine, "norm_x": norm_x, "norm_y": norm_y, **filters, **self.model}

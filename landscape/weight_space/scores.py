@@ -129,11 +129,9 @@ class Scores:
             return self.values(self.table((torch.from_numpy(own[0]), torch.from_numpy(own[1])), further).numpy())
 
     def values(self, table: np.ndarray) -> dict[str, np.ndarray]:
-        """A table as the measured quantities."""
         return dict(zip(basins.MEASURED, np.asarray(table, dtype=float).reshape(-1, 4).T.copy(), strict=True))
 
     def axes(self) -> dict[str, np.ndarray]:
-        """The axis of scores."""
         return {"score": np.arange(len(self.rows))}
 
     def labels(self) -> dict[str, tuple[Quantity, np.ndarray]]:

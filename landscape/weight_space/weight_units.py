@@ -214,7 +214,6 @@ class UnitTraces:
         self._sample: tuple[tuple[int, int], np.ndarray] | None = None
 
     def release(self) -> None:
-        """Free the graph of a mini-batch."""
         self._product = None
 
     def sample(self, batch: int, vector: int) -> np.ndarray:

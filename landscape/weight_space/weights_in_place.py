@@ -37,7 +37,6 @@ class WeightsInPlace:
         self.restore()
 
     def restore(self) -> None:
-        """Write back the original tensors."""
         torch._foreach_copy_(list(self._live.values()), list(self.original.values()))
         batchnorm.restore(self._subject.model, self._buffers)
 

@@ -121,7 +121,6 @@ def words_of(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def _over(comparison: Comparison) -> dict[str, str]:
-    """What the errors of every probe are over, in words."""
     return {entry.probe: str(entry.data.attrs.get("errors_over", OF_SAMPLES)) for entry in comparison.entries}
 
 

@@ -41,7 +41,6 @@ class Records:
 
     @property
     def names(self) -> list[str]:
-        """Networks or groups, in order."""
         return list(dict.fromkeys(str(row[self.kind]) for row in self.rows if row["kind"] == self.kind))
 
     @property

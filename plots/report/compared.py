@@ -71,7 +71,6 @@ def _mean(mean: GroupMean | None, members: int) -> Html:
 
 
 def _table(data: xr.Dataset, rows: Sequence[Row], age: str) -> Html:
-    """Differences, real ones first, and the notes of the comparison."""
     differences = sorted((row for row in rows if row["kind"] == "difference"), key=lambda row: row["verdict"] != REAL)
     lines = [_line(row) for row in differences]
     label = str(data.attrs.get("label", ""))
