@@ -1,13 +1,14 @@
 """Let every call that changes a file be a command's last, or fail, and check what is left: nothing may be lost.
 
-    python benchmarks/failing_calls.py [--stride 1] [--only run,merge,repair,report]
+    python benchmarks/failing_calls.py [--stride 1] [--only run,merge,repair,report,train]
 
 A library, compiled here and loaded before the C library, counts the calls (create, write, truncate, flush, rename,
 delete, of Python as of HDF5) of a small run of two probes, a merge, a repair and a report. Then each of them in turn is
 one before which the process is killed, a write that is killed half way, one that fails (EIO), one from which on all
 fail, and one from which on the disk is full (ENOSPC). Afterwards every file opens and holds all units that were
 reported; a command that failed has said so in one line, with exit code 1; and the same command then ends with the very
-numbers of one that nothing happened to, and leaves no other file. `--stride n` tries every n-th point.
+numbers of one that nothing happened to, and leaves no other file. A training is killed only: it goes on without
+snapshots that cannot be written. `--stride n` tries every n-th point.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Case:
 
     commands: list[list[str]]
     writes: str
-    before: Callable[[Path], None]  # makes the files that they need
+    before: Callable[[Path], object]  # makes the files that they need
+    how: str = "".join(HOW)
 
 
 @dataclass
@@ -128,9 +130,13 @@ def held(case: Case, folder: Path) -> set[Unit]:
 
 
 def same(mine: Path, theirs: Path) -> bool:
-    """Whether two results files, or pages, hold the same."""
+    """Whether two results files, pages, or checkpoints hold the same."""
+    import torch
     from fault_checks import commands
 
+    if mine.suffix == ".pt":
+        weights, others = (torch.load(path, weights_only=True)["state_dict"] for path in (mine, theirs))
+        return all(torch.equal(weights[name], tensor) for name, tensor in others.items())
     return commands.same(mine, theirs) if mine.suffix == ".h5" else mine.read_bytes() == theirs.read_bytes()
 
 
@@ -160,7 +166,7 @@ def wrong(case: Case, folder: Path, start: Path, whole: Path, at: int, how: str)
     if "repair" in case.commands[0] and out.exists():
         out.unlink()  # whole, as we know; it is not written again
     again = attempt(case, folder)
-    names = {path.name for path in folder.iterdir()} - {path.name for path in whole.iterdir()}
+    names = {path.name for path in folder.rglob("*")} - {path.name for path in whole.rglob("*")}
     nobodys = rf"tmp.*|\.{case.writes}\.[0-9a-f]{{8}}|.*\.lock"  # a living process might have them; locks are empty
     left = {name for name in names if not re.fullmatch(nobodys, name)}
     second = expect(
@@ -217,11 +223,25 @@ def reported(folder: Path) -> None:
 
 HOW_RUN = ["--out", "results.h5", "--fsync", "--log", "log.json"]
 RUN = Case([[*LINE, *HOW_RUN], ["variance", "final.pt", *SMALL, *HOW_RUN]], "results.h5", checkpoint)
+TRAIN = [
+    "train",
+    "resnet_demo",
+    "--data",
+    "digits",
+    "--epochs",
+    "2",
+    "--fraction",
+    "1e-1",
+    "--device",
+    "cpu",
+    "--quiet",
+]
 CASES: Mapping[str, Case] = {
     "run": RUN,
     "merge": Case([["merge", "1.h5", "2.h5", "--out", "all.h5", "--quiet"]], "all.h5", shards),
     "repair": Case([["repair", "damaged.bak", "--out", "new.h5", "--quiet"]], "new.h5", damaged),
     "report": Case([["report", "results.h5", "--out", "report.html", "--quiet"]], "report.html", reported),
+    "train": Case([[*TRAIN, "--out", "a.run"]], "a.run/final.pt", Path.exists, "kt"),
 }
 
 
@@ -251,7 +271,9 @@ def main() -> None:
             ended = attempt(case, folder)
             assert ended.code == 0, ended.said
             shutil.copytree(folder, whole)
-            points = [(at, how) for at, kind in enumerate(ended.kinds, 1) for how in HOW if how != "t" or kind == "w"]
+            points = [
+                (at, how) for at, kind in enumerate(ended.kinds, 1) for how in case.how if how != "t" or kind == "w"
+            ]
             points = points[:: chosen.stride]
             bad = 0
             for at, how in points:
