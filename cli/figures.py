@@ -105,11 +105,7 @@ def report(
 
 
 def parse_eigenvalues(text: str) -> tuple[float, float] | None:
-    """Parse `LOW:HIGH` with zero in between; None if empty.
-
-    Raises:
-        OptionError: it is something else.
-    """
+    """Parse `LOW:HIGH` with zero in between; None if empty. Raises OptionError: it is something else."""
     from landscape.options import parse_range, require
 
     if not text:

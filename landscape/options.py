@@ -163,11 +163,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def parse_numbers(name: str, text: str) -> tuple[float, ...]:
-    """Parse `0.5,0.5,0.5`.
-
-    Raises:
-        OptionError: a part is not a number, or is infinite or NaN.
-    """
+    """Parse `0.5,0.5,0.5`. Raises OptionError: a part is not a number, or is infinite or NaN."""
     numbers = _numbers(text, ",", float)
     finite = bool(numbers) and all(map(math.isfinite, numbers))
     require(finite, name, text or "nothing", "finite numbers separated by commas")
@@ -183,11 +179,7 @@ def _numbers(text: str, separator: str, kind: Callable[[str], T]) -> list[T]:
 
 
 def parse_choices(name: str, text: str, choices: Iterable[str]) -> tuple[str, ...]:
-    """Parse `png,pdf`, each of which has to be one of the choices.
-
-    Raises:
-        OptionError: one is not.
-    """
+    """Parse `png,pdf`, each of which has to be one of the choices. Raises OptionError: one is not."""
     known = list(choices)
     parts = tuple(part.strip().lower() for part in text.split(","))
     for part in parts:
@@ -196,11 +188,7 @@ def parse_choices(name: str, text: str, choices: Iterable[str]) -> tuple[str, ..
 
 
 def parse_resolution(name: str, text: str) -> tuple[int, int]:
-    """Parse `N` or `NX,NY`.
-
-    Raises:
-        OptionError: it is something else.
-    """
+    """Parse `N` or `NX,NY`. Raises OptionError: it is something else."""
     parts = _numbers(text, ",", int)
     require(len(parts) in (1, 2), name, text, "N or NX,NY")
     require(max(parts) <= MOST_POINTS, name, text, f"at most {MOST_POINTS:,} points per axis")
@@ -208,11 +196,7 @@ def parse_resolution(name: str, text: str) -> tuple[int, int]:
 
 
 def parse_shard(name: str, text: str) -> tuple[int, int]:
-    """Parse `I/N`, the I-th of N shards; (1, 1) if empty.
-
-    Raises:
-        OptionError: it is something else.
-    """
+    """Parse `I/N`, the I-th of N shards; (1, 1) if empty. Raises OptionError: it is something else."""
     if not text:
         return 1, 1
     number, _, of = text.partition("/")
@@ -319,11 +303,7 @@ def _literal(text: str) -> Any:
 
 
 def parse_duration(name: str, text: str) -> float:
-    """Parse `90s`, `30m` or `2h` into seconds.
-
-    Raises:
-        OptionError: it is none of these, or not positive.
-    """
+    """Parse `90s`, `30m` or `2h` into seconds. Raises OptionError: it is none of these, or not positive."""
     try:
         found = float(text[:-1]) * SECONDS[text[-1:]]
     except (ValueError, KeyError):

@@ -27,11 +27,7 @@ class Selection:
     colors: Mapping[str, str] = field(default_factory=dict)  # label, stored or written: colour
 
     def of(self, stored: Stored) -> list[tuple[str, xr.Dataset]]:
-        """The chosen results under their names.
-
-        Raises:
-            OptionError: no checkpoint has a label that is asked for.
-        """
+        """The chosen results under their names. Raises OptionError: no checkpoint has a label that is asked for."""
         known = list(dict.fromkeys(label_of(data) for _, data in stored))
         unwritten = [label for label in self.colors if label not in self.labels.values()]
         for option, patterns in (("only", self.only), ("label", self.labels), ("color", unwritten)):
@@ -96,11 +92,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def colours(given: Sequence[str]) -> dict[str, str]:
-    """Parse `LABEL=COLOR` texts.
-
-    Raises:
-        OptionError: one is no pair, or its colour has no such name.
-    """
+    """Parse `LABEL=COLOR` texts. Raises OptionError: one is no pair, or its colour has no such name."""
     from matplotlib.colors import is_color_like
 
     found = pairs("color", given)

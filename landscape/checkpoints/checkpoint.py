@@ -225,11 +225,7 @@ def state_dict_sha256(state_dict: Mapping[str, Tensor]) -> str:
 
 
 def newest_checkpoint(root: Path = Path("checkpoints")) -> Path:
-    """The newest `final.pt` below a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """The newest `final.pt` below a folder. Raises FileNotFoundError: there is none."""
     files = sorted(root.glob(f"**/{FINAL}"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise FileNotFoundError(

@@ -64,11 +64,7 @@ def weights_in(content: Any, weights: Weights) -> FoundWeights[Any]:
 
 
 def is_native(content: Any) -> bool:
-    """Whether the content is in this project's own format.
-
-    Raises:
-        ValueError: it is, in another version.
-    """
+    """Whether the content is in this project's own format. Raises ValueError: it is, in another version."""
     if not isinstance(content, Mapping):
         return False
     version = content.get("format")

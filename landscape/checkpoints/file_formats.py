@@ -35,11 +35,7 @@ class Program:
 
 
 def safetensors(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
-    """Load a safetensors file, which cannot hold code.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Load a safetensors file, which cannot hold code. Raises ValueError: it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -152,11 +148,7 @@ class Evidence:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names of the files in a zip archive.
-
-        Raises:
-            ValueError: it is damaged, or declares more than it can hold.
-        """
+        """Names of the files in a zip archive. Raises ValueError: it is damaged, or declares more than it can hold."""
         return frozenset(members(self.path))
 
     def holds(self, pattern: str) -> bool:

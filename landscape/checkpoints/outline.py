@@ -81,11 +81,7 @@ def refusal(path: Path, wanted: Names) -> ValueError:
 
 
 def of_safetensors(path: Path) -> Outline:
-    """The outline of a safetensors file, from its header.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """The outline of a safetensors file, from its header. Raises ValueError: it is damaged."""
     entries = {name: entry for name, entry in raw_files.header(path).items() if name != "__metadata__"}
     return Outline({name: Entry(tuple(e["shape"]), str(e["dtype"]).lower()) for name, e in entries.items()})
 

@@ -177,11 +177,7 @@ def holds_adapter(folder: Path) -> bool:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file.
-
-    Raises:
-        ValueError: it is far too large, damaged, or not an object.
-    """
+    """The object in a small JSON file. Raises ValueError: it is far too large, damaged, or not an object."""
     refuse_special(path)
     if path.stat().st_size > MAX_TEXT:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected a short JSON file; download it again")

@@ -40,11 +40,7 @@ class Budget:
         self._room, self._tuples = COPIES * size + SLACK, TUPLE_KEYS
 
     def keys(self, keys: Iterable[Any]) -> None:
-        """Accept keys of a dict or a set.
-
-        Raises:
-            BoundError: hashing or comparing them could take for ever.
-        """
+        """Accept keys of a dict or a set. Raises BoundError: hashing or comparing them could take for ever."""
         for key in keys:
             if isinstance(key, tuple):
                 self._tuples -= 1
@@ -71,11 +67,7 @@ class Budget:
                     self.keys(v[0] if pairs and isinstance(v, list | tuple) and v else v for v in values)
 
     def copy(self, value: Any) -> None:
-        """Accept a copy of a value.
-
-        Raises:
-            BoundError: with those before it holds far more than the pickle.
-        """
+        """Accept a copy of a value. Raises BoundError: with those before it holds far more than the pickle."""
         self._room -= 1 + (len(value) if isinstance(value, (*CONTAINERS, str, bytes)) else 0)
         if self._room < 0:
             raise BoundError("it copies far more values than it holds")
@@ -148,19 +140,11 @@ class Dtype:
         self.order = text(state[1])
 
     def decoded(self, raw: bytes) -> np.ndarray:
-        """Numbers from their bytes.
-
-        Raises:
-            ValueError: the type is not one of plain numbers.
-        """
+        """Numbers from their bytes. Raises ValueError: the type is not one of plain numbers."""
         return np.frombuffer(raw, np.dtype(self.checked().order + self.code))
 
     def checked(self) -> Dtype:
-        """The dtype itself, if it is one of plain numbers.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """The dtype itself, if it is one of plain numbers. Raises ValueError: it is not."""
         if not re.fullmatch(r"[biuf][1248]", self.code) or self.order not in ("|", "<", ">", "="):
             raise ValueError(f"an array of type {self.code!r}, expected plain numbers")
         return self
@@ -181,11 +165,7 @@ class Array:
         self.state = state
 
     def value(self) -> np.ndarray:
-        """The array.
-
-        Raises:
-            ValueError: the number of values differs from the shape, or they are not plain numbers.
-        """
+        """The array. Raises ValueError: the number of values differs from the shape, or they are not plain numbers."""
         _, shape, dtype, columns_first, raw = self.state
         if not isinstance(shape, tuple) or len(shape) > DIMENSIONS or not all(type(n) is int for n in shape):
             raise ValueError("an array whose shape is not a few whole numbers")

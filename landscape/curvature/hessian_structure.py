@@ -126,11 +126,7 @@ class Structure:
         return {name: Quantity(named[name]) for name in [*wanted, *["parameter"] * (self.diagonal == "full")]}
 
     def require_storable(self, parameters: Mapping[str, Tensor], batches: int) -> None:
-        """Check that the full diagonal fits a results file.
-
-        Raises:
-            ValueError: it does not.
-        """
+        """Check that the full diagonal fits a results file. Raises ValueError: it does not."""
         size, most = 8 * (batches + 2) * sum(p.numel() for p in parameters.values()), stored_spectrum.LARGEST_RESULT
         if self.diagonal == "full" and size > most:
             raise ValueError(

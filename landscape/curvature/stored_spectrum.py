@@ -43,11 +43,7 @@ def check(given: Any) -> None:
 
 
 def require_storable(size: int) -> None:
-    """Check that eigenvectors of so many bytes fit a results file.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Check that eigenvectors of so many bytes fit a results file. Raises ValueError: they do not."""
     if size > LARGEST_RESULT:
         raise ValueError(
             f"--eigenvectors would store {size / 2**30:.1f} GiB, at most 1 GiB fits a results file; "

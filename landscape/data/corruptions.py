@@ -59,11 +59,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_severities(text: str) -> tuple[int, ...]:
-    """The severities that `1,3,5` means.
-
-    Raises:
-        OptionError: one is not 1 to 5, or given twice.
-    """
+    """The severities that `1,3,5` means. Raises OptionError: one is not 1 to 5, or given twice."""
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if part not in map(str, SEVERITIES):

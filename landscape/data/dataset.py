@@ -131,11 +131,7 @@ class CallersBatches(BatchSource):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of all tensors.
-
-        Raises:
-            ValueError: the batches are others when they are read again.
-        """
+        """SHA-256 of all tensors. Raises ValueError: the batches are others when they are read again."""
         self._digest = self._digest or self._read_twice()
         return self._digest
 

@@ -90,11 +90,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def parse_crop(text: str) -> Crop:
-    """Parse a share such as `0.875`, or `squash`.
-
-    Raises:
-        OptionError: it is neither.
-    """
+    """Parse a share such as `0.875`, or `squash`. Raises OptionError: it is neither."""
     if text == "squash":
         return "squash"
     try:

@@ -143,11 +143,7 @@ NEEDED = (
 
 
 def budget_bits(text: str, weights: int) -> int:
-    """Bits in all for `4.5` (mean bits per weight) or `12MB`.
-
-    Raises:
-        OptionError: the text is neither.
-    """
+    """Bits in all for `4.5` (mean bits per weight) or `12MB`. Raises OptionError: the text is neither."""
     if re.fullmatch(r"\d+(\.\d+)?", text) and float(text) > 0:
         return math.floor(float(text) * weights + 1e-9)
     try:

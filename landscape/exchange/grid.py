@@ -90,11 +90,7 @@ def ascending(axes: Sequence[np.ndarray]) -> tuple[list[np.ndarray], tuple[np.nd
 
 
 def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a CSV file with their numbers.
-
-    Raises:
-        ValueError: a field is longer than any that a table has.
-    """
+    """The lines of a CSV file with their numbers. Raises ValueError: a field is longer than any that a table has."""
     with path.open(newline="", encoding="utf-8", errors="replace") as stream:
         try:
             yield from enumerate(csv.reader(stream), start=1)

@@ -113,11 +113,7 @@ def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
 
 
 def read_trajectory(path: Path) -> ProjectedTrajectory:
-    """The trajectory in a projection file.
-
-    Raises:
-        ValueError: it holds none.
-    """
+    """The trajectory in a projection file. Raises ValueError: it holds none."""
     wanted = " and ".join(PROJECTIONS)
     if not h5py.is_hdf5(path):
         raise ValueError(f"{path} is not an HDF5 file; give a projection file with {wanted}")

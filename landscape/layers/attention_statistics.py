@@ -159,11 +159,7 @@ AXES = 3
 
 
 def attended_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
-    """The layers with a map whose residual branch is self-attention.
-
-    Raises:
-        NotApplicable: there is none.
-    """
+    """The layers with a map whose residual branch is self-attention. Raises NotApplicable: there is none."""
     found = [layer for layer in spatial_layers(subject, patterns) if layer.attention and layer.branch is not None]
     found = [layer for layer in found if layer.branch is not None and layer.branch.skip and layer.branch.leaves]
     if not found:

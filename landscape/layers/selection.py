@@ -75,11 +75,7 @@ def select_layers(
 
 
 def of_one_network(layers: list[Layer]) -> list[Layer]:
-    """The layers, if they have one depth axis.
-
-    Raises:
-        ValueError: they are those of several networks.
-    """
+    """The layers, if they have one depth axis. Raises ValueError: they are those of several networks."""
     first = [layer.name.split(".") for layer in layers if layer.depth == 0.0]
     if len(first) > 1:
         differing = next(i for i, parts in enumerate(zip(*first, strict=False)) if len(set(parts)) > 1)
@@ -166,11 +162,7 @@ def spatial_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
 
 
 def require_class_token(layers: Sequence[Layer]) -> None:
-    """Reject layers without a class token.
-
-    Raises:
-        ValueError: names the first one.
-    """
+    """Reject layers without a class token. Raises ValueError: names the first one."""
     without = [layer.name for layer in layers if layer.layout != "tokens" or not layer.prefix]
     if without:
         raise ValueError(f"--pool cls needs a class token, {without[0]} has none; use --pool mean")

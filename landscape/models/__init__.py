@@ -189,11 +189,7 @@ def converted(name: str, value: object, kind: Any) -> object:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Convert a whole number of at least 1 (of at least 0 where `LEAST` says so).
-
-    Raises:
-        OptionError: it is none.
-    """
+    """Convert a whole number of at least 1 (of at least 0 where `LEAST` says so). Raises OptionError: it is none."""
     least = LEAST.get(name, 1)
     try:
         number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else least - 1

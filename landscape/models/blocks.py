@@ -40,11 +40,7 @@ def initialise(
 
 
 def require_per_stage(stages: int, **arguments: tuple[int, ...]) -> None:
-    """Check that arguments have one entry per stage.
-
-    Raises:
-        ValueError: one has not.
-    """
+    """Check that arguments have one entry per stage. Raises ValueError: one has not."""
     for name, values in arguments.items():
         if len(values) != stages:
             raise ValueError(f"{name}={values} has {len(values)} entries; give one per stage, {stages} in all")

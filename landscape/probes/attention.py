@@ -212,11 +212,7 @@ class Attention(Probe):
 
 
 def attention_layers(subject: Subject, patterns: tuple[str, ...]) -> list[Layer]:
-    """The layers whose branch contains self-attention.
-
-    Raises:
-        NotApplicable: there is none.
-    """
+    """The layers whose branch contains self-attention. Raises NotApplicable: there is none."""
     layers = [layer for layer in selection.layers_of(subject, patterns) if layer.attention is not None]
     if not layers:
         raise NotApplicable(

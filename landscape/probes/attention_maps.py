@@ -121,11 +121,7 @@ class AttentionPictures(Probe):
         return np.array(parse_numbers("queries", self.queries)).reshape(-1, 2)
 
     def _layers(self, subject: Subject) -> list[Layer]:
-        """The self-attentions over all positions of the image.
-
-        Raises:
-            NotApplicable: there is none.
-        """
+        """The self-attentions over all positions of the image. Raises NotApplicable: there is none."""
         found = attention_layers(subject, self.layers)
         whole = [layer for layer in found if layer.spatial and layer.attention and layer.attention.covers(layer.grid)]
         if not whole:

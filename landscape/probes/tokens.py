@@ -157,11 +157,7 @@ class Tokens(Probe):
 
 
 def _tsne() -> Any:
-    """scikit-learn's t-SNE.
-
-    Raises:
-        ValueError: scikit-learn is not installed.
-    """
+    """scikit-learn's t-SNE. Raises ValueError: scikit-learn is not installed."""
     try:
         from sklearn.manifold import TSNE
     except ImportError as error:

@@ -80,11 +80,7 @@ class Blocks:
         return index[1] if self.per_layer else 0
 
     def require_rows(self, top: int) -> None:
-        """Check that the largest block has at least `top` rows.
-
-        Raises:
-            ValueError: it has fewer.
-        """
+        """Check that the largest block has at least `top` rows. Raises ValueError: it has fewer."""
         size = int(self.sizes.max())
         if top > size:
             whose = "largest layer" if self.per_layer else "model"

@@ -53,11 +53,7 @@ def refuse_oversized(
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse a pipe or a device, on which reading may wait for ever.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Refuse a pipe or a device, on which reading may wait for ever. Raises ValueError: it is one."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ValueError(f"{path} is neither a file nor a folder; give a regular file")
 
@@ -66,11 +62,7 @@ MOST_TOML, MOST_DOTS = 2**16, 1000  # bytes of such a file, and dots in a line o
 
 
 def toml_of(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        ValueError: it is none, or larger than one that somebody writes; "it ...".
-    """
+    """Read a TOML file. Raises ValueError: it is none, or larger than one that somebody writes; "it ..."."""
     if (size := path.stat().st_size) > MOST_TOML:
         raise ValueError(f"it has {size:,} bytes, expected at most {MOST_TOML:,}")
     try:

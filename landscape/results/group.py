@@ -50,11 +50,7 @@ def name_with_digest(file: h5py.File, probe: str, digest: str) -> str | None:
 
 
 def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
-    """The group of a result, created if absent.
-
-    Raises:
-        ValueError: it lacks an array.
-    """
+    """The group of a result, created if absent. Raises ValueError: it lacks an array."""
     existing = name_with_digest(file, key.probe, key.digest)
     if existing is None:
         return _created(file, key)

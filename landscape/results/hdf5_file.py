@@ -149,11 +149,7 @@ class Limits:
         self._longest = longest or size  # bytes of a text
 
     def add(self, held: h5py.h5g.GroupID | Handle, where: str = "") -> None:
-        """Count what a group or an array holds.
-
-        Raises:
-            ValueError: it is too much, or its numbers lie elsewhere.
-        """
+        """Count what a group or an array holds. Raises ValueError: it is too much, or its numbers lie elsewhere."""
         if (
             count := held.attributes_stored if isinstance(held, Handle) else h5py.h5a.get_num_attrs(held)
         ) > MOST_ATTRIBUTES:

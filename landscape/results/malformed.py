@@ -68,11 +68,7 @@ def check_attributes(attributes: Mapping[str, Any], probe: str) -> None:
 
 
 def check_identity(attributes: Mapping[str, Any], probe: str) -> None:
-    """Check that a result has a label and is of a probe.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Check that a result has a label and is of a probe. Raises ValueError: it is not."""
     if "label" not in attributes:
         raise ValueError("it lacks the attribute label")
     if attributes.get("probe") != probe:
@@ -80,11 +76,7 @@ def check_identity(attributes: Mapping[str, Any], probe: str) -> None:
 
 
 def check_attribute(name: str, value: Any) -> None:
-    """Check an attribute of a result.
-
-    Raises:
-        ValueError: it has another form than it is written in.
-    """
+    """Check an attribute of a result. Raises ValueError: it has another form than it is written in."""
     if not isinstance(value, str | int | float):
         raise ValueError(f"the attribute {name} is neither text nor a number")
     if name in TEXT and not isinstance(value, str):
@@ -94,22 +86,14 @@ def check_attribute(name: str, value: Any) -> None:
 
 
 def check_array(name: str, dataset: h5py.Dataset) -> None:
-    """Check the type of an array.
-
-    Raises:
-        ValueError: it holds neither numbers nor text.
-    """
+    """Check the type of an array. Raises ValueError: it holds neither numbers nor text."""
     text = h5py.check_string_dtype(dataset.dtype) is not None
     if dataset.shape is None or not (text or dataset.dtype.kind in NUMBERS):
         raise ValueError(f"{name} holds neither numbers nor text")
 
 
 def check_done(done: np.ndarray) -> None:
-    """Check the array that says which units are finished.
-
-    Raises:
-        ValueError: it says something else.
-    """
+    """Check the array that says which units are finished. Raises ValueError: it says something else."""
     values = np.asarray(done)  # which may still lie in the file
     if values.dtype.kind not in "biu" or (values.size and not 0 <= values.min() <= values.max() <= 1):
         raise ValueError("done holds something else than 0 and 1")

@@ -69,11 +69,7 @@ class Header:
         return memoryview(self.image.content)[self.offset : self.offset + self.size]
 
     def array(self) -> np.ndarray:
-        """The whole of it; texts as bytes.
-
-        Raises:
-            LEFT: it is left to HDF5.
-        """
+        """The whole of it; texts as bytes. Raises LEFT: it is left to HDF5."""
         assert self.dtype is not None
         assert self.shape is not None
         if not self.dtype.hasobject:
@@ -84,11 +80,7 @@ class Header:
         return found
 
     def value(self, name: str) -> bytes | np.generic:
-        """An attribute: one number, or one text as bytes.
-
-        Raises:
-            LEFT: it is left to HDF5.
-        """
+        """An attribute: one number, or one text as bytes. Raises LEFT: it is left to HDF5."""
         attribute = self.attributes[name]
         dtype = _TYPES[attribute.type]
         if attribute.shape:
@@ -98,11 +90,7 @@ class Header:
         return np.frombuffer(self.image.content, dtype, 1, attribute.place)[0]  # type: ignore[no-any-return]
 
     def scales(self, most: int) -> list[list[int]]:
-        """Where the scales of every axis lie in the file, `most` of each.
-
-        Raises:
-            LEFT: that is left to HDF5.
-        """
+        """Where the scales of every axis lie in the file, `most` of each. Raises LEFT: that is left to HDF5."""
         assert self.shape is not None
         attached, found = self.attributes.get("DIMENSION_LIST"), list[list[int]]()
         if attached is None:
@@ -188,11 +176,7 @@ class Image:
         return text, Attribute(dtype, shape, size, place)
 
     def text(self, place: int) -> bytes:
-        """The text that the 16 bytes at a place refer to.
-
-        Raises:
-            LEFT: it is left to HDF5.
-        """
+        """The text that the 16 bytes at a place refer to. Raises LEFT: it is left to HDF5."""
         length, heap, index = _REFERENCE.unpack_from(self.content, place)
         found = self.stored(heap, index)
         if len(found) < length:
@@ -200,11 +184,7 @@ class Image:
         return found[:length].partition(b"\0")[0]
 
     def stored(self, heap: int, index: int) -> bytes:
-        """The bytes of an entry of a heap.
-
-        Raises:
-            LEFT: it is left to HDF5.
-        """
+        """The bytes of an entry of a heap. Raises LEFT: it is left to HDF5."""
         if heap not in self._heaps:
             self._heaps[heap] = self._entries(heap)
         start, size = self._heaps[heap][index]

@@ -119,11 +119,7 @@ def key_of(records: Sequence[Record], path: Path) -> run_key.RunKey:
 
 
 def require_fitting(records: Sequence[Record], plan: Plan) -> None:
-    """Reject units that are not those of a plan.
-
-    Raises:
-        ValueError: names the first one.
-    """
+    """Reject units that are not those of a plan. Raises ValueError: names the first one."""
     wanted = {
         name: (quantity.dtype, tuple(len(plan.axis(dim)) for dim in quantity.dims))
         for name, quantity in plan.quantities.items()

@@ -67,11 +67,7 @@ class Writer:
             _log.info("note: %s has the same weights as %s, whose result this is", key.label, stored)
 
     def pending(self) -> list[Unit]:
-        """Units not yet done, in order.
-
-        Raises:
-            ValueError: the result in the file has other units.
-        """
+        """Units not yet done, in order. Raises ValueError: the result in the file has other units."""
         done, shape = self._merged["done"], self.key.plan.shape
         if done.shape != shape:
             raise ValueError(

@@ -46,11 +46,7 @@ class Work:
 
 
 def work_of(probe: Probe | Sweeps, subject: Subject) -> Work:
-    """The work that measures a subject elsewhere.
-
-    Raises:
-        ValueError: a part of the subject was made in Python.
-    """
+    """The work that measures a subject elsewhere. Raises ValueError: a part of the subject was made in Python."""
     if subject.spec is None or not subject.reloadable or subject.origin.others:
         raise ValueError(
             "workers load the subject by themselves and cannot load a model, data or a loss made in Python; "

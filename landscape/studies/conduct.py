@@ -44,11 +44,7 @@ class Progress:
 
     @classmethod
     def of(cls, study: StudyFile, out: Path) -> Progress:
-        """The progress that a folder holds.
-
-        Raises:
-            ValueError: it is that of another study.
-        """
+        """The progress that a folder holds. Raises ValueError: it is that of another study."""
         file = out / STATE
         if not file.exists():
             return cls(study.title)

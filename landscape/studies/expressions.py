@@ -140,11 +140,7 @@ class Expression:
     """A checked expression; names that are no words stand in quotes: `"gradient descent".series`."""
 
     def __init__(self, text: str, known: Iterable[str] = ()) -> None:
-        """Parse and check an expression over known names.
-
-        Raises:
-            ValueError: it is none, or names something else.
-        """
+        """Parse and check an expression over known names. Raises ValueError: it is none, or names something else."""
         self.text, self._known = text, tuple(known)
         self.chains: list[tuple[str, str]] = []  # a name, and what is taken of it, in order
         self.taken: list[tuple[str, str, bool]] = []  # likewise at every level, and whether in brackets: a headline

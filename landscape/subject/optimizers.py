@@ -51,11 +51,7 @@ class OptimizerOptions:
         return {name.lower(): name for name in optimizer_state.class_names()}.get(self.name.lower(), self.name)
 
     def changed(self, kind: str) -> dict[str, Any]:
-        """The arguments by name.
-
-        Raises:
-            OptionError: the class has no such argument.
-        """
+        """The arguments by name. Raises OptionError: the class has no such argument."""
         known = (optimizer_state.arguments_of(kind) if kind else set()) | {"maximize"}
         found = parse_arguments("optimizer_arg", self.arguments)
         for name in found:
@@ -66,21 +62,13 @@ class OptimizerOptions:
 
 
 def refuse_without_update(kind: str) -> None:
-    """Refuse a class whose step is not an update of one dense gradient.
-
-    Raises:
-        OptionError: it is such a class.
-    """
+    """Refuse a class whose step is not an update of one dense gradient. Raises OptionError: it is such a class."""
     if kind in NO_UPDATE:
         raise OptionError(f"{kind} {NO_UPDATE[kind]}; measure another one: --no-optimizer-state --optimizer sgd")
 
 
 def checked_arguments(kind: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse values that the class does not take.
-
-    Raises:
-        OptionError: it does not take them.
-    """
+    """Refuse values that the class does not take. Raises OptionError: it does not take them."""
     try:
         optimizer_state.optimizer_class(kind)([nn.Parameter(torch.zeros(2, 2))], **arguments)
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:

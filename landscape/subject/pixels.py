@@ -110,11 +110,7 @@ def extremes(subject: Subject) -> tuple[float, float]:
 
 
 def parse_pixels(name: str, text: str) -> tuple[float, ...]:
-    """Parse `0.007,2/255`.
-
-    Raises:
-        OptionError: a part is not a number or a fraction.
-    """
+    """Parse `0.007,2/255`. Raises OptionError: a part is not a number or a fraction."""
     found = []
     for part in text.split(","):
         try:

@@ -78,11 +78,7 @@ class ProcessGroup:
         return result
 
     def require_equal(self, what: str, value: str) -> None:
-        """Reject a text that differs between processes.
-
-        Raises:
-            ValueError: in all of them.
-        """
+        """Reject a text that differs between processes. Raises ValueError: in all of them."""
         others = self._gathered(value)
         if len(set(others)) > 1:
             listed = ", ".join(f"{other} in process {rank + 1}" for rank, other in enumerate(others))

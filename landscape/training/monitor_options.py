@@ -15,11 +15,7 @@ class MonitorOptions:
 
 
 def monitor_of(wanted: bool, every: int, overhead: float) -> MonitorOptions | None:
-    """The options of `--monitor`; None without it.
-
-    Raises:
-        OptionError: a value is out of its range.
-    """
+    """The options of `--monitor`; None without it. Raises OptionError: a value is out of its range."""
     at_least("monitor_every", every, 1)
     require(0 < overhead < math.inf, "monitor_overhead", overhead, "above 0")
     return MonitorOptions(every, overhead) if wanted else None

@@ -48,11 +48,7 @@ class ExtremeEigenvectors:
 
 
 def extreme_eigenvectors(subject: Subject, seed: int) -> ExtremeEigenvectors:
-    """Both ends of the Hessian's spectrum by Lanczos.
-
-    Raises:
-        ValueError: the curvature is not finite.
-    """
+    """Both ends of the Hessian's spectrum by Lanczos. Raises ValueError: the curvature is not finite."""
     if _log.isEnabledFor(logging.INFO):
         count = cost_model.PRODUCTS
         seconds = count * len(subject) * cost_model.hessian_product_seconds(subject)

@@ -62,11 +62,7 @@ class Scores:
         recalibrate: int = 0,
         mode: ExecutionMode = REFERENCE,
     ) -> Scores | None:
-        """None where neither option is given.
-
-        Raises:
-            OptionError: a data set has the name of the subject's own.
-        """
+        """None where neither option is given. Raises OptionError: a data set has the name of the subject's own."""
         if not (also or margin):
             return None
         named = parse_further("also", also)

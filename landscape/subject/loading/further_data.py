@@ -257,11 +257,7 @@ def source_of(subject: Subject, wanted: str, names: Sequence[str], seed: int) ->
 
 
 def images_of(subject: Subject, what: str = "corruptions") -> dataset.Images:
-    """The subject's samples, which must be images of 8 bits per channel.
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """The subject's samples, which must be images of 8 bits per channel. Raises ValueError: they are something else."""
     clean = subject.images
     if clean is None or clean.inputs.dtype != torch.uint8 or clean.inputs.ndim != 4 or clean.inputs.shape[1] != 3:
         got = f"{tuple(clean.inputs.shape)} {clean.inputs.dtype}" if clean is not None else "mini-batches of a callable"
