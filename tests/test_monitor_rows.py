@@ -17,8 +17,7 @@ from torch.nn import functional as F
 import landscape
 from landscape.cli.main import exit_code
 from landscape.doctor.rules import examine
-from landscape.monitoring.gradients import estimates, gram, noise
-from landscape.monitoring.micro_batches import UPDATES, pooled
+from landscape.monitoring.gradients import UPDATES, estimates, gram, noise, pooled
 from landscape.statistics.intervals import quantile
 
 pytestmark = pytest.mark.slow

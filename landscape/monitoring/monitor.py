@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from landscape.monitoring import followed_model, gradients, micro_batches, shards, stored_series
+from landscape.monitoring import followed_model, gradients, shards, stored_series
 from landscape.monitoring.budget import Budget, Kind
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
 from landscape.options import at_least, require
@@ -122,7 +122,7 @@ class Monitor:
         self.every, self.number = every, start
         self._grid, self._skipped, self._failures, self._measured = start // every, 0, 0, 0
         self._start, self._said, self._on_row = start, False, on_row
-        self._micro: micro_batches.MicroBatches | None = None
+        self._micro: gradients.MicroBatches | None = None
         self._warning = stored_series.EarlyWarning()
         self._writer: series.SeriesWriter | None = None
         self._updates = followed_model.UpdatesSeen(module := followed_model.followed(model))
@@ -148,7 +148,7 @@ class Monitor:
             self._merged = self._budget.now()
         if self._active and start % every == 0:
             self._measure("row" if self._shards.divided else "check")
-        self._micro = micro_batches.MicroBatches(module, self._shards) if noise else None
+        self._micro = gradients.MicroBatches(module, self._shards) if noise else None
         self._prepare()
 
     def _opened(

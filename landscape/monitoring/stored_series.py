@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 
 from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
-from landscape.monitoring.gradients import BUCKETS
+from landscape.monitoring.gradients import BUCKETS, UPDATES
 from landscape.monitoring.gradients import parts_of as parts_of_batch
-from landscape.monitoring.micro_batches import UPDATES
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results import run_key, series, unmerged_journals

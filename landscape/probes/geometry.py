@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.headline import Headline
-from landscape.layers import classifier_input, forward_hooks, layer_patterns, padding, selection
+from landscape.layers import forward_hooks, layer_patterns, padding, pooled_features, selection
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import neural_collapse, stored
@@ -72,7 +72,7 @@ class Geometry(Probe):
         at_least("images", self.images, LEAST_SAMPLES)
 
     def plan(self, subject: Subject) -> Plan:
-        places, kept = classifier_input.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
+        places, kept = pooled_features.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         if sum(kept) < LEAST_SAMPLES:
             raise ValueError(f"geometry needs at least {LEAST_SAMPLES} images, got {sum(kept)}; raise --samples")
         classifier = places.classifier
@@ -125,7 +125,7 @@ class Geometry(Probe):
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
         i = index[0]
-        places, kept = classifier_input.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
+        places, kept = pooled_features.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         samples, count = subject.samples(i), kept[i] if i < len(kept) else 0
         found: dict[int, Tensor] = {}
         levels: dict[int, list[Tensor]] = {}
@@ -211,7 +211,7 @@ def _over(name: str) -> str:
 
 
 def _of_classifier(
-    places: classifier_input.Places, dtype: str
+    places: pooled_features.Places, dtype: str
 ) -> tuple[dict[str, np.ndarray], dict[str, tuple[Quantity, np.ndarray]], dict[str, Quantity]]:
     """Axes, labels and words about the axes that the weights of a linear classifier add to the plan."""
     if places.classifier is None:

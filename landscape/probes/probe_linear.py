@@ -9,11 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from landscape.checkpoints.key_matching import is_head
 from landscape.headline import HIGHER, Headline
 from landscape.layers import layer_patterns, linear_classifier, selection
 from landscape.layers.linear_classifier import fit_with_best_penalty
-from landscape.layers.pooled_features import HELD_OUT, LEAST_SAMPLES, held_out, pooled_features, training_samples
+from landscape.layers.pooled_features import (
+    HELD_OUT,
+    LEAST_SAMPLES,
+    has_head,
+    held_out,
+    pooled_features,
+    training_samples,
+)
 from landscape.options import OptionError, at_least, one_of, parse_count
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.means import MEMBER_ERROR
@@ -92,7 +98,7 @@ class ProbeLinear(Probe):
             },
             facts={
                 **({"members": subject.members} if subject.members else {}),
-                "intact_accuracy": right.mean().item() if _has_classifier(subject) else np.nan,
+                "intact_accuracy": right.mean().item() if has_head(subject) else np.nan,
                 "fitted_on": f"{len(train)} samples, {round(HELD_OUT * 100)} % of them held out to choose the penalty",
             },
         )
@@ -143,8 +149,3 @@ class ProbeLinear(Probe):
             **convergence,
         }
         return values, hits
-
-
-def _has_classifier(subject: Subject) -> bool:
-    """Whether the checkpoint holds the network's classifier; that of an encoder is as initialised."""
-    return subject.checkpoint is None or not any(map(is_head, subject.checkpoint.missing))

@@ -27,6 +27,7 @@ BUSY = 1.25  # load per CPU from which the machine counts as busy
 CGROUPS = Path("/sys/fs/cgroup")
 
 _log = logging.getLogger(__name__)
+_noted: set[int] = set()  # threads of the one time that it was said
 _limit: ContextVar[int] = ContextVar("_limit", default=0)  # of the block of `suitable_threads`; 0 outside
 
 
@@ -107,8 +108,9 @@ def fastest_threads(work: Callable[[], object], limit: int) -> int:
 def note_load(threads: int) -> None:
     """Log once per process that other programs want more CPUs than there are."""
     load, cpus = _load(), os.cpu_count() or 1
-    if load > BUSY * cpus:
-        _note_load(f"load {load:.1f} on {cpus} CPUs", threads)
+    if load > BUSY * cpus and not _noted:
+        _noted.add(threads)
+        _log.debug("load %.1f on %d CPUs; %d thread%s per operation", load, cpus, threads, "s" if threads > 1 else "")
 
 
 def _load() -> float:
@@ -117,15 +119,6 @@ def _load() -> float:
         return os.getloadavg()[0]
     except (OSError, AttributeError):
         return 0.0
-
-
-_noted: set[str] = set()
-
-
-def _note_load(load: str, threads: int) -> None:
-    if not _noted:
-        _noted.add(load)
-        _log.debug("%s; %d thread%s per operation", load, threads, "s" if threads > 1 else "")
 
 
 @weights_cache.once_per_weights
