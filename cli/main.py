@@ -55,12 +55,9 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
-    name="landscape",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=Commands, name="landscape", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-)
+)  # fmt: skip
 
 
 def _completes_a_file() -> bool:

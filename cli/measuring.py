@@ -54,13 +54,9 @@ def command_of(name: str) -> Callable[..., None]:
     loading = command_options.loading_options(loading_defaults(probes_of(name)[0]))
     own |= {"save": SAVE} if hasattr(kinds[0], "save") else {}
     table = {
-        "context": command_options.CONTEXT,
-        "checkpoint": checkpoints,
-        **own,
-        **loading,
-        **command_options.RUN,
+        "context": command_options.CONTEXT, "checkpoint": checkpoints, **own, **loading, **command_options.RUN,
         "help_all": command_options.HELP_ALL,
-    }
+    }  # fmt: skip
     return command_options.with_options(command, table)
 
 

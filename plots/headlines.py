@@ -82,16 +82,11 @@ def rows(
             others = compared(name, stored if probe in STUDIES else of_probe[probe])
             headline = text(_or_why(data) | others | divided(data))
         row = {
-            "probe": probe,
-            "label": str(data.attrs.get("label", "")),
-            "digest": name.rpartition("-")[2],
-            "done": reader.finished_units(data),
-            "units": int(data.variables["done"].size) if "done" in data else 0,
-            "model": str(data.attrs.get("model", "")),
-            "data": str(data.attrs.get("data", "")),
-            "finished": str(data.attrs.get("finished", "")),
-            "headline": headline,
-        }
+            "probe": probe, "label": str(data.attrs.get("label", "")), "digest": name.rpartition("-")[2],
+            "done": reader.finished_units(data), "units": int(data.variables["done"].size) if "done" in data else 0,
+            "model": str(data.attrs.get("model", "")), "data": str(data.attrs.get("data", "")),
+            "finished": str(data.attrs.get("finished", "")), "headline": headline,
+        }  # fmt: skip
         found.append(row | also(data))
     return found
 

@@ -230,19 +230,12 @@ class _Result:
         pairs, rule = self.search.pairs, self.search.rule
         nodes, weights = self.search.quadrature
         return Spectrum(
-            values=self.values,
-            residuals=self.residuals,
-            converged=rule.converged(self.values, self.residuals, self.errors),
-            errors=self.errors,
-            largest=float(pairs.values[-1]),
-            smallest=float(pairs.values[0]),
-            ends=(float(pairs.residuals[-1]), float(pairs.residuals[0])),
-            nodes=nodes,
-            weights=weights,
-            products=self.products,
-            vectors=self.rows if vectors else None,
-            further=self.further,
-        )
+            values=self.values, residuals=self.residuals,
+            converged=rule.converged(self.values, self.residuals, self.errors), errors=self.errors,
+            largest=float(pairs.values[-1]), smallest=float(pairs.values[0]),
+            ends=(float(pairs.residuals[-1]), float(pairs.residuals[0])), nodes=nodes, weights=weights,
+            products=self.products, vectors=self.rows if vectors else None, further=self.further,
+        )  # fmt: skip
 
 
 def _recomputed(starts: Tensor, found: Mapping[int, _Result]) -> Generator[Tensor, Tensor, None]:

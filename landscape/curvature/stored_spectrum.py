@@ -58,13 +58,10 @@ def _conflicts(given: Any) -> Iterator[str]:
         only = f"--hvp {given.hvp} makes products of the Hessian only"
         yield f"{only}; with --operator {given.operator} use auto or double-backward"
     beyond_pyhessian = {
-        f"which {given.which}": given.which != "LM",
-        f"operator {given.operator}": given.operator != "hessian",
-        f"scope {given.scope}": given.scope != "batch",
-        f"hvp {given.hvp}": traced,
-        "per-layer": given.per_layer,
+        f"which {given.which}": given.which != "LM", f"operator {given.operator}": given.operator != "hessian",
+        f"scope {given.scope}": given.scope != "batch", f"hvp {given.hvp}": traced, "per-layer": given.per_layer,
         "tol-residual": given.tol_residual != 0.0,
-    }
+    }  # fmt: skip
     for option, wanted in beyond_pyhessian.items():
         if given.engine == "pyhessian" and wanted:
             yield f"--engine pyhessian does not support --{option}; leave one of them out"

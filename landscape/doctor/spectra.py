@@ -142,12 +142,9 @@ def derivatives(result: Result) -> Iterator[Finding]:
     """The loss is not what was differentiated: a check of derivatives against differences said so."""
     if said := str(result.data.attrs.get("derivatives", "")):
         yield found(
-            "derivatives",
-            "wrong",
-            result,
-            said,
+            "derivatives", "wrong", result, said,
             "measure a loss whose gradient is its derivative, without detached terms",
-        )
+        )  # fmt: skip
 
 
 def kinks(result: Result) -> Iterator[Finding]:

@@ -196,12 +196,9 @@ def _plan_of_surface(grid: Grid) -> Plan:
     return Plan(
         over=dict(grid.axes),
         axes={"radius": np.array(RADII), **({"snapshot": np.arange(positions.shape[1])} if path else {})},
-        quantities=_quantities(grid),
-        labels=path,
-        summaries=SUMMARIES,
-        about=ABOUT,
+        quantities=_quantities(grid), labels=path, summaries=SUMMARIES, about=ABOUT,
         facts={**grid.facts, "plane": "imported"},
-    )
+    )  # fmt: skip
 
 
 def _plan_of_line(grid: Grid, label: str) -> Plan:

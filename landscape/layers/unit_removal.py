@@ -101,12 +101,9 @@ def _group(name: str, units: Sequence[Removal]) -> Group:
     layers = [unit.layer for unit in units]
     kinds = {layer.kind for layer in layers}
     layer = replace(
-        layers[0],
-        name=name,
-        kind=kinds.pop() if len(kinds) == 1 else "other",
-        depth=sum(layer.depth for layer in layers) / len(layers),
-        reduces=any(layer.reduces for layer in layers),
-    )
+        layers[0], name=name, kind=kinds.pop() if len(kinds) == 1 else "other",
+        depth=sum(layer.depth for layer in layers) / len(layers), reduces=any(layer.reduces for layer in layers),
+    )  # fmt: skip
     return Group(layer, "; ".join(dict.fromkeys(unit.rule for unit in units)), tuple(units))
 
 

@@ -105,11 +105,8 @@ class FrozenMasks(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         rate, number = self._next(dropout_p, query)
         shown: dict[str, Any] = {
-            "attn_mask": attn_mask,
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-        }
+            "attn_mask": attn_mask, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa,
+        }  # fmt: skip
         if not rate or _others_listen():  # which read the attention maps from the call
             plain = F.scaled_dot_product_attention(query, key, value, **shown)
             if not rate:

@@ -189,19 +189,11 @@ class Measurement:
             flattened = flat(update.values())
             bend = dot(flattened, product(flattened)).item() / step_norm(self._optimizer, self._held, update) ** 2
         return values | {
-            "norm_sharpness": bend,
-            "eigenvalue": found.values,
-            "residual": found.residuals,
-            "error": found.errors,
-            "converged": found.converged,
-            **preconditioned,
-            "warm_error": found.warm_error,
-            "products": found.products + preconditioned.pop("products"),
-            "noise_scale": noisy.scale,
-            "noise_scale_se": noisy.scale_se,
-            "gradient_variance": noisy.variance,
-            "gradient_squared": noisy.squared,
-        }
+            "norm_sharpness": bend, "eigenvalue": found.values, "residual": found.residuals, "error": found.errors,
+            "converged": found.converged, **preconditioned, "warm_error": found.warm_error,
+            "products": found.products + preconditioned.pop("products"), "noise_scale": noisy.scale,
+            "noise_scale_se": noisy.scale_se, "gradient_variance": noisy.variance, "gradient_squared": noisy.squared,
+        }  # fmt: skip
 
     def _plain(self) -> tuple[float, Tensor]:
         """Loss and gradient of the mini-batch, flat, without a graph for products."""

@@ -171,13 +171,9 @@ def key_of(
     text = json.dumps({MONITOR: identity, "run": run}, sort_keys=True, default=str)
     label = run_key.readable_label(subject.label if run == 1 else f"{subject.label}-{run}")
     attributes = {
-        **attributes_of(subject),
-        **about,
-        "parameters": json.dumps(dict(settings), default=str),
-        "versions": json.dumps(run_key.versions()),
-        "schedule": RULE,
-        **stored_headlines(HEADLINES),
-    }
+        **attributes_of(subject), **about, "parameters": json.dumps(dict(settings), default=str),
+        "versions": json.dumps(run_key.versions()), "schedule": RULE, **stored_headlines(HEADLINES),
+    }  # fmt: skip
     return run_key.RunKey(MONITOR, label, hashlib.sha256(text.encode()).hexdigest()[:10], plan, attributes)
 
 

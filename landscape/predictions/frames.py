@@ -190,15 +190,11 @@ TOGETHER = 1 << 14  # log probabilities of frames that are smoothed and scored a
 TERMS = calibration.COLUMNS
 # Per frame: a number that is NaN where it is undefined -> the summary that is its mean over frames.
 PER_FRAME = {
-    "frame_nll": "",
-    "frame_accuracy": "",
-    "frame_consistency": "consistency",
-    "frame_consistency_nll": "consistency_nll",
-    "boundary_nll_frame": "boundary_nll",
-    "boundary_accuracy_frame": "boundary_accuracy",
-    "interior_nll_frame": "interior_nll",
+    "frame_nll": "", "frame_accuracy": "", "frame_consistency": "consistency",
+    "frame_consistency_nll": "consistency_nll", "boundary_nll_frame": "boundary_nll",
+    "boundary_accuracy_frame": "boundary_accuracy", "interior_nll_frame": "interior_nll",
     "interior_accuracy_frame": "interior_accuracy",
-}
+}  # fmt: skip
 SCORES = (*calibration.METRICS, "mean_iou", *filter(None, PER_FRAME.values()))
 DENSE = ("mean_iou", "boundary_nll", "boundary_accuracy", "interior_nll", "interior_accuracy")  # of masks only
 

@@ -153,14 +153,11 @@ class Attack(Probe):
             after = torch.stack([each[:, 0].amax(dim=0), each[:, 1].amin(dim=0)]).cpu()
             loss, right = after
             yield {
-                **sample_statistics.change(subject, batch, after),
-                "accuracy_sum": right.sum().item(),
-                "accuracy_square_sum": right.square().sum().item(),
-                "loss_sum": loss.sum().item(),
-                "loss_square_sum": loss.square().sum().item(),
-                "sample_accuracy": _padded(right, most),
+                **sample_statistics.change(subject, batch, after), "accuracy_sum": right.sum().item(),
+                "accuracy_square_sum": right.square().sum().item(), "loss_sum": loss.sum().item(),
+                "loss_square_sum": loss.square().sum().item(), "sample_accuracy": _padded(right, most),
                 "sample_loss": _padded(loss, most),
-            }
+            }  # fmt: skip
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished samples, and their standard errors."""

@@ -61,12 +61,9 @@ class Density(Probe):
     presets: ClassVar[Mapping[str, Any]] = {"park2022": {"split": "train", "augment": True, "weight_decay": 0.05}}
     errors_over: ClassVar[str] = "random vectors"
     headlines: ClassVar[Sequence[Headline]] = (
-        Headline("heterogeneity", "heterogeneity"),
-        Headline("shape_heterogeneity", "shape_heterogeneity"),
-        Headline("mean", "mean", reading=FLATTER),
-        Headline("smallest", "smallest"),
-        Headline("largest", "largest"),
-    )
+        Headline("heterogeneity", "heterogeneity"), Headline("shape_heterogeneity", "shape_heterogeneity"),
+        Headline("mean", "mean", reading=FLATTER), Headline("smallest", "smallest"), Headline("largest", "largest"),
+    )  # fmt: skip
 
     vectors: Annotated[int, "random start vectors"] = 8
     tol: Annotated[

@@ -251,15 +251,11 @@ def _values(sums: RunningSums, kernels: Tensor, rows: int) -> dict[str, Any]:
         widths = [*before, (0, rows - samples), *[(0, 0)] * (value.ndim - 1 - len(before))]
         padded[name] = np.pad(value, widths, constant_values=np.nan)
     return {
-        **padded,
-        "samples": samples,
-        "held_out": sums.held_out,
+        **padded, "samples": samples, "held_out": sums.held_out,
         "order_sums": np.stack([[totals[subset] for subset in row] for row in sums.subsets]),
-        "member_sums": np.stack([_total(scores) for scores in sums.member_scores]),
-        "differing": differing.sum(axis=2),
-        "temperature_sums": np.stack(sums.temperature_sums),
-        "hsic": hsic(kernels, kernels).cpu().numpy(),
-    }
+        "member_sums": np.stack([_total(scores) for scores in sums.member_scores]), "differing": differing.sum(axis=2),
+        "temperature_sums": np.stack(sums.temperature_sums), "hsic": hsic(kernels, kernels).cpu().numpy(),
+    }  # fmt: skip
 
 
 def _scaled(data: Mapping[str, np.ndarray], done: np.ndarray) -> dict[str, np.ndarray]:

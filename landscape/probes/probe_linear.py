@@ -114,11 +114,8 @@ class ProbeLinear(Probe):
         each = torch.stack([hits.mean() for _, hits in fits])
         means = {name: float(np.mean([values[name] for values, _ in fits])) for name in fits[0][0]}
         return {
-            "accuracy": accuracy,
-            "accuracy_se": error,
-            "accuracy_member_se": mean_and_standard_error(each)[1],
-            **means,
-        }
+            "accuracy": accuracy, "accuracy_se": error, "accuracy_member_se": mean_and_standard_error(each)[1], **means,
+        }  # fmt: skip
 
     def _fitted(self, subject: Subject, i: int, member: int | None) -> tuple[dict[str, float], Tensor]:
         """What is stored of a classifier on the features of layer i, and which samples it gets right, (N,)."""
@@ -142,10 +139,7 @@ class ProbeLinear(Probe):
             for x, y in ((others[i], wanted), (features[i], targets))
         )
         values = {
-            "held_out_accuracy": held_out_accuracy,
-            "fitted_accuracy": fitted.mean().item(),
-            "penalty": penalty,
-            "features": features[i].shape[1],
-            **convergence,
-        }
+            "held_out_accuracy": held_out_accuracy, "fitted_accuracy": fitted.mean().item(), "penalty": penalty,
+            "features": features[i].shape[1], **convergence,
+        }  # fmt: skip
         return values, hits

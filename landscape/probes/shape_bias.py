@@ -127,15 +127,10 @@ class ShapeBias(Probe):
         with np.errstate(invalid="ignore", divide="ignore"):
             accuracies = shape.sum() / pictures.sum(), texture.sum() / pictures.sum()
         return {
-            "category_bias": category,
-            "category_bias_se": category_se,
-            "category_bias_se.n": shape + texture,
-            "shape_bias": bias,
-            "shape_bias_se": bias_se,
-            "shape_bias_se.n": (shape + texture).sum(),
-            "shape_accuracy": accuracies[0],
-            "texture_accuracy": accuracies[1],
-        }
+            "category_bias": category, "category_bias_se": category_se, "category_bias_se.n": shape + texture,
+            "shape_bias": bias, "shape_bias_se": bias_se, "shape_bias_se.n": (shape + texture).sum(),
+            "shape_accuracy": accuracies[0], "texture_accuracy": accuracies[1],
+        }  # fmt: skip
 
     def _categories(self, subject: Subject) -> dict[str, list[int]]:
         clean, spec = images_of(subject, WHAT), subject.spec or Spec()

@@ -153,14 +153,11 @@ class Surface(Probe):
             known = {"range": self._ranges(plane), "plane": plane.identity, "bn": bn}
         scores = self._scores(subject)
         return {
-            **({} if self.preview else {"tolerance": None}),
-            **(scores.identity() if scores else {}),
+            **({} if self.preview else {"tolerance": None}), **(scores.identity() if scores else {}),
             **batchnorm.dependence(subject, self._recalibrate),
             **({"weight_decay": subject.weight_decay} if subject.weight_decay else {}),
-            **({} if self.cap is None else {"batch_size": subject.batch_size}),
-            "resolution": self._grid,
-            **known,
-        }
+            **({} if self.cap is None else {"batch_size": subject.batch_size}), "resolution": self._grid, **known,
+        }  # fmt: skip
 
     def plan(self, subject: Subject) -> Plan:
         plane = self._plane(subject)

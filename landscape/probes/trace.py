@@ -149,13 +149,10 @@ class Trace(Probe):
                 for name, known in quantities.items()
             }
         return Plan(
-            over=over,
-            axes=structure.axes(parameters),
-            quantities=quantities | structure.quantities(),
-            labels=structure.labels(parameters),
-            summaries=summaries | structure.summaries(),
+            over=over, axes=structure.axes(parameters), quantities=quantities | structure.quantities(),
+            labels=structure.labels(parameters), summaries=summaries | structure.summaries(),
             about=about | structure.about(),
-        )
+        )  # fmt: skip
 
     def identity(self, subject: Subject) -> dict[str, Any]:
         """The backend changes nothing but rounding; without a target there is no cap on the vectors."""

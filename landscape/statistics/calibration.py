@@ -17,16 +17,13 @@ from landscape.statistics.means import mean_and_standard_error
 BINS = 10
 EDGES = np.arange(1, BINS) / BINS  # between the bins (0, 0.1], (0.1, 0.2], ..., (0.9, 1]; the last one is "at 0.9"
 METRIC_NAMES = {
-    "nll": "negative log likelihood",
-    "accuracy": "share of right classes",
-    "top5": "share with the right class among the first five",
-    "brier": "Brier score",
-    "ece": "expected calibration error",
-    "ece_signed": "signed calibration error, confidence - accuracy",
+    "nll": "negative log likelihood", "accuracy": "share of right classes",
+    "top5": "share with the right class among the first five", "brier": "Brier score",
+    "ece": "expected calibration error", "ece_signed": "signed calibration error, confidence - accuracy",
     "accuracy_90": "accuracy of the samples of confidence above 0.9",
     "uncertainty_90": "share of the wrong samples whose confidence is not above 0.9",
     "frequency_90": "share of samples of confidence above 0.9",
-}
+}  # fmt: skip
 METRICS = tuple(METRIC_NAMES)
 SHARES = ("accuracy", "top5", "frequency_90")  # of all samples
 _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i in range(3))  # columns of `sums`
@@ -175,16 +172,10 @@ def metrics(total: np.ndarray) -> dict[str, np.ndarray]:
     with np.errstate(invalid="ignore", divide="ignore"):
         nll, accuracy, top5, brier = (total[..., i] / n for i in range(4))
         return {
-            "nll": nll,
-            "accuracy": accuracy,
-            "top5": top5,
-            "brier": brier,
-            "ece": np.abs(gap).sum(axis=-1) / n,
-            "ece_signed": gap.sum(axis=-1) / n,
-            "accuracy_90": total[..., _CORRECT][..., -1] / sure,
-            "uncertainty_90": total[..., 4] / (n - total[..., 1]),
-            "frequency_90": sure / n,
-        }
+            "nll": nll, "accuracy": accuracy, "top5": top5, "brier": brier, "ece": np.abs(gap).sum(axis=-1) / n,
+            "ece_signed": gap.sum(axis=-1) / n, "accuracy_90": total[..., _CORRECT][..., -1] / sure,
+            "uncertainty_90": total[..., 4] / (n - total[..., 1]), "frequency_90": sure / n,
+        }  # fmt: skip
 
 
 def mean_iou(overlaps: np.ndarray) -> np.ndarray:

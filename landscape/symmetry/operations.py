@@ -22,30 +22,18 @@ CALL = "*"  # among arguments by name: all but the first as they were given
 RESHAPES = {"view", "_unsafe_view", "_reshape_alias", "reshape"}
 COPIES = {"clone", "_to_copy", "lift_fresh", "detach", "alias", "contiguous", "native_dropout", "dropout", "view_of"}
 CONSTANTS = {
-    "zeros",
-    "ones",
-    "full",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "new_zeros",
-    "new_ones",
-    "new_full",
+    "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
     "scalar_tensor",
-}
+}  # fmt: skip
 REDUCTIONS = {
     "sum", "mean", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm", "norm", "prod", "max", "min", "any",
     "all", "logsumexp", "argmax", "argmin", "std_mean",
 }  # fmt: skip
 SOFTMAX = {"_softmax", "_log_softmax", "_safe_softmax"}
 BATCH_NORMS = {
-    "native_batch_norm",
-    "_native_batch_norm_legit_no_training",
-    "cudnn_batch_norm",
-    "miopen_batch_norm",
-    "_batch_norm_no_update",
-    "batch_norm",
-}
+    "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "miopen_batch_norm",
+    "_batch_norm_no_update", "batch_norm",
+}  # fmt: skip
 POOLS = {
     "avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample", "_upsample", "reflection_pad",
     "replication_pad", "_adaptive_avg_pool", "mkldnn_max_pool", "mkldnn_adaptive_avg_pool",

@@ -16,15 +16,11 @@ MEANING = (
     "simplex and to their images by themselves."
 )
 PANELS = {
-    "effective_rank": "effective rank",
-    "participation_ratio": "participation ratio",
-    "intrinsic_dimension": "TwoNN dimension",
-    "class_separation": "class separation",
-    "nc1": "NC1\nwithin / between",
-    "nc2_lengths": "NC2\nvariation of lengths",
-    "nc2_simplex": "NC2\ndistance from simplex",
+    "effective_rank": "effective rank", "participation_ratio": "participation ratio",
+    "intrinsic_dimension": "TwoNN dimension", "class_separation": "class separation", "nc1": "NC1\nwithin / between",
+    "nc2_lengths": "NC2\nvariation of lengths", "nc2_simplex": "NC2\ndistance from simplex",
     "nc4": "NC4\nnot the nearest mean",
-}
+}  # fmt: skip
 LOGARITHMIC = ("nc1",)
 AT_HEAD = 1.15  # where the classifier's input stands, beyond the last layer
 NOTE = f"Single markers on the right: the input of the classifier. {depth.ERRORS}"

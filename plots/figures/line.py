@@ -17,13 +17,10 @@ MEANING = (
     "barrier on the straight line does not exclude a curved path without one."
 )
 TITLES = {
-    "random": "random directions",
-    "eigen": "Hessian eigenvectors",
-    "checkpoints": "from one checkpoint to another",
-    "curve": "along a trained curve from one checkpoint to another",
-    "run": "principal components of the run",
+    "random": "random directions", "eigen": "Hessian eigenvectors", "checkpoints": "from one checkpoint to another",
+    "curve": "along a trained curve from one checkpoint to another", "run": "principal components of the run",
     "file": "directions of a file",
-}
+}  # fmt: skip
 
 
 def draw(

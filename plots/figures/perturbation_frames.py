@@ -27,11 +27,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0
     same, right = (data[f"{name}_at"].values[which] for name in ("consistency", "accuracy"))
     shown = np.isfinite(same)
     cue: dict[str, Any] = {
-        "color": look.color,
-        "marker": look.marker,
-        "markersize": 3,
-        "markevery": max(1, len(frame) // MARKS),
-    }
+        "color": look.color, "marker": look.marker, "markersize": 3, "markevery": max(1, len(frame) // MARKS),
+    }  # fmt: skip
     ax.plot(frame[shown] + 0.5, same[shown], label=look.label, **cue)
     shown = np.isfinite(right)
     ax.plot(frame[shown], right[shown], linestyle=":", **cue)

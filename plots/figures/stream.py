@@ -16,13 +16,9 @@ MEANING = (
     "the scene changes slowly against tau, and consistency alone rewards a prediction that never changes."
 )
 PANELS = {
-    "nll": "negative log likelihood (nats)",
-    "accuracy": "accuracy",
-    "mean_iou": "mean IoU",
-    "ece": "expected calibration error",
-    "consistency": "consistency",
-    "boundary_accuracy": "accuracy near boundaries",
-}
+    "nll": "negative log likelihood (nats)", "accuracy": "accuracy", "mean_iou": "mean IoU",
+    "ece": "expected calibration error", "consistency": "consistency", "boundary_accuracy": "accuracy near boundaries",
+}  # fmt: skip
 WAYS = ("deterministic", "smoothed", "mc_dropout")  # of predictions whose time is stored
 
 

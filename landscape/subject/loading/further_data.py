@@ -111,12 +111,9 @@ def _on(subject: Subject, further: Further) -> Subject:
     found = Subject(
         model=subject.model,
         batches=samples if isinstance(samples, dataset.BatchList) else dataset.Batches(samples, spec.batch_size),
-        label=further.name,
-        spec=spec,
-        checkpoint=subject.checkpoint,
-        seed=subject.seed,
+        label=further.name, spec=spec, checkpoint=subject.checkpoint, seed=subject.seed,
         origin=Origin(original=subject.origin.original, objects=subject.origin.objects),
-    )
+    )  # fmt: skip
     with load.measuring(found):
         checks.refuse_vocabulary(found)
         found = next_tokens.with_next_tokens(adaptation.adapted(found, loss))

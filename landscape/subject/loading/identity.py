@@ -63,16 +63,12 @@ def identity(subject: Subject, uses: Iterable[str], weights: str | None = None) 
     module = {} if subject.reloadable else _beside_weights(subject)
     members: dict[str, Any] = {"members": [subject.members, subject.seed]} if subject.members else {}
     return {
-        **loss,
-        **module,
-        **members,
-        **({"smoothing": _smoothing(subject)} if inserted(subject.model) else {}),
-        "weights": weights,
-        "model": [type(subject.model).__qualname__, _architecture(subject) or code],
+        **loss, **module, **members, **({"smoothing": _smoothing(subject)} if inserted(subject.model) else {}),
+        "weights": weights, "model": [type(subject.model).__qualname__, _architecture(subject) or code],
         "data": [subject.data.sha256, _code_sha256((subject.spec or Spec()).data)],
         "augmentation": asdict(augmentation) if augmentation else None,
         "spec": {name: fields[name] for name in sorted(used)},
-    }
+    }  # fmt: skip
 
 
 def asked(probe: Any, subject: Subject) -> dict[str, Any]:
@@ -103,21 +99,14 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
     return {
         "spec": json.dumps(asdict(spec) | ({"split": ""} if subject.data.one_part else {}), default=str),
         "checkpoint_sha256": stored.sha256 if stored else "",
-        "weights_taken": stored.taken if stored else origin(subject),
-        "epoch": stored.epoch if stored else math.nan,
-        "model": spec.model or (stored.model if stored else type(subject.model).__name__),
-        "data": subject.data.name,
-        "data_sha256": subject.data.sha256,
-        "device": str(subject.device),
-        "batch_size": subject.batch_size,
-        "samples": len(subject),
-        "classes": _classes(subject),
-        "parameters_total": subject.size,
-        "loss": loss_in_words(subject),
-        "protocol": protocol(subject),
+        "weights_taken": stored.taken if stored else origin(subject), "epoch": stored.epoch if stored else math.nan,
+        "model": spec.model or (stored.model if stored else type(subject.model).__name__), "data": subject.data.name,
+        "data_sha256": subject.data.sha256, "device": str(subject.device), "batch_size": subject.batch_size,
+        "samples": len(subject), "classes": _classes(subject), "parameters_total": subject.size,
+        "loss": loss_in_words(subject), "protocol": protocol(subject),
         "smoothing": json.dumps(_smoothing(subject)) if inserted(subject.model) else "",
         "configuration": json.dumps(_configuration(subject), default=str),
-    }
+    }  # fmt: skip
 
 
 def _classes(subject: Subject) -> int:
@@ -149,18 +138,14 @@ def protocol(subject: Subject, *, samples: int | None = None) -> str:
     drawn = source is not None and source.drawn
     shifted = source is not None and source.shifted
     parts = [
-        _data_in_words(subject, spec),
-        _samples_in_words(len(subject) if samples is None else samples, images),
-        "targets shifted to the next token" if shifted else "",
-        f"batch size {subject.batch_size}",
+        _data_in_words(subject, spec), _samples_in_words(len(subject) if samples is None else samples, images),
+        "targets shifted to the next token" if shifted else "", f"batch size {subject.batch_size}",
         "augmented once" if augmented else "random transforms drawn once" if drawn else "no augmentation",
-        _smoothing_in_words(subject),
-        f"weight decay {subject.weight_decay:g}",
+        _smoothing_in_words(subject), f"weight decay {subject.weight_decay:g}",
         f"mean of {subject.members} dropout masks" if subject.members else "",
         "" if loss == "cross-entropy" else f"loss {loss.rpartition('/')[2]}",
-        _unlabelled_in_words(spec) if subject.dense else "",
-        f"seed {subject.seed}",
-    ]
+        _unlabelled_in_words(spec) if subject.dense else "", f"seed {subject.seed}",
+    ]  # fmt: skip
     return ", ".join(filter(None, parts))
 
 

@@ -77,12 +77,9 @@ def _built(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.M
         except ValueError as error:
             raise ValueError(f"{error}; of libraries: timm:NAME, torchvision:NAME, hf:FOLDER") from None
     wanted = ModelRequest(
-        name,
-        arguments,
-        images.classes if images else None,
-        spec.image_size,
+        name, arguments, images.classes if images else None, spec.image_size,
         weights=stored is None or bool(stored.adapter),
-    )
+    )  # fmt: skip
     module = _described(spec, stored, name, partial(providers.build, wanted))
     classes = _classes_in(stored, module) if stored and wanted.source and not stored.adapter else None
     return providers.build(replace(wanted, classes=classes)) if classes else module

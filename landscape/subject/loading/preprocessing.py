@@ -124,16 +124,11 @@ def _of_name(spec: Spec, stored: Checkpoint | None, given: DataObject) -> Images
         raise ValueError(f"{lacking}{nor}; give{also} --data NAME|FOLDER|file.py:callable, such as --data digits")
     stated = _description(stored) if stored else {}
     options: dict[str, Any] = {
-        "root": spec.data_root,
-        "split": spec.split,
-        "samples": spec.samples,
+        "root": spec.data_root, "split": spec.split, "samples": spec.samples,
         "image_size": spec.image_size or (stated.get("size") or None),
-        "mean": tuple(spec.mean or stated.get("mean") or ()),
-        "std": tuple(spec.std or stated.get("std") or ()),
-        "block_size": spec.block_size,
-        "whole": given.whole,
-        "ordered": spec.ordered,
-    }
+        "mean": tuple(spec.mean or stated.get("mean") or ()), "std": tuple(spec.std or stated.get("std") or ()),
+        "block_size": spec.block_size, "whole": given.whole, "ordered": spec.ordered,
+    }  # fmt: skip
     shared, key = _shared.get(), (name, spec.interpolation, spec.crop, *options.values())
     loaded = shared.pop(key, None) if shared is not None else None
     layouts: list[structure.BatchLayout] = []
@@ -195,13 +190,9 @@ def _with_provider(spec: Spec, stored: Checkpoint | None) -> Spec:
         return replace(spec, mean=spec.mean or own.mean, std=spec.std or own.std)
     crop = "squash" if spec.data in datasets.NAMES else str(own.resize.crop)
     return replace(
-        spec,
-        image_size=spec.image_size or own.size,
-        mean=spec.mean or own.mean,
-        std=spec.std or own.std,
-        interpolation=spec.interpolation or own.resize.interpolation,
-        crop=spec.crop or crop,
-    )
+        spec, image_size=spec.image_size or own.size, mean=spec.mean or own.mean, std=spec.std or own.std,
+        interpolation=spec.interpolation or own.resize.interpolation, crop=spec.crop or crop,
+    )  # fmt: skip
 
 
 def _resize(spec: Spec) -> Resize:

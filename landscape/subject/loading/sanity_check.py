@@ -213,13 +213,10 @@ def premises(subject: Subject, weights: str | None) -> dict[str, Any]:
     stored = subject.checkpoint
     known = stored.metrics if stored is not None and stored.data.get("name") == subject.data.name else {}
     return {
-        "samples_repeated": len(digests) - len(distinct),
-        "samples_sketch": " ".join(distinct[:SKETCH]),
-        "stated_accuracy": float(known.get("accuracy", math.nan)),
-        "stated_loss": float(known.get("loss", math.nan)),
-        "mini_batch": mini_batch_effect(subject),
-        **({"weights_sha256": weights} if weights else {}),
-    }
+        "samples_repeated": len(digests) - len(distinct), "samples_sketch": " ".join(distinct[:SKETCH]),
+        "stated_accuracy": float(known.get("accuracy", math.nan)), "stated_loss": float(known.get("loss", math.nan)),
+        "mini_batch": mini_batch_effect(subject), **({"weights_sha256": weights} if weights else {}),
+    }  # fmt: skip
 
 
 def _digests(subject: Subject) -> Iterator[str]:
