@@ -1,6 +1,6 @@
 """Faults of machines and users while a command measures: each check states what must happen, and says whether it did.
 
-    python benchmarks/faults.py [--only full_disk,sigterm]
+    python benchmarks/faults.py [--only read_only_folder,sigint]
 
 Every check runs real commands on a small network of digits, in a folder of its own. Exit code 1 if one fails.
 """
@@ -19,8 +19,8 @@ from fault_checks.commands import ended, start
 CHECKS: dict[str, Callable[[Path], str]] = {
     check.__name__: check
     for check in (
-        machine.full_disk, machine.read_only_folder, machine.torn_journal, machine.foreign_journals,
-        machine.damaged_file, machine.clock_jumps, machine.fsync, users.sigterm, users.sigint,
+        machine.read_only_folder, machine.torn_journal, machine.foreign_journals,
+        machine.damaged_file, machine.clock_jumps, machine.fsync, users.sigint,
         users.same_question_twice, users.polling_reader, users.checkpoint_replaced, users.results_deleted,
         users.two_commands, users.eight_commands,
     )

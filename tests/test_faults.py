@@ -1,4 +1,4 @@
-"""The campaigns of `benchmarks/` in short: kills, and faults of machines and users, while commands measure."""
+"""The campaigns of `benchmarks/` in short: calls that fail, faults of machines and users while commands measure."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.campaign
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-FAULTS = (  # `sigterm` and Ctrl-C, also twice, are in test_executors.py, test_cli.py and test_process_setup.py
+FAULTS = (  # Ctrl-C, also twice, is in test_executors.py, test_cli.py and test_process_setup.py
     ("foreign_journals", "damaged_file", "clock_jumps", "fsync", "read_only_folder", "torn_journal"),
     ("results_deleted", "same_question_twice", "polling_reader", "checkpoint_replaced", "two_commands"),
 )
@@ -30,18 +30,6 @@ def test_a_call_that_changes_a_file_may_be_the_last_or_fail() -> None:
     assert [name for name, *_ in cases] == ["run", "merge", "repair", "report", "train"]
     assert int(total[-2]) > 15
     assert int(total[-1]) == 0
-
-
-@pytest.mark.parametrize("executor", ["local", "dask"])
-def test_killed_workers_are_replaced_and_nothing_is_lost_doubled_or_different(executor: str) -> None:
-    if executor == "dask":
-        pytest.importorskip("distributed")
-    counts = {"local": "0", "dask": "0", executor: "2"}
-    total = ran("kill_workers.py", "--local", counts["local"], "--dask", counts["dask"], "--probes", "surface")[-1]
-    kills, _, runs, units, *wrong = map(int, total.strip("| ").split(" | ")[1:])
-    assert kills == 2
-    assert units == 81 * runs
-    assert wrong == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=" ".join)

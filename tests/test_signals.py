@@ -158,7 +158,9 @@ def ended(kind: Kind, whole: Path, commands: list[forked.Popen], hit: Collection
     forked.wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), GRACE)
     files = [Path(name) for name in (("1.h5", "2.h5") if kind.name == "shards" else ("r.h5",))]
     for path, command in zip(files, commands, strict=True):
-        assert set(printed(command, "unit")) <= held(path)
+        units = printed(command, "unit")
+        assert len(units) == len({*units})
+        assert {*units} <= held(path)
     if any(command.returncode for command in commands):
         return False
     if kind.name == "shards":

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
-from functools import partial
 from pathlib import Path
 
 from fault_checks.commands import (
@@ -15,7 +13,6 @@ from fault_checks.commands import (
     UNITS,
     beside,
     content,
-    done,
     ended,
     expect,
     held,
@@ -25,21 +22,6 @@ from fault_checks.commands import (
     whole,
 )
 from landscape.results.unmerged_journals import journals
-
-
-def full_disk(folder: Path) -> str:
-    """A disk that is full during a run: exit 1 in one line, the file as before, and a later run finishes."""
-    first = ended(start(QUICK, folder))
-    before = (folder / "results.h5").read_bytes()
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (len(before) + 2_000, resource.RLIM_INFINITY))
-    code, said = ended(start([*LONG], folder, preexec_fn=limit))
-    kept = (folder / "results.h5").read_bytes() == before
-    again, _ = ended(start(LONG, folder))
-    return expect(
-        (first[0] == 0, first[1]), (code == 1 and "cannot write" in said, f"{code} {said}"), (kept, "the file changed"),
-        (again == 0 and done(folder / "results.h5") == 49 + UNITS, "not finished"),
-    )  # fmt: skip
-
 
 OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: what lets root write where nobody may
 DROP = 24  # PR_CAPBSET_DROP

@@ -20,7 +20,6 @@ from fault_checks.commands import (
     LONG,
     MIDDLE,
     QUICK,
-    UNITS,
     beside,
     content,
     done,
@@ -36,30 +35,6 @@ from landscape.results import reader
 
 MOMENTS = int(os.environ.get("MOMENTS", "10"))
 GRACE = 20.0  # seconds that a batch system leaves between SIGTERM and SIGKILL; 30 by default under Slurm
-
-
-def sigterm(folder: Path) -> str:
-    """SIGTERM, then SIGKILL: ends within the grace with code 143; what was finished by then is in the file."""
-    wrong = []
-    for words in (LONG, [*LONG, "--workers", "2"]):
-        process = running(words, folder, held(folder / "results.h5") + 100)
-        before, since = held(folder / "results.h5"), time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        try:
-            code, said = ended(process, GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return f"still runs after {time.monotonic() - since:.0f} s"
-        kept = done(folder / "results.h5")
-        wrong += [
-            expect(
-                (code == 143, f"exit code {code}"), ("terminated; everything finished is kept" in said, said),
-                (before <= kept < UNITS, f"{kept} units are kept of {before}"), (not beside(folder), "files are left"),
-            )
-        ]  # fmt: skip
-    again, said = ended(start(LONG, folder))
-    fine = same(folder / "results.h5", whole(folder, LONG))
-    return "; ".join(filter(None, [*wrong, expect((again == 0, said), (fine, "other numbers"))]))
 
 
 def _hearing_ctrl_c() -> None:
