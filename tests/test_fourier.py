@@ -188,20 +188,9 @@ def test_the_diagonal_of_the_spectrum_is_the_diagonal_and_may_be_measured_alone(
         Fourier(spectrum="half")  # type: ignore[arg-type]
 
 
-def test_channels_average_to_the_layer() -> None:
-    maps = _noise(7, 3, 8, 8)
-    found = run_probe(Fourier(layers=("maps", "pooled"), per_channel=True), passage(maps))
-    each = np.stack([_reference(maps[:, i : i + 1]) for i in range(3)])  # (channel, N, bin)
-    np.testing.assert_allclose(found["delta_log_amplitude_channel"][0], each.mean(axis=1), atol=1e-9)
-    error = each.std(axis=1, ddof=1) / 7**0.5
-    np.testing.assert_allclose(found["delta_log_amplitude_channel_se"][0], error, atol=1e-9)
-    mean = found["delta_log_amplitude_channel"].mean(axis=1)
-    np.testing.assert_allclose(mean, found["delta_log_amplitude"], atol=1e-12)
-
-
 def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = passage(_noise(7, 3, 8, 8))
-    probe = Fourier(layers=("maps", "tokens"), per_channel=True)
+    probe = Fourier(layers=("maps", "tokens"))
     whole = run_probe(probe, subject)
     monkeypatch.setattr(layers, "CPU_CHUNK", 2 * 3 * 64)
     monkeypatch.setattr(forward_hooks, "PART", 2 * 3 * 64)

@@ -267,24 +267,6 @@ def test_inner_products_on_a_device_have_the_bits_of_the_cpu_and_few_operations(
             assert simulation.operations - before <= kernels
 
 
-def test_orthogonal_directions_are_as_long_as_before() -> None:
-    subject = attention_net()
-    plain, orthogonal = (
-        plane_of(subject, "random", normalize="filter", ignore=POSITIONS, seed=0, orthogonal=flag)
-        for flag in (False, True)
-    )
-    assert abs(plain.cosine) > 1e-3
-    assert orthogonal.cosine == pytest.approx(0.0, abs=1e-12)
-    assert orthogonal.norms == pytest.approx(plain.norms, rel=1e-12)
-    first, second = orthogonal.directions
-    assert all(torch.equal(first[name], plain.directions[0][name]) for name in first)
-    expected = {n: plain.directions[1][n] - first[n] * inner(first.values(), plain.directions[1].values())
-                / plain.norms[0] ** 2 for n in first}  # fmt: skip
-    scale = plain.norms[1] / inner(expected.values(), expected.values()) ** 0.5
-    for name, wanted in expected.items():
-        torch.testing.assert_close(second[name], scale * wanted)
-
-
 def test_an_evaluator_holds_three_copies_of_the_weights_beside_the_model() -> None:
     subject = attention_net()
     evaluator = PlaneEvaluator(subject, _plane(subject, "random"))

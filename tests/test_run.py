@@ -190,7 +190,7 @@ def test_a_run_that_lost_its_file_resumes_from_its_journal(snapshots: Path, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"cap": 2.0}, {"precision": "bf16"}, {"memory_format": "channels_last"}, {"orthogonal": True}],
+    [{"cap": 2.0}, {"precision": "bf16"}, {"memory_format": "channels_last"}],
     ids=lambda options: next(iter(options)),
 )
 def test_a_stopped_surface_in_any_mode_has_the_content_of_a_straight_one(

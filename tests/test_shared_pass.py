@@ -214,7 +214,7 @@ def test_every_probe_takes_one_transfer_from_the_device_per_mini_batch(
         return cpu(tensor)
 
     monkeypatch.setattr(torch.Tensor, "cpu", count)
-    for probe in probes(per_channel=True):
+    for probe in probes():
         probe.hooks(subject, (0,))  # the layers are found once, with passes of their own
         seen.clear()
         run_with_hooks(subject, (1,), [probe.hooks(subject, (1,))])

@@ -131,7 +131,7 @@ def test_a_followed_file_is_printed_until_it_is_finished(
 
 
 def test_the_command_of_a_result_is_written_without_torch_and_may_change_options() -> None:
-    options = {"checkpoint": "a b.pt", "resolution": "51", "orthogonal": True, "bn": False, "model_arg": {"width": 8},
+    options = {"checkpoint": "a b.pt", "resolution": "51", "preview": True, "bn": False, "model_arg": {"width": 8},
                "mean": [0.5, 1.0], "layers": ["a", "b"], "seed": 2}  # fmt: skip
     code = (
         "import json, sys; from landscape.results.run_key import command_for; stored = json.loads(sys.argv[1]); "
@@ -140,7 +140,7 @@ def test_the_command_of_a_result_is_written_without_torch_and_may_change_options
     stored = json.dumps({"probe": "surface", "options": json.dumps(options)})
     found = subprocess.run([sys.executable, "-c", code, stored], capture_output=True, text=True, check=True)
     assert found.stdout == (
-        "landscape surface 'a b.pt' --orthogonal --no-bn --model-arg width=8 --mean 0.5,1 --layers a --layers b "
+        "landscape surface 'a b.pt' --preview --no-bn --model-arg width=8 --mean 0.5,1 --layers a --layers b "
         "--seed 2 --range 0.5 --out r.h5\n"
     )
 

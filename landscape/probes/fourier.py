@@ -47,7 +47,6 @@ class Fourier(Probe):
     spectrum: Annotated[
         Literal["full", "diagonal"], "store the mean spectrum at all frequencies, or only along the diagonal"
     ] = "full"
-    per_channel: Annotated[bool, "also store the diagonal of every channel"] = False
     frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or with the last bin called pi"] = "true"
 
     def __post_init__(self) -> None:
@@ -71,7 +70,7 @@ class Fourier(Probe):
         coarsest = min((s for s, values in zip(scale, bins, strict=True) if len(values) > 1), default=1.0)
         coarse = frequency[list(scale).index(coarsest)] if coarsest in scale else np.zeros(1)
         per_bin = ("layer", "bin")
-        spectrum, channels = self._spectrum_plan(layers), self._channel_plan(layers)
+        spectrum = self._spectrum_plan(layers)
         return Plan(
             over=forward_hooks.units_of(subject),
             axes={
@@ -79,7 +78,6 @@ class Fourier(Probe):
                 "bin": np.arange(count),
                 "common_frequency": coarse[np.isfinite(coarse)] * coarsest,
                 **spectrum.axes,
-                **channels.axes,
             },
             labels={
                 **selection.layer_labels(layers, "layer"),
@@ -92,7 +90,6 @@ class Fourier(Probe):
                 "delta_sum": Quantity("sum over images of DeltaLogA", "nats", per_bin),
                 "delta_square_sum": Quantity("sum over images of DeltaLogA squared", "nats^2", per_bin),
                 **spectrum.quantities,
-                **channels.quantities,
             },
             summaries={
                 "delta_log_amplitude": Quantity("relative log amplitude", "nats", per_bin),
@@ -104,7 +101,6 @@ class Fourier(Probe):
                 "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",), over="samples"),
                 **spectrum.summaries,
                 **(OF_MEMBERS if subject.members else {}),
-                **channels.summaries,
             },
             about={
                 "bin": Quantity("frequency bin"),
@@ -136,7 +132,7 @@ class Fourier(Probe):
 
         def on_maps(position: int, part: forward_hooks.MapPart) -> None:
             amplitude = fourier.diagonal_of_varying(part.level, part.varying)
-            found.setdefault(position, []).append(self._relative(amplitude))
+            found.setdefault(position, []).append((_relative(amplitude), {}))
 
         def values() -> Values:
             for position, measured in found.items():
@@ -154,19 +150,10 @@ class Fourier(Probe):
     def _transformed(self, maps: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """DeltaLogA of each map (N, C, H, W) of one layer, (N, bins), and sums over the maps, by the FFT."""
         spectrum = fourier.half_spectrum(maps)
-        delta, sums = self._relative(fourier.diagonal(spectrum, maps.shape[-1]))
+        delta, sums = _relative(fourier.diagonal(spectrum, maps.shape[-1])), dict[str, Tensor]()
         if self.spectrum == "full":
             sums["spectrum_sum"] = log_amplitude(spectrum).mean(dim=1).sum(dim=0, dtype=torch.float64)
         return delta, sums
-
-    def _relative(self, amplitude: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """DeltaLogA of each map, (N, bins), from log amplitudes (N, C, bins), and sums over the maps."""
-        sums: dict[str, Tensor] = {}
-        delta = amplitude - amplitude[..., :1]
-        if self.per_channel:
-            sums["channel_sum"] = delta.sum(dim=0, dtype=torch.float64)
-            sums["channel_square_sum"] = delta.double().square().sum(dim=0)
-        return delta.mean(dim=1, dtype=torch.float64), sums
 
     def _spectrum_plan(self, layers: Sequence[Layer]) -> Plan:
         if self.spectrum == "diagonal":
@@ -194,25 +181,6 @@ class Fourier(Probe):
             },
         )
 
-    def _channel_plan(self, layers: Sequence[Layer]) -> Plan:
-        if not self.per_channel:
-            return Plan(over={}, quantities={})
-        dims = ("layer", "channel", "bin")
-        return Plan(
-            over={},
-            axes={"channel": np.arange(max(layer.channels for layer in layers))},
-            quantities={
-                "channel_sum": Quantity("sum over images of DeltaLogA of a channel", "nats", dims),
-                "channel_square_sum": Quantity("sum over images of its square", "nats^2", dims),
-            },
-            summaries={
-                "delta_log_amplitude_channel": Quantity("relative log amplitude of a channel", "nats", dims),
-                "delta_log_amplitude_channel_se": Quantity(
-                    "its standard error over images", "nats", dims, over="samples"
-                ),
-            },
-        )
-
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over all finished images, their standard errors, and the means at common physical frequencies."""
         mean, error = mean_over_batches(data, "delta_sum", "delta_square_sum")
@@ -236,9 +204,6 @@ class Fourier(Probe):
             found["high_frequency_member_se"] = np.where(last > 0, spread[rows, last], np.nan)
         if "spectrum_sum" in data:
             found["spectrum"] = _spectra(data)
-        if "channel_sum" in data:
-            channel, channel_error = mean_over_batches(data, "channel_sum", "channel_square_sum")
-            found |= {"delta_log_amplitude_channel": channel, "delta_log_amplitude_channel_se": channel_error}
         why, coarse = "its map has at most two rows or columns", data["name"][last == 0] if "name" in data else ()
         names = ("high_frequency", "delta_log_amplitude_common")
         return found | unmeasured((name, layer, why) for name in names for layer in coarse)
@@ -247,6 +212,11 @@ class Fourier(Probe):
 @once_per_weights
 def _plan(subject: Subject, probe: Fourier) -> Plan:
     return probe.plan(subject)
+
+
+def _relative(amplitude: Tensor) -> Tensor:
+    """DeltaLogA of each map, (N, bins), from log amplitudes (N, C, bins)."""
+    return (amplitude - amplitude[..., :1]).mean(dim=1, dtype=torch.float64)
 
 
 def _spectra(data: Mapping[str, np.ndarray]) -> np.ndarray:

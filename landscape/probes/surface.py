@@ -67,7 +67,6 @@ class Surface(Probe):
     ] = "auto"
     directions: Annotated[int, "pairs of random directions, a seed each"] = 1
     l2_definition: Annotated[L2Definition, "l2 as (1/2) sum ||w||^2, or as the sum of the tensors' norms"] = "squared"
-    orthogonal: Annotated[bool, "make the second random direction orthogonal to the first, after normalisation"] = False
     preview: Annotated[bool, "evaluate about 340 points, interpolate the others, and measure the error"] = False
     tolerance: Annotated[float, "relative error of a preview beyond which every point is evaluated"] = 0.05
     cap: Annotated[float | None, "stop evaluating points whose loss is clearly above this; their value is rough"] = None
@@ -86,9 +85,10 @@ class Surface(Probe):
         for count in options.parse_resolution("resolution", str(self.resolution)):
             options.at_least("resolution", count, 2)
         options.at_least("directions", self.directions, 1)
-        for given, option in ((self.directions > 1, f"directions {self.directions}"), (self.orthogonal, "orthogonal")):
-            if given and self.plane != "random":
-                raise OptionError(f"--{option} applies to random planes only; drop it for --plane {self.plane}")
+        if self.directions > 1 and self.plane != "random":
+            raise OptionError(
+                f"--directions {self.directions} applies to random planes only; drop it for --plane {self.plane}"
+            )
         options.one_of("normalize", self.normalize, get_args(Normalize))
         options.one_of("l2_definition", self.l2_definition, get_args(L2Definition))
         options.one_of("precision", self.precision, get_args(Precision))
@@ -276,7 +276,7 @@ class Surface(Probe):
         return Scores.of(subject, self.also, self.margin, recalibrate=self._recalibrate, mode=self.mode)
 
     def _plane(self, subject: Subject) -> planes.Plane:
-        drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed", "orthogonal")}
+        drawn: dict[str, Any] = {name: getattr(self, name) for name in ("normalize", "ignore", "seed")}
         return _plane(subject, self.plane, **drawn)
 
     def _ranges(self, plane: planes.Plane) -> tuple[Span, Span]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from landscape.options import matching
 from landscape.probe import derived_seed
-from landscape.products.vectors import inner
 from landscape.random_vectors import normal
 
 Span = tuple[float, float]
@@ -141,20 +140,6 @@ def random_direction(
 def length_units(normalize: Normalize) -> str:
     """Units of a coordinate along a random direction."""
     return {"none": "weight", "park2022": "norm of the weights along dim 0"}.get(normalize, f"{normalize} norm")
-
-
-def orthogonal_to(fixed: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The direction minus its component along a fixed one, rescaled to its length.
-
-    Two random directions are nearly orthogonal; applied after normalisation, this changes lengths per filter by about
-    their cosine.
-    """
-    names = list(direction)
-    across = inner((fixed[n] for n in names), direction.values())
-    share = across / inner(fixed.values(), fixed.values())
-    rest = {name: (d.double() - share * fixed[name].double()) for name, d in direction.items()}
-    scale = (inner(direction.values(), direction.values()) / inner(rest.values(), rest.values())) ** 0.5
-    return {name: (scale * d).to(direction[name]) for name, d in rest.items()}
 
 
 def standard_normal(weight: Tensor, seed: int, axis: int, name: str) -> Tensor:

@@ -27,7 +27,6 @@ from landscape.weight_space.directions import (
     Normalize,
     Span,
     length_units,
-    orthogonal_to,
     random_direction,
     through_centre,
     through_checkpoints,
@@ -151,9 +150,7 @@ class Plane:
         return self.spans
 
 
-def plane_of(
-    subject: Subject, kind: str, *, normalize: Normalize, ignore: str, seed: int, orthogonal: bool = False
-) -> Plane:
+def plane_of(subject: Subject, kind: str, *, normalize: Normalize, ignore: str, seed: int) -> Plane:
     """The plane that `--plane` names: `random`, `eigen`, `A.pt,B.pt`, a run's folder or a file of directions.
 
     Raises:
@@ -168,8 +165,6 @@ def plane_of(
             )
             for k in (0, 1)
         )
-        if orthogonal:
-            second = orthogonal_to(first, second)
         names = "first random direction", "second random direction"
         units = length_units(normalize)
         return Plane("random", (first, second), names, units, identity=uses.identity("random"), filters=uses.words)
