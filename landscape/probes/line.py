@@ -17,7 +17,6 @@ from landscape.statistics import basins
 from landscape.subject import batchnorm, sample_statistics, weights_cache
 from landscape.subject.subject import Subject
 from landscape.weight_space import barriers, bezier, weight_uses
-from landscape.weight_space.barriers import Samples
 from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, beside_ends, ticks
 from landscape.weight_space.lines import ModelOnLine, StraightLine, lines_of
 from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
@@ -175,11 +174,13 @@ class Line(Probe):
         scores = self._scores(subject, statistics)
         if scores:
             scores.at_checkpoint()  # before the first move
-        for k, points in groupby(units, key=lambda unit: unit.index[0]):
-            with ModelOnLine(subject, lines[k], statistics) as model:
-                ends = self._ends(subject, lines[k], model)
-                for unit in points:
-                    yield self._at(float(unit.at["t"]), subject, model, ends, scores)
+
+        def more(samples: barriers.Samples) -> Values:
+            parameters = [p.detach() for p in subject.parameters.values()]
+            return {"l2": inner(parameters, parameters) / 2, **(scores.values_at(samples) if scores else {})}
+
+        for k, some in groupby(units, key=lambda unit: unit.index[0]):
+            yield from barriers.points(subject, lines[k], statistics, (float(unit.at["t"]) for unit in some), more)
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Mean and spread over directions at points finished on all; barriers of lines finished between their ends."""
@@ -233,17 +234,6 @@ class Line(Probe):
                 values = np.where(near, end, values) if near.any() else np.union1d(values, [end])
         return beside_ends(values) if lines[0].kind == "checkpoints" else values
 
-    def _ends(self, subject: Subject, line: StraightLine, model: ModelOnLine) -> dict[float, Samples]:
-        """Samples at both ends of a line between checkpoints; empty for other lines."""
-        if line.kind != "checkpoints":
-            return {}
-        ends = _end_samples(subject, line, self.bn)
-        for t in (0.0, 1.0):
-            if t not in ends:
-                model.move_to(t)
-                ends[t] = barriers.samples_of(subject)
-        return ends
-
     def _other_ends(self, subject: Subject, lines: Sequence[StraightLine]) -> dict[str, tuple[Quantity, np.ndarray]]:
         """The other checkpoints' own losses, and by how much the line's differ from them."""
         statistics = self._statistics(subject, lines)
@@ -257,28 +247,9 @@ class Line(Probe):
             "end_excess": (Quantity("loss at its end minus its own", units, per_line), shown - own),
         }
 
-    def _at(
-        self, t: float, subject: Subject, model: ModelOnLine, ends: Mapping[float, Samples], scores: Scores | None
-    ) -> Values:
-        model.move_to(t)
-        parameters = [p.detach() for p in subject.parameters.values()]
-        samples = ends[t] if t in ends else barriers.samples_of(subject)
-        values: dict[str, Any] = {**barriers.values_at(t, samples, ends), "l2": inner(parameters, parameters) / 2}
-        if scores:
-            values |= scores.values_at(samples)
-        if subject.traits.mean_only:
-            values |= {name: np.nan for name in ("loss_se", "excess_se") if name in values}
-        return values
-
 
 _lines = weights_cache.once_per_weights(lines_of)
 _curved = weights_cache.once_per_weights(bezier.curved)
-
-
-@weights_cache.once_per_weights
-def _end_samples(subject: Subject, line: StraightLine, bn: str) -> dict[float, Samples]:
-    """Samples at both ends of a line, filled in when the line is first measured."""
-    return {}
 
 
 @weights_cache.once_per_weights

@@ -7,7 +7,7 @@ mostly cancels.
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -263,21 +263,23 @@ def line_of(subject: Subject, other: str, curve: Curve, restarts: int, seed: int
 
 
 def points(
-    subject: Subject, line: StraightLine, statistics: RunningStatistics, at: Sequence[float]
-) -> Iterator[Mapping[str, float]]:
-    """What `values_at` says of some points; the samples' losses at the ends are measured once."""
+    subject: Subject, line: StraightLine, statistics: RunningStatistics, at: Iterable[float],
+    more: Callable[[Samples], Mapping[str, Any]] | None = None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """What `values_at`, and `more`, say of some points; samples at the ends between checkpoints are measured once."""
     with ModelOnLine(subject, line, statistics) as model:
         ends = _ends(subject, line, statistics)
-        for t in (0.0, 1.0):
+        for t in (0.0, 1.0) if line.kind == "checkpoints" else ():
             if t not in ends:
                 model.move_to(t)
                 ends[t] = samples_of(subject)
         for t in at:
-            if t not in ends:
+            if more or t not in ends:
                 model.move_to(t)
-            values = values_at(t, ends[t] if t in ends else samples_of(subject), ends)
+            samples = ends[t] if t in ends else samples_of(subject)
+            values = {**values_at(t, samples, ends), **(more(samples) if more else {})}
             if subject.traits.mean_only:
-                values |= {"loss_se": np.nan, "excess_se": np.nan}
+                values |= {name: np.nan for name in ("loss_se", "excess_se") if name in values}
             yield values
 
 
