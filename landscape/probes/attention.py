@@ -25,7 +25,9 @@ PER_HEAD = {  # quantity: (long name, units)
     "entropy": ("entropy of the attention of a query", "nats"),
     "mutual_information": ("normalised mutual information of query and key", "1"),
 }
+OVER_HEADS = "_over_heads"  # of a mean over heads, whose error over images is less than the mean of theirs
 PER_LAYER = {
+    **{f"{name}{OVER_HEADS}": (f"{words}, mean over heads", units) for name, (words, units) in PER_HEAD.items()},
     "head_cosine": ("cosine similarity of the attention of two heads", "1"),
     "head_feature_cosine": ("cosine similarity of the outputs of two heads, before their projection", "1"),
     "token_cosine": ("cosine similarity of two tokens", "1"),
@@ -52,7 +54,7 @@ class Attention(Probe):
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     smallest: ClassVar[Mapping[str, Any]] = {"spectra_images": 1}
     headlines: ClassVar[Sequence[Headline]] = tuple(
-        Headline(f"{word} {depth}", quantity, {"head": "mean", "layer": end})
+        Headline(f"{word} {depth}", f"{quantity}{OVER_HEADS}", {"layer": end})
         for quantity, word in (("distance", "distance"), ("mutual_information", "NMI"))
         for depth, end in (("shallowest", 0), ("deepest", -1))
     )
@@ -141,6 +143,7 @@ class Attention(Probe):
             layer_sums["head_cosine"][:, position] = _sums(statistics.pop("head_cosine"))
             for name, values in statistics.items():
                 head_sums[name][:, position, : values.shape[1]] = _sums(values)
+                layer_sums[f"{name}{OVER_HEADS}"][:, position] = _sums(values.mean(dim=1))
 
         def on_heads(position: int, outputs: Tensor) -> None:
             alike = _likeness(layers[position], outputs.detach(), subject.samples(i), counted.of(layers[position]))
@@ -243,13 +246,15 @@ def _missing(layers: Sequence[Layer]) -> Iterator[tuple[str, str, str]]:
 def _missing_of_heads(attention: AttentionCall) -> Iterator[tuple[str, str]]:
     """Quantities of maps that an attention does not have, and why."""
     if not attention.heads:
-        yield from dict.fromkeys((*PER_HEAD, "head_cosine", "head_feature_cosine"), attention.reason).items()
+        lacking = (name for name in (*PER_HEAD, *PER_LAYER) if name in PER_HEAD or "head" in name)
+        yield from dict.fromkeys(lacking, attention.reason).items()
         return
     if attention.grid == (0, 0) and attention.windows is None:
-        yield "distance", attention.reason
+        yield from dict.fromkeys(("distance", f"distance{OVER_HEADS}"), attention.reason).items()
     queries = attention.windows.queries if attention.windows else ()
     if attention.reason == SINGLE or (queries and all(len(places) - places.count(NOWHERE) < 2 for places in queries)):
-        yield "mutual_information", "a window has one query" if queries else attention.reason
+        reason = "a window has one query" if queries else attention.reason
+        yield from dict.fromkeys(("mutual_information", f"mutual_information{OVER_HEADS}"), reason).items()
     if attention.heads == 1:
         yield from dict.fromkeys(("head_cosine", "head_feature_cosine"), "it has one head").items()
     elif attention.outputs is None:

@@ -78,7 +78,7 @@ class Similarity(Probe):
                 "cka_se": Quantity(
                     "its standard error, by leaving out one mini-batch at a time", dims=pair, over="batch"
                 ),
-                **({} if self.against else {"neighbours": Quantity("alignment of neighbouring layers, mean")}),
+                **({} if self.against else _of_neighbours()),
             },
             about={"other": Quantity("layer of the other network" if other is not subject else "layer")},
             facts={"against": other.label, "against_model": attributes(other)["model"]} if self.against else {},
@@ -117,16 +117,18 @@ class Similarity(Probe):
         n = len(terms[0])
         sums = tuple(term.sum(axis=0) for term in terms)
         cka = _alignment(*sums) if n else np.full(data["hsic"].shape[1:], np.nan)
-        error = np.full_like(cka, np.nan)
+        error, neighbours_error = np.full_like(cka, np.nan), np.array(np.nan)
         if n > 1:
             left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
-            error = np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
-        neighbours = np.diagonal(cka, 1).mean() if len(cka) > 1 else np.nan
+            error = _jackknife_error(left)
+            neighbours_error = _jackknife_error(_neighbours(left))
+        neighbours = _neighbours(cka)
         named = [(labels[name], i) for i, name in enumerate(("name", "other_name"), 1) if n and name in labels]
         still = dict.fromkeys(str(name) for names, i in named for name in names[sums[i] == 0])
         why = [(quantity, name, stored.ALIKE) for quantity in ("cka", "neighbours") for name in still]
         why += [("neighbours", "", "it has one layer")] if len(cka) == 1 else []
-        return {"cka": cka, "cka_se": error, "cka_se.n": n, "neighbours": neighbours, **stored.unmeasured(why)}
+        found = {"cka": cka, "cka_se": error, "neighbours": neighbours, "neighbours_se": neighbours_error}
+        return {**found, "cka_se.n": n, "neighbours_se.n": n, **stored.unmeasured(why)}
 
     def _other(self, subject: Subject) -> Subject:
         """The network compared with, on the same mini-batches: that of `against`, or the subject itself."""
@@ -151,6 +153,27 @@ class _Kernels:
             layer = self._layers[position]
             features = padding.without_padding(layer.features(tensor), self._counted.of(layer))
             self.kernels[position] = centred_kernel(features)
+
+
+def _of_neighbours() -> dict[str, Quantity]:
+    error = "its standard error, by leaving out one mini-batch at a time"
+    return {
+        "neighbours": Quantity("alignment of neighbouring layers, mean"),
+        "neighbours_se": Quantity(error, over="batch"),
+    }
+
+
+def _neighbours(cka: np.ndarray) -> np.ndarray:
+    """Mean over neighbouring layers of alignments (..., layer, layer); NaN for a single layer."""
+    return np.asarray(
+        np.diagonal(cka, 1, -2, -1).mean(axis=-1) if cka.shape[-2] > 1 else np.full(cka.shape[:-2], np.nan)
+    )
+
+
+def _jackknife_error(left: np.ndarray) -> np.ndarray:
+    """Standard error of what was computed without one of n mini-batches each, (n, ...)."""
+    n = len(left)
+    return np.asarray(np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0)))
 
 
 def _alignment(hsic: np.ndarray, layer: np.ndarray, other: np.ndarray) -> np.ndarray:

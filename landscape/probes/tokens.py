@@ -133,7 +133,7 @@ class Tokens(Probe):
                 "common_displacement": Quantity("share of the displacement that all tokens have in common", dims=each),
             },
             summaries={
-                "common": Quantity("common share of the displacement, mean over images", dims=("layer",)),
+                "common": Quantity("common share of a displacement, mean over images", dims=("layer",), bounds="share"),
                 "common_se": Quantity("its standard error over images", dims=("layer",), over="image"),
             },
             about={

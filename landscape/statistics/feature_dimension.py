@@ -27,8 +27,9 @@ def effective_rank(centred: np.ndarray) -> Estimate:
     """exp(-sum_k p_k ln p_k), p_k = s_k / sum_j s_j (Roy & Vetterli 2007) of the singular values s of centred features.
 
     Features are (n, d) with mean 0. s_k^2 / n are the eigenvalues of their covariance, from the smaller one of
-    covariance and Gram matrix. The error is the infinitesimal jackknife over samples, with the derivatives of the
-    eigenvalues to first order. The estimate is at most n - 1 and too low where n is not much larger than d.
+    covariance and Gram matrix. The estimate is at most n - 1 and too low where n is not much larger than d. The error
+    is the root of variance and squared bias, of the first and second order of the expansion in the samples' covariance
+    (infinitesimal jackknife).
     """
     n, d = centred.shape
     if n < LEAST_SAMPLES:
@@ -50,7 +51,32 @@ def effective_rank(centred: np.ndarray) -> Estimate:
     rank = math.exp(-float(share @ logarithm))
     slope = -rank * (logarithm + math.log(rank)) / singular.sum() / (2 * singular)  # d rank / d eigenvalue
     influence = squares @ slope - values @ slope
-    return Estimate(rank, float(np.sqrt((influence**2).sum())) / n)
+    bias = _bias(rank, logarithm, singular, slope, squares.T @ squares / n) / n
+    return Estimate(rank, math.hypot(float(np.sqrt((influence**2).sum())) / n, bias))
+
+
+def _bias(rank: float, logarithm: np.ndarray, singular: np.ndarray, slope: np.ndarray, fourth: np.ndarray) -> float:
+    """Half of the mean over samples of the second derivative of the effective rank along x x' - C.
+
+    With principal components z that is sum_kl F_kl (E z_k^2 z_l^2 - c_k c_l) + sum_k!=l g_kl E z_k^2 z_l^2, with the
+    second derivatives F by the eigenvalues c of C, their first ones f, and g = (f_k - f_l) / (c_k - c_l).
+
+    Args:
+        rank: the effective rank.
+        logarithm: of the shares p_k, (r,).
+        singular: s_k, roots of the eigenvalues, (r,).
+        slope: f_k, (r,).
+        fourth: E z_k^2 z_l^2, (r, r).
+    """
+    values, total = singular**2, singular.sum()
+    u = 1 + logarithm + math.log(rank)
+    second = rank * np.outer(u / singular, u / singular) / (4 * total**2)
+    second -= np.diag(rank / (4 * total * singular**3) + slope / (2 * values))
+    apart = values[:, None] - values
+    equal = np.abs(apart) <= SAME * values.max()
+    turned = np.where(equal, second.diagonal() - second, (slope[:, None] - slope) / np.where(equal, 1.0, apart))
+    np.fill_diagonal(turned, 0.0)
+    return float((second * (fourth - np.outer(values, values)) + turned * fourth).sum()) / 2
 
 
 def participation_ratio(centred: np.ndarray) -> Estimate:
@@ -96,39 +122,58 @@ def two_nn(centred: np.ndarray) -> Estimate:
 
     The logarithm of the ratio is exponential with rate d (Facco et al. 2017). The estimate is that of maximum
     likelihood, corrected for its bias (Denti et al. 2022), with the largest tenth of the ratios censored, which Facco
-    et al. leave out: d = (m - 1) / (sum of the m smallest logarithms + (n - m) times the largest of them), with the
-    standard error d / sqrt(m - 2). Samples that equal another one are left out. Too low where d is large and n small.
+    et al. leave out: d = (m - 1) / (sum of the m smallest logarithms + (n - m) times the largest of them). Samples that
+    equal another one are left out. Too low where d is large and n small. The standard error is d / sqrt(m - 2) for
+    independent ratios; those of samples that share a neighbour are not, whose products the sum of squares includes.
     """
     n = len(centred)
     if n < 3:
         return UNKNOWN
-    first, second = nearest(centred)
+    (first, second), neighbours = nearest(centred)
     apart = first > SAME * math.sqrt(float((centred**2).sum()) / n)
-    logarithms = np.sort(np.log(second[apart] / first[apart]))
+    logarithms = np.log(second[apart] / first[apart])
     kept = len(logarithms) - int(CENSORED * len(logarithms))
     if kept < LEAST_RATIOS:
         return UNKNOWN
-    below = float(logarithms[:kept].sum() + (len(logarithms) - kept) * logarithms[kept - 1])
+    largest = np.partition(logarithms, kept - 1)[kept - 1]
+    below = float(np.minimum(logarithms, largest).sum())
     if not below > 0:
         return UNKNOWN
     dimension = (kept - 1) / below
-    return Estimate(dimension, dimension / math.sqrt(kept - 2))
+    influence = (logarithms <= largest) - dimension * np.minimum(logarithms, largest)
+    together = _dependent(neighbours[:, apart], np.flatnonzero(apart), influence) / float(influence @ influence)
+    return Estimate(dimension, dimension * math.sqrt(max(together, 1.0) / (kept - 2)))
+
+
+def _dependent(neighbours: np.ndarray, at: np.ndarray, influence: np.ndarray) -> float:
+    """Sum of the products of the influences (m,) of samples that are neighbours or have one in common.
+
+    Args:
+        neighbours: the two of each, (2, m).
+        at: the samples themselves, (m,).
+        influence: of each on the estimate, (m,).
+    """
+    from scipy.sparse import csr_array
+
+    members = np.stack([at, *neighbours], axis=1).ravel()
+    sets = csr_array((np.ones(len(members)), members, np.arange(0, len(members) + 1, 3)))
+    shared = (sets @ sets.T) > 0
+    return float(influence @ (shared @ influence))
 
 
 def nearest(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distances of every sample (n, d) to its nearest and its second nearest neighbour, (n,) each."""
+    """Distances of every sample (n, d) to its nearest and its second nearest neighbour, and which these are, (2, n)."""
     n = len(features)
     length = np.einsum("ij,ij->i", features, features)
-    found = np.empty((2, n))
+    found, which = np.empty((2, n)), np.empty((2, n), dtype=int)
     for start in range(0, n, ROWS):
         part = features[start : start + ROWS]
         rows = np.arange(len(part))
         squared = (-2 * part) @ features.T + length  # without the part's own length, which does not change the order
         squared[rows, start + rows] = np.inf
-        for place in found:
-            other = squared.argmin(axis=1)
+        for place, chosen in zip(found, which, strict=True):
+            chosen[start : start + ROWS] = other = squared.argmin(axis=1)
             squared[rows, other] = np.inf
             difference = part - features[other]  # again, without cancellation
             place[start : start + ROWS] = np.sqrt(np.einsum("ij,ij->i", difference, difference))
-    first, second = np.sort(found, axis=0)
-    return first, second
+    return np.sort(found, axis=0), which

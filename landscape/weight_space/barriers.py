@@ -20,6 +20,7 @@ from landscape.checkpoints.checkpoint import Checkpoint, save_atomically, state_
 from landscape.checkpoints.file_names import label_of
 from landscape.data.structure import Nested, map_tensors
 from landscape.probe import Quantity
+from landscape.statistics.intervals import NORMAL
 from landscape.statistics.means import mean_and_standard_error
 from landscape.subject import batchnorm, losses, mc_dropout, other_networks, sample_statistics, weights_cache
 from landscape.subject.subject import Subject
@@ -225,11 +226,20 @@ def highest(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for k in map(tuple, np.argwhere(complete)):
         excess, deficit = data["excess"][k][between], data["accuracy_deficit"][k][between]
         top, low = int(np.argmax(excess)), int(np.argmax(deficit))
-        values = [excess[top], data["excess_se"][k][between][top], t[top]]
-        values += [deficit[low], data["accuracy_deficit_se"][k][between][low]]
+        values = [excess[top], _error_of_largest(excess, data["excess_se"][k][between]), t[top]]
+        values += [deficit[low], _error_of_largest(deficit, data["accuracy_deficit_se"][k][between])]
         for name, value in zip(SUMMARIES, values, strict=True):
             found[name][k] = value
     return found
+
+
+def _error_of_largest(values: np.ndarray, errors: np.ndarray) -> float:
+    """The standard error whose interval about the largest value reaches the highest upper end of all, (position,).
+
+    The true maximum is above that end no more often than its own position's is. The error at the largest value alone
+    would be 0 where that is an end of the line.
+    """
+    return (float(np.max(values + NORMAL * errors)) - float(np.max(values))) / NORMAL
 
 
 @dataclass(frozen=True)
