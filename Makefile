@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+EXTRAS := dev
 
 # A process per core, at most four: each holds its own copy of the libraries. Neighbours in a file share their fixtures.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
@@ -8,7 +9,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # Compiled sources are kept, whatever the shell says: to compile and rewrite the tests anew takes each process four seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick campaigns lint checkpoints docs
+.PHONY: demo test quick campaigns test-all lint checkpoints docs
 
 demo: $(STAMP)
 	$(BIN)/landscape demo
@@ -26,6 +27,10 @@ quick: $(STAMP)
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m campaign
 
+# All of both, collected once.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL)
+
 # The second table of checkpoints.md, nine networks of three seeds (the first table has one command per line): an hour and a
 # half on two cores, from LANDSCAPE_DATA or ./data.
 checkpoints: $(STAMP)
@@ -33,14 +38,15 @@ checkpoints: $(STAMP)
 
 # The documentation as pages, docs/_build/index.html, with warnings as errors; needs no network once installed.
 docs: $(STAMP)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
+# Twenty thousand files, most of which nobody imports, took a minute and a half to compile; those imported are compiled then.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
