@@ -181,6 +181,7 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {  # of `--all`, where the defaults ta
     "input-surface": {"samples": 64, "resolution": 11},
     "corruption": {"samples": 128, "severities": "1,3,5"},
 }
+FEWEST = 96  # samples: four for each group of the noise scale
 SENTENCES = 3
 OWN = "landscape hessian weights.pt --model mine.py:model --data mine.py:data"
 
@@ -189,7 +190,7 @@ def demo(
     out: Annotated[Path, Option(help="folder for checkpoints, results, figures and report")] = Path("."),
     all: Annotated[bool, Option("--all", help="run every probe and draw every figure, in several minutes")] = False,
     epochs: Annotated[int | None, Option(help="epochs per model; default: those of the study's file")] = None,
-    samples: Annotated[int, Option(help="samples per probe, at most")] = 1024,
+    samples: Annotated[int, Option(help=f"samples per probe, at most; {FEWEST} or more")] = 1024,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto",
     quiet: Quiet = False,
     debug: Debug = False,
@@ -201,6 +202,7 @@ def demo(
     from landscape.plots import report
     from landscape.results.declared_size import toml_of
 
+    at_least("samples", samples, FEWEST)
     start, results = monotonic(), out / "results.h5"
     measure = toml_of(shipped()["demo"])["measure"]
     measure |= dict(others(measure, quiet=quiet)) if all else {}

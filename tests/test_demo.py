@@ -8,6 +8,7 @@ import pytest
 from landscape.cli import studies
 from landscape.cli.study import study_named
 from landscape.doctor.rules import examine
+from landscape.options import OptionError
 from landscape.plots import FIGURES
 from landscape.plots.report import findings_of
 from landscape.probes import FEATURES, PROBES, probe_class
@@ -33,9 +34,16 @@ def test_at_most_sixteen_figures_are_drawn_each_of_a_probe_that_is_measured() ->
     assert core - {*FEATURES} <= probes
 
 
+def test_too_few_samples_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=f"--samples must be at least {studies.FEWEST}, got {studies.FEWEST - 1}"):
+        studies.demo(out=tmp_path, samples=studies.FEWEST - 1)
+    assert [*tmp_path.iterdir()] == []
+    assert 4 * study_named("demo").measurements["noise-scale"].options["groups"] == studies.FEWEST
+
+
 @pytest.mark.campaign
 def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     studies.demo(out=tmp_path)
     table, found, commands = re.split(r"\n\n", capfd.readouterr().out.strip())
@@ -50,6 +58,7 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
     before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
+    monkeypatch.setattr(studies, "illustrate", lambda *_, **__: None)  # what is drawn is the same
     studies.demo(out=tmp_path)
     assert capfd.readouterr().err.count("already trained") == 4
     assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
