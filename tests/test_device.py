@@ -77,19 +77,19 @@ CASES = {
     "hessian, kinks": lanczos("resnet_demo", kinks="double", once=40),
     # `auto` takes the fastest backend, which depends on the load and changes numbers by rounding: one case of it, and a
     # fixed one elsewhere. Choosing times three pieces of work, with two waits each.
-    "trace, xtrace": Case("trace", {"vectors": 8, "hvp": "double-backward"}, rtol=1e-3, per_unit=8),
+    "trace, xtrace": Case("trace", {"vectors": 4, "hvp": "double-backward"}, rtol=1e-3, per_unit=8),
     "trace, hutch++": Case(
-        "trace", {"vectors": 8, "method": "hutch++", "hvp": "double-backward"}, rtol=1e-3, per_unit=6
+        "trace", {"vectors": 4, "method": "hutch++", "hvp": "double-backward"}, rtol=1e-3, per_unit=6
     ),
     "trace, hutchinson": Case(
-        "trace", {"vectors": 8, "method": "hutchinson", "hvp": "double-backward"}, rtol=1e-3, per_unit=3
+        "trace", {"vectors": 4, "method": "hutchinson", "hvp": "double-backward"}, rtol=1e-3, per_unit=3
     ),
     "trace, auto": Case(
-        "trace", {"vectors": 8, "method": "hutchinson"}, rtol=1e-3, per_unit=3, simulated=1e-5, once=7,
+        "trace", {"vectors": 4, "method": "hutchinson"}, rtol=1e-3, per_unit=3, simulated=1e-5, once=7,
         only=("batch_trace", "trace", "loss"),
     ),
     "trace, blocks": Case(
-        "trace", {"vectors": 8, "blocks": "layer", "diagonal": "full", "hvp": "double-backward"}, rtol=1e-2,
+        "trace", {"vectors": 4, "blocks": "layer", "diagonal": "full", "hvp": "double-backward"}, rtol=1e-2,
         per_unit=20, once=40,
     ),
     # The length of the critical step depends on which side of its start a loss falls; the estimated error of an
@@ -98,7 +98,7 @@ CASES = {
         "step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, simulated=1e-5, per_unit=80, once=40
     ),
     "flatness": Case(
-        "flatness", {"steps": 1, "draws": 4, "vectors": 2, "hvp": "double-backward"}, rtol=1e-2, simulated=1e-6,
+        "flatness", {"steps": 1, "draws": 2, "vectors": 2, "hvp": "double-backward"}, rtol=1e-2, simulated=1e-6,
         per_unit=60, once=40,
     ),
     "density": Case(
@@ -115,7 +115,7 @@ CASES = {
     "attention-maps": Case("attention-maps", {}, per_unit=8),
     "tokens": Case("tokens", {"images": 2, "perplexity": 5.0}, per_unit=8, only=("label",)),  # t-SNE amplifies rounding
     "convexity": Case(
-        "convexity", {"resolution": "3", "max_products": 8}, rtol=2e-2, simulated=2e-2, per_unit=40, once=20
+        "convexity", {"resolution": "2", "max_products": 8}, rtol=2e-2, simulated=2e-2, per_unit=40, once=20
     ),
     "attention": Case("attention", {"spectra_images": 1}, per_unit=8, simulated=1e-12),
     "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit

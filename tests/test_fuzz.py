@@ -1,6 +1,6 @@
 """Files with random damage: a reader of journals, results and checkpoints reads them or says in one line what is wrong.
 
-Each reader gets a third of FUZZ_SECONDS (20 by default) in a process of its own, so that a crash of a library counts.
+Each reader gets a third of FUZZ_SECONDS (12 by default) in a process of its own, so that a crash of a library counts.
 """
 
 import logging
@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "20"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
 SLOW = 20.0  # seconds for one file, on a busy machine
 INTERESTING = [0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 WORDS = [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]

@@ -67,7 +67,7 @@ def changes(group: h5py.Group) -> Iterator[tuple[str, Change]]:
 def damaged(folder: Path, probes: tuple[str, ...], count: int) -> Iterator[tuple[str, Path, Path]]:
     """So many changed files with one result each, drawn at random: what was changed, the file, and the good one."""
     synthetic.write(folder / "all.h5", synthetic.NETWORKS[:1], probes=probes)
-    drawn, ways = random.Random(0), []
+    drawn, ways = random.Random(count), []
     for probe in probes:
         good = folder / f"{probe}.h5"
         with h5py.File(folder / "all.h5") as file, h5py.File(good, "w") as alone:
@@ -114,22 +114,22 @@ def drawn(path: Path, good: Path) -> None:
 
 EVERY = tuple(synthetic.MADE_UP)
 Case = tuple[Callable[[Path, Path], object], tuple[str, ...], int]
-CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few changes, and the campaign
+CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few changes; the campaign draws others
     name: ((read, few, count), (read, many, most))
     for name, read, few, count, many, most in (
-        ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 30, EVERY, 300),
-        ("pending", lambda path, good: standings(path), ("trace", "noise"), 20, ("trace", "noise"), 40),
+        ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 30, EVERY, 200),
+        ("pending", lambda path, good: standings(path), ("trace", "noise"), 20, ("trace", "noise"), 25),
         (
             "doctor",
             lambda path, good: examine([path]),
             ("trace", "line", "lesion"),
             20,
             ("trace", "line", "lesion"),
-            40,
+            25,
         ),
-        ("merge", joined, ("trace", "noise"), 20, ("trace", "noise"), 40),
-        ("export", exported, ("surface", "line"), 20, ("surface", "line"), 60),
-        ("plot", drawn, ("trace", "noise"), 6, EVERY, 15),
+        ("merge", joined, ("trace", "noise"), 20, ("trace", "noise"), 25),
+        ("export", exported, ("surface", "line"), 20, ("surface", "line"), 40),
+        ("plot", drawn, ("trace", "noise"), 6, EVERY, 10),
     )
 }
 
