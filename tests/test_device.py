@@ -98,7 +98,7 @@ CASES = {
         "step", {"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}, rtol=1e-3, simulated=1e-5, per_unit=80, once=40
     ),
     "flatness": Case(
-        "flatness", {"steps": 1, "draws": 2, "vectors": 2, "hvp": "double-backward"}, rtol=1e-2, simulated=1e-6,
+        "flatness", {"steps": 1, "draws": 4, "vectors": 2, "hvp": "double-backward"}, rtol=1e-2, simulated=1e-6,
         per_unit=60, once=40,
     ),
     "density": Case(
