@@ -18,9 +18,10 @@ from landscape.plots.drawing import draw
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Quantity
 from landscape.probes.hessian import Hessian
+from landscape.products.chunked_cross_entropy import chunked_cross_entropy
 from landscape.running.run import digest
 from landscape.subject.loading.identity import identity, protocol
-from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, loss_of
+from landscape.subject.losses import CLASSIFICATION, MEANINGS, NAMES, bce, cross_entropy, loss_of
 from landscape.subject.subject import Subject
 
 REGRESSION = """
@@ -290,3 +291,33 @@ def test_a_linear_probe_needs_classes(tmp_path: Path) -> None:
     for data in ("column", "several"):
         with pytest.raises(ValueError, match="a linear classifier needs classes, got real-valued targets"):
             landscape.measure("probe-linear", model=f"{path}:net", data=f"{path}:{data}", out=tmp_path / "r.h5")
+
+
+FITTED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], Tensor]] = {
+    "classes": (cross_entropy, (4, 3), torch.zeros(4, dtype=torch.long)),
+    "sequences": (cross_entropy, (2, 2, 3), torch.tensor([[0, 0], [0, -100]])),
+    "maps": (cross_entropy, (2, 3, 2, 2), torch.zeros(2, 2, 2, dtype=torch.long)),
+    "labels": (bce, (4, 3), torch.ones(4, 3)),
+    "chunks": (lambda z, y: chunked_cross_entropy(z, torch.eye(3, dtype=z.dtype), None, y), (2, 2, 3),
+               torch.tensor([[0, 0], [0, -100]])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_derivatives_of_a_loss_near_zero_keep_their_digits_in_single_precision(name: str) -> None:
+    loss, shape, targets = FITTED[name]
+    draw = torch.Generator().manual_seed(0)
+    at = torch.randn(shape, generator=draw)
+    at.select(1 if name in ("classes", "maps") else -1, 0).add_(17.0)  # probabilities of the others are about 1e-8
+    at = at + 17.0 if name == "labels" else at
+    v = torch.randn(shape, generator=draw)
+
+    def derivatives(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        logits = at.to(dtype).requires_grad_()
+        (first,) = torch.autograd.grad(loss(logits, targets).sum(), logits, create_graph=True)
+        (second,) = torch.autograd.grad((first * v).sum(), logits)
+        return first.detach(), second
+
+    for single, double in zip(derivatives(torch.float32), derivatives(torch.float64), strict=True):
+        assert double.abs().max() < 1e-5
+        assert (single - double).norm() <= 1e-5 * double.norm()

@@ -130,10 +130,11 @@ class _Gradients(torch.autograd.Function):
             p = F.linear(hidden[rows], weight, bias).softmax(dim=1)
             q = torch.addmm(F.linear(to_hidden[rows], weight, to_bias), hidden[rows], to_weight.T)
             known = (targets[rows] != IGNORED)[:, None]
-            curved = (q - (p * q).sum(dim=1, keepdim=True)).mul_(p).mul_(slopes[rows, None] * known)
-            error = _less_target(p, targets[rows])
-            of_slopes[rows] = (error * q).sum(dim=1)
-            error = error.mul_(slopes[rows, None])
+            q -= q.gather(1, targets[rows].clamp(min=0)[:, None])  # a constant counts nowhere, and nothing cancels now
+            mean = (p * q).sum(dim=1, keepdim=True)
+            curved = (q - mean).mul_(p).mul_(slopes[rows, None] * known)
+            of_slopes[rows] = (mean * known)[:, 0]
+            error = _less_target(p, targets[rows]).mul_(slopes[rows, None])
             of_hidden[rows] = (curved @ weight).addmm_(error, to_weight)
             of_weight.addmm_(curved.T, hidden[rows]).addmm_(error.T, to_hidden[rows])
             if of_bias is not None:
@@ -142,7 +143,11 @@ class _Gradients(torch.autograd.Function):
 
 
 def _less_target(probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Probabilities less 1 at the target of every token, in place; zero for tokens without a loss."""
+    """Probabilities less 1 at the target of every token, in place; zero for tokens without a loss.
+
+    There it is minus the sum of the others, which single precision would round away beside 1.
+    """
     known = (targets != IGNORED)[:, None]
     at = targets.clamp(min=0)[:, None]
-    return probabilities.scatter_add_(1, at, torch.full_like(at, -1.0, dtype=probabilities.dtype)).mul_(known)
+    others = probabilities.scatter_(1, at, 0.0).sum(dim=1, keepdim=True)
+    return probabilities.scatter_(1, at, -others).mul_(known)

@@ -18,6 +18,7 @@ from landscape.data.structure import Nested, tensors_in
 from landscape.discovery.operation_mode import OperationMode
 from landscape.options import invalid
 from landscape.probe import Quantity
+from landscape.subject.precision import at_least_single, exact
 
 
 def loss_gradients(loss: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -118,18 +119,21 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     classes (N, H, W), likewise the mean over the labelled pixels of each image. Negative targets, such as -100, have no
     label.
     """
+    logits = exact(outputs)
     if outputs.dim() == 4:
         # Not F.cross_entropy, whose two-dimensional form lacks derivatives that curvature needs under a function
         # transform.
-        logarithms = outputs.log_softmax(dim=1).gather(1, targets.clamp(min=0).long().unsqueeze(1)).squeeze(1)
+        logarithms = logits.log_softmax(dim=1).gather(1, targets.clamp(min=0).long().unsqueeze(1)).squeeze(1)
         labelled = targets >= 0
-        return -torch.where(labelled, logarithms, 0.0).flatten(1).sum(dim=1) / labelled.flatten(1).sum(dim=1)
-    if outputs.dim() == 3:
+        losses = -torch.where(labelled, logarithms, 0.0).flatten(1).sum(dim=1) / labelled.flatten(1).sum(dim=1)
+    elif outputs.dim() == 3:
         wanted = with_ignored(targets).flatten()
-        every = F.cross_entropy(outputs.flatten(0, 1), wanted, ignore_index=IGNORED, reduction="none")
-        return mean_over_labelled(every, targets)
-    soft = targets.is_floating_point()
-    return F.cross_entropy(outputs, targets.to(outputs.dtype) if soft else targets.long(), reduction="none")
+        every = F.cross_entropy(logits.flatten(0, 1), wanted, ignore_index=IGNORED, reduction="none")
+        losses = mean_over_labelled(every, targets)
+    else:
+        wanted = targets.to(logits.dtype) if targets.is_floating_point() else targets.long()
+        losses = F.cross_entropy(logits, wanted, reduction="none")
+    return losses.to(at_least_single(outputs))
 
 
 def with_ignored(targets: Tensor) -> Tensor:
@@ -162,7 +166,8 @@ def huber(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy of logits per sample, (N,), mean over its labels; for several labels per sample."""
-    return F.binary_cross_entropy_with_logits(*_rows(outputs, targets), reduction="none").mean(dim=1)
+    logits, wanted = _rows(exact(outputs), targets)
+    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(dim=1).to(at_least_single(outputs))
 
 
 def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from landscape.data.structure import Forward, Nested
 from landscape.models.dropout_masks import DropoutCall, FrozenMasks, frozen_masks
 from landscape.probe import derived_seed
 from landscape.subject.losses import Losses, bce, cross_entropy, huber, l1, mse
+from landscape.subject.precision import exact
 
 
 class Positioned(NamedTuple):
@@ -85,13 +86,14 @@ def without_members(forward: Forward) -> Forward:
 def _mean_probabilities(outputs: list[Tensor]) -> Tensor:
     """Logarithm of the mean of the members' probabilities, which are logits too."""
     classes = 1 if outputs[0].ndim == 4 else -1  # maps of classes
-    return torch.stack([one.log_softmax(dim=classes) for one in outputs]).logsumexp(dim=0) - math.log(len(outputs))
+    logarithms = torch.stack([exact(one).log_softmax(dim=classes) for one in outputs])
+    return (logarithms.logsumexp(dim=0) - math.log(len(outputs))).to(outputs[0].dtype)
 
 
 def _mean_of_labels(outputs: list[Tensor]) -> Tensor:
     """The logit of the mean of the members' probabilities of every label."""
-    logits = torch.stack(outputs)
-    return F.logsigmoid(logits).logsumexp(dim=0) - F.logsigmoid(-logits).logsumexp(dim=0)
+    logits = exact(torch.stack(outputs))
+    return (F.logsigmoid(logits).logsumexp(dim=0) - F.logsigmoid(-logits).logsumexp(dim=0)).to(outputs[0].dtype)
 
 
 def _mean(outputs: list[Tensor]) -> Tensor:

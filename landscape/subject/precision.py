@@ -10,8 +10,9 @@ one that adds in a random order, so that the same unit gives the same numbers ag
 transformer and recurrent layers that has gradients. Some functions of PyTorch itself add in any order on a GPU, such as
 the derivative of bilinear interpolation: networks with those are reproducible to rounding, which is noted.
 
-The one place that asks for less is an execution mode of surfaces, bf16 or TF32 (`weight_space.forward_mode`), whose
-deviation is measured at control points. Training has its own precision, that of the recipe.
+A loss of logits is computed in double precision (`exact`). The one place that asks for less is an execution mode of
+surfaces, bf16 or TF32 (`weight_space.forward_mode`), whose deviation is measured at control points. Training has its
+own precision, that of the recipe.
 """
 
 import contextlib
@@ -23,7 +24,9 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
+EXACT = 2**26  # logits up to which a loss is computed in double precision
 _backends: Any = torch.backends
 REDUCED = (
     "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
@@ -201,3 +204,17 @@ def _device_types() -> list[str]:
     """Types of the devices of this machine: autocast warns about others."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+
+
+def exact(logits: Tensor) -> Tensor:
+    """Logits in double precision, unless they are so many that they would fill the memory.
+
+    A fitted sample has a gradient p - 1 by its logit that single precision rounds away: at a loss of 1e-9 the largest
+    eigenvalues of a Hessian were 20 to 900 % wrong, at 1e-3 by 1e-5.
+    """
+    return logits.double() if logits.numel() <= EXACT else logits
+
+
+def at_least_single(outputs: Tensor) -> torch.dtype:
+    """The precision of losses of outputs: their own, and at least single."""
+    return torch.promote_types(outputs.dtype, torch.float32)
