@@ -295,8 +295,8 @@ def test_a_probe_that_runs_out_of_memory_at_its_peak_goes_on_in_parts(
     def measured(share: float) -> xr.Dataset:
         nonlocal peak
         with machine(kind):
-            samples = 24 if kind == "simulated" else 1024  # a GPU gives its memory out in large blocks
-            subject = subject_on("cuda", samples=samples, batch_size=samples // 2)
+            samples, model = (24, "vit_demo") if kind == "simulated" else (1024, "resnet_demo")  # blocks are of 20 MiB
+            subject = subject_on("cuda", model, samples=samples, batch_size=samples // 2)
             before = allocated(kind)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

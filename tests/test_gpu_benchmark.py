@@ -433,11 +433,15 @@ def test_cuda_graphs_can_be_switched_off(benchmarks: None) -> None:
         assert recorder.recordings == 1
 
 
-def test_the_page_in_the_repository_is_that_of_a_gpu_or_says_that_there_was_none(benchmarks: None) -> None:
+def test_the_page_in_the_repository_is_that_of_its_rows(benchmarks: None) -> None:
     import gpu
-    from gpu_stages.page import page
+    from gpu_stages.page import FINDINGS, page
+    from gpu_stages.steps import RowsFile, Settings
 
-    committed, without = (BENCHMARKS / "GPU.md").read_text(), page(gpu.stages(), None, {}, None)
-    assert "No run on a GPU exists yet" in without
-    assert all(f"## `{stage}`: " in text for stage in STAGES for text in (committed, without))
-    assert committed == without or ("- GPU: " in committed and "dry run without a GPU:" not in committed)
+    committed = (BENCHMARKS / "GPU.md").read_text()
+    lines = committed.partition("## Machine\n\n")[2].partition("\n\n")[0].splitlines()
+    facts = dict(line.removeprefix("- ").split(": ", 1) for line in lines)
+    origin = f"{facts['nvidia-smi name']}, PyTorch {facts['PyTorch']}"
+    file, settings = RowsFile(BENCHMARKS / "gpu.jsonl", origin), Settings(torch.device("cuda"), False, BENCHMARKS)
+    assert committed == page(gpu.stages(), file, facts, settings)
+    assert FINDINGS.read_text() in committed

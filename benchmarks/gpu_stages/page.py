@@ -31,25 +31,14 @@ Python 3.12 on x86-64, in the same way `{WHEELS[1]}`:
     python -m pip install --no-index --no-deps --target carried wheels/*.whl
     PYTHONPATH=carried python benchmarks/gpu.py
 """
-NO_RUN = """\
-**No run on a GPU exists yet.** What is built for one (mini-batches side by side, searches that stay on the device, CUDA
-graphs) is proven by tests on a CPU and by a simulated accelerator alone, and no time of it on a GPU is known. This page
-will be replaced by the first run.
-"""
+FINDINGS = Path(__file__).parent / "findings.md"
 DRY = "**A dry run without a GPU: it shows that every stage runs, and nothing about speed.**\n"
 
 
-def page(
-    stages: Mapping[str, Stage], file: RowsFile | None, facts: Mapping[str, str], settings: Settings | None
-) -> str:
-    """The whole page, in Markdown; without a file that of a run which has not been made."""
-    parts = [HOW]
-    if file is None or settings is None:
-        parts += [NO_RUN, (Path(__file__).parent / "first_run.md").read_text()]
-        parts += [f"## `{name}`: {one.TITLE}\n\n{one.ABOUT}\n" for name, one in stages.items()]
-        return "\n".join(parts)
-    if settings.small or settings.device.type != "cuda":
-        parts.append(DRY)
+def page(stages: Mapping[str, Stage], file: RowsFile, facts: Mapping[str, str], settings: Settings) -> str:
+    """The whole page, in Markdown; that of a GPU with what earlier runs have shown."""
+    dry = settings.small or settings.device.type != "cuda"
+    parts = [HOW, DRY if dry else FINDINGS.read_text()]
     parts.append("## Machine\n")
     parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n")
     for name, stage in stages.items():
