@@ -121,10 +121,11 @@ COSINES = ("head", "head_feature", "token", "depth")
 
 def attention(network: Network) -> tuple[Plan, Measure]:
     """Of a network without self-attention, of its layers all the same."""
+    from landscape.probes.attention import OVER_HEADS, PER_HEAD, PER_LAYER
+
     n = len(network.kinds)
-    per_head = [f"{name}_{what}" for name in ("distance", "entropy", "mutual_information")
-                for what in ("sum", "square_sum")]  # fmt: skip
-    per_layer = [f"{name}_cosine_{what}" for name in COSINES for what in ("sum", "square_sum")]
+    per_head = [f"{name}_{what}" for name in PER_HEAD for what in ("sum", "square_sum")]
+    per_layer = [f"{name}_{what}" for name in PER_LAYER for what in ("sum", "square_sum")]
     mean_head = [name.removesuffix("_sum") for name in per_head if "square" not in name]
     mean_layer = [name.removesuffix("_sum") for name in per_layer if "square" not in name]
     plan = Plan(
@@ -151,6 +152,7 @@ def attention(network: Network) -> tuple[Plan, Measure]:
     def measure(unit: Unit) -> Values:
         means = {"distance": far, "entropy": 3 + 0 * far, "mutual_information": 0.5 / (1 + 0.1 * far)}
         alike = {f"{name}_cosine": 0.3 + 0.5 * depth for name in COSINES}
+        alike |= {f"{name}{OVER_HEADS}": mean.mean(axis=1) for name, mean in means.items()}
         sums = {f"{name}_sum": 128 * mean for name, mean in {**means, **alike}.items()}
         squares = {f"{name}_square_sum": 129 * mean**2 for name, mean in {**means, **alike}.items()}
         ranks = [-(0.2 + 2 * depth[:, None]) * np.log1p(np.arange(count)) for count in (64, 128)]
