@@ -207,8 +207,12 @@ class Simulation:
         ambient = self._ambient
         if func is not torch.tensor:
             ambient = next((p for t in tensors_in(args, kwargs) if (p := self.place(t)) is not None), ambient)
-        with self.within(ambient, forced):
+        before = self._ambient, self._forced
+        self._ambient, self._forced = ambient, forced  # as `within`, which takes longer
+        try:
             result = func(*args, **kwargs)
+        finally:
+            self._ambient, self._forced = before
         # `torch.tensor` copies its data unseen by the other mode.
         return self.put(result, forced) if func is torch.tensor and forced is not _KEEP else result
 
@@ -304,7 +308,7 @@ class Simulation:
 
     def operated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, _, random = _about(func)
-        tensors = list(tensors_in(args, kwargs))
+        tensors = tensors_in(args, kwargs)
         places = [self.place(t) for t in tensors]
         on = next((p for p in places if p is not None), None)
         if on is not None:
@@ -421,14 +425,16 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage:
         return tensor.untyped_storage()
 
 
-def tensors_in(*values: Any) -> Iterator[Tensor]:
+def tensors_in(*values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from tensors_in(*value)
+            found += tensors_in(*value) if value else ()
         elif isinstance(value, dict):
-            yield from tensors_in(*value.values())
+            found += tensors_in(*value.values()) if value else ()
+    return found
 
 
 def _place_of(device: Any) -> Place:
@@ -447,7 +453,24 @@ def _line() -> str:
     return "outside"
 
 
+_ASKED = ("shape", "dtype", "ndim", "requires_grad", "grad_fn", "is_leaf", "layout", "itemsize", "nbytes")
 _SPECIAL: dict[Any, Callable[[Simulation, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    # What makes no tensor, and is called most.
+    **dict.fromkeys(
+        [
+            *(getattr(Tensor, name).__get__ for name in _ASKED),
+            Tensor.dim,
+            Tensor.numel,
+            Tensor.size,
+            Tensor.stride,
+            Tensor.is_floating_point,
+            Tensor.is_complex,
+            Tensor.is_contiguous,
+            Tensor.is_inference,
+            Tensor.data_ptr,
+        ],
+        lambda s, f, a, k: f(*a, **k),
+    ),
     Tensor.device.__get__: lambda s, f, a, k: s.place(a[0]) or f(*a),  # type: ignore[attr-defined]
     Tensor.is_cuda.__get__: lambda s, f, a, k: s.place(a[0]) is not None,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: lambda s, f, a, k: s.place(a[0]) is None,  # type: ignore[attr-defined]
