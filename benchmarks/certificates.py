@@ -283,7 +283,7 @@ CASES: Mapping[str, Case] = {
                  options={"optimizer": "sgd", "optimizer_arg": ("lr=0.1",)}),
     "noise-scale": Case("noise-scale", size=512, options={"groups": CERTIFIED["group"]}, exact=_of_noise),
     "sensitivity": Case("sensitivity"),
-    "sensitivity-units": Case("sensitivity", over="pairs", size=12, exact=lambda case: {
+    "sensitivity-units": Case("sensitivity", over="pairs", size=12, certifies="rank correlation", exact=lambda case: {
         "rank correlation": 6 / math.pi * math.asin(CORRELATION / 2)}),  # Spearman's of normal variables
     "fourier": Case("fourier", "resnet"),
     "variance": Case("variance", "resnet"),

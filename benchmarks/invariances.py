@@ -5,7 +5,8 @@
 
 Every change is made on three networks in float64: an MLP with ReLU, a ResNet with batch norm, a ViT. `=` is declared of
 numbers that stay the same, to 1e-5 relative (1e-3 in float32), and `~` of estimates by other random vectors, which stay
-within four standard errors of the difference. Nothing is declared of an empty cell: the number may change.
+within four standard errors of the difference; `×3` of numbers that are multiplied by that. Nothing is declared of an
+empty cell: the number may change.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +24,11 @@ import torch
 from certificates import CASES, Case, network, population
 from measuring import header, parser, row
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils import parametrize
 
 import landscape
+from landscape.probe import NotApplicable
 from landscape.probes import CORE, PROBES
 from landscape.results.headline_numbers import Measured, numbers
 
@@ -121,6 +125,24 @@ def relabelled(name: str, weights: Weights) -> Weights:
     return {**weights, **{key: weights[key].roll(1, 0) for key in _head(weights)}}
 
 
+class _Twice(torch.nn.Module):
+    """Reads a weight as twice the stored parameter."""
+
+    def forward(self, stored: Tensor) -> Tensor:
+        return 2 * stored
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+def halved(model: torch.nn.Module) -> torch.nn.Module:
+    """Store every weight in units twice as large: the parameters are halves, the function is the same."""
+    for module in list(model.modules()):
+        for name in [name for name, _ in module.named_parameters(recurse=False)]:
+            parametrize.register_parametrization(module, name, _Twice())
+    return model
+
+
 Data = tuple[Tensor, Tensor]
 
 
@@ -138,6 +160,8 @@ class Change:
     data: Callable[[Tensor, Tensor], Data] | None = None
     batch: int = BATCH
     dtype: torch.dtype = torch.float64
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    model: Callable[[torch.nn.Module], torch.nn.Module] | None = None
     first: bool = True  # whether the network itself changes too, or only those it is compared with
     networks: Sequence[str] = NETWORKS
 
@@ -153,6 +177,8 @@ CHANGES: Mapping[str, Change] = {
     "order": Change("samples in another order", data=_shuffled),
     "batches": Change("mini-batches of half the size", batch=BATCH // 2),
     "copies": Change("every sample twice", data=lambda x, y: (torch.cat([x, x]), torch.cat([y, y]))),
+    "loss": Change("loss tripled", loss=lambda outputs, y: 3 * functional.cross_entropy(outputs, y, reduction="none")),
+    "halves": Change("weights in units twice as large", model=halved, networks=("relu",)),
     "float32": Change("float32", dtype=torch.float32),
 }
 
@@ -167,9 +193,11 @@ def measured(case: Case, name: str, change: Change | None = None) -> dict[str, M
     for at, model in enumerate(models) if change else ():
         if change.weights and (at or change.first):
             model.load_state_dict(change.weights(name, dict(model.state_dict())))
+    models = [change.model(model) for model in models] if change and change.model else models
     dtype = change.dtype if change else torch.float64
     batch = change.batch if change else BATCH
-    subject = landscape.load(models[0].to(dtype), data=(x.to(dtype), y), batch_size=batch, device="cpu")
+    own = {**case.loading, **({"loss": change.loss} if change and change.loss else {})}
+    subject = landscape.load(models[0].to(dtype), data=(x.to(dtype), y), batch_size=batch, device="cpu", **own)
     beside: dict[str, Any] = {}
     if case.beside:
         rest = [model.to(dtype) for model in models[1:]]
@@ -182,61 +210,84 @@ def measured(case: Case, name: str, change: Change | None = None) -> dict[str, M
 
 WEIGHTS, DATA = {"filters", "normed", "layers", "units", "labels"}, {"order", "batches", "copies", "float32"}
 VECTORS = {"units", "labels", "copies"}  # which get other random vectors
+RATIO = {"loss", "halves"}  # neither the unit of the loss nor that of the weights matters
+LOSS, CURVATURE = {"loss": 3.0}, {"loss": 3.0, "halves": 4.0}  # proportional to the loss; and per squared weight
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Changes under which the numbers of a case stay the same, or estimate the same."""
+    """Changes under which the numbers of a case stay the same, estimate the same, or are multiplied by a factor."""
 
     case: str
     numbers: str  # regular expression
     same: Set[str]
     estimates: Set[str] = frozenset()
+    factors: Mapping[str, float] = field(default_factory=dict)
 
 
 DECLARED = (
-    Declared("surface|line", "loss", WEIGHTS | DATA),
-    Declared("surface|line", "accuracy", WEIGHTS | DATA | {"logits"}),
-    Declared("surface.*|line|line-basin", ".*accuracy", DATA | {"normed", "layers", "logits"}),  # directions are drawn
-    Declared("surface.*|line|line-basin", ".*", DATA | {"normed", "layers"}),
-    Declared("line-between", "accuracy barrier", WEIGHTS | DATA | {"logits"}),
-    Declared("line-between", ".*", WEIGHTS | DATA),
-    Declared("barriers", ".*", WEIGHTS | {"float32"}),  # batch norm's statistics are of the first mini-batches
-    Declared("align", "barrier before", {"filters", "layers", "units", "labels", "float32"}),
-    Declared("align", "similarity", {"units", "labels"} | DATA),
-    Declared("align", ".*", {"units", "labels", "float32"}),  # the matching depends on the size of weights
-    Declared("hessian", ".*", {"units", "labels", "copies", "float32"}),
-    Declared("trace|trace-one-batch", ".*", {"float32"}, VECTORS),
-    Declared("trace-blocks", ".*", {"float32"}, VECTORS),
-    Declared("density", "mean|.*heterogeneity", DATA, {"units", "labels"}),
-    Declared("density", ".*", DATA),  # the ends depend on the first vector
-    Declared("convexity", ".*", DATA),
-    Declared("flatness-batches", "adaptive.*", WEIGHTS | {"copies", "float32"}),
-    Declared("flatness-noise", "adaptive.*", {"filters", "normed", "layers", "float32"}, VECTORS),
-    Declared("flatness-noise", ".*", {"float32"}, VECTORS),
-    Declared("flatness-samples", "relative-flatness", (WEIGHTS - {"filters"}) | DATA),
-    Declared("flatness-samples", "fisher-rao", WEIGHTS | DATA),
-    Declared("flatness-vectors", "trace|frobenius", DATA, {"units", "labels"}),
-    Declared("flatness-vectors", ".*", DATA),
-    Declared("flatness-batches|step", ".*", {"units", "labels", "copies", "float32"}),
-    Declared("noise-scale", ".*", {"units", "labels", "batches", "float32"}),  # groups of samples in their order
-    Declared("sensitivity", "intact loss", WEIGHTS | DATA),
-    Declared("sensitivity", "rank correlation", frozenset()),  # of traces by random vectors
-    Declared("sensitivity", ".*", {"normed", "units", "labels"} | DATA),
+    Declared("surface|line", "loss", WEIGHTS | DATA | {"halves"}, factors=LOSS),
+    Declared("surface|line", "accuracy", WEIGHTS | DATA | RATIO | {"logits"}),
+    Declared("surface.*|line-basin", ".*accuracy", DATA | {"normed", "layers", "logits", "loss"}),  # drawn directions
+    Declared("surface-decay", ".*", DATA),  # weight decay is added
+    Declared("surface|line", ".*", DATA | {"normed", "layers"}, factors=LOSS),
+    Declared("surface.*|line-basin", ".*", DATA | {"normed", "layers"}),
+    Declared("line-between", "accuracy barrier", WEIGHTS | DATA | RATIO | {"logits"}),
+    Declared("line-between", ".*", WEIGHTS | DATA | {"halves"}, factors=LOSS),
+    Declared("barriers", ".*", WEIGHTS | {"float32", "halves"}, factors=LOSS),  # statistics of the first mini-batches
+    Declared(
+        "barriers-aligned|align",
+        "mean before|barrier before",
+        {"filters", "layers", "units", "labels", "float32", "halves"},
+        factors=LOSS,
+    ),
+    Declared("align", "similarity", {"units", "labels"} | DATA | RATIO),
+    Declared("align", "accuracy.*", {"units", "labels", "float32"} | RATIO),
+    Declared("barriers-aligned|align", ".*", {"units", "labels", "float32", "halves"}, factors=LOSS),
+    Declared("hessian", "nep", {"units", "labels", "copies", "float32"} | RATIO),
+    Declared("hessian-layers", ".*", {"units", "labels", "copies", "float32"}, factors=LOSS),
+    Declared("hessian.*", ".*", {"units", "labels", "copies", "float32"}, factors=CURVATURE),
+    Declared("trace|trace-one-batch", ".*", {"float32"}, VECTORS, CURVATURE),
+    Declared("trace-blocks", "off_block", {"float32", "loss"}, VECTORS),
+    Declared("trace-blocks", ".*", {"float32"} | RATIO, VECTORS),
+    Declared("density", "mean", DATA, {"units", "labels"}, CURVATURE),
+    Declared("density", ".*", DATA, factors=CURVATURE),  # the ends depend on the first vector
+    Declared("density-blocks", ".*", DATA | {"loss"}, {"units", "labels"}),
+    Declared("convexity", r".*centre", DATA | RATIO),
+    Declared("convexity", ".*", DATA | {"loss"}),
+    Declared("flatness-batches", "adaptive.*", WEIGHTS | {"copies", "float32", "halves"}, factors=LOSS),
+    Declared("flatness-batches", ".*", {"units", "labels", "copies", "float32"}, factors=LOSS),
+    Declared("flatness-noise", "adaptive.*", {"filters", "normed", "layers", "float32", "halves"}, VECTORS, LOSS),
+    Declared("flatness-noise", ".*", {"float32"}, VECTORS, LOSS),
+    Declared("flatness-level", ".*", {"loss"}, {"units", "labels"}, {"halves": 0.5}),  # in the unit of the weights
+    Declared("flatness-samples", "relative-flatness", (WEIGHTS - {"filters"}) | DATA, factors=LOSS),
+    Declared("flatness-samples", "fisher-rao", WEIGHTS | DATA, factors=LOSS),
+    Declared("flatness-vectors", "trace|frobenius", DATA, {"units", "labels"}, CURVATURE),
+    Declared("flatness-vectors", ".*", DATA, factors=CURVATURE),
+    Declared("step", "change.*", {"units", "labels", "copies", "float32"}),
+    Declared("step", "critical.*", {"units", "labels", "copies", "float32"}),  # searched for, to 1 %
+    Declared("step", ".*", {"units", "labels", "copies", "float32"}, factors=CURVATURE),
+    Declared(
+        "noise-scale", ".*", {"units", "labels", "batches", "float32"} | RATIO
+    ),  # groups of samples in their order
+    Declared("sensitivity", "intact loss", WEIGHTS | DATA | {"halves"}, factors=LOSS),
+    Declared("sensitivity.*", "rank correlation", frozenset()),  # of traces by random vectors
+    Declared("sensitivity", ".*", {"normed", "units", "labels", "halves"} | DATA, factors=LOSS),
 )
 
 
 def declared(case: str, number: str, change: str) -> str:
-    """`=`, `~` or nothing."""
+    """`=`, `~`, a factor or nothing."""
     for one in DECLARED:
         if re.fullmatch(one.case, case) and re.fullmatch(one.numbers, number):
-            return "=" if change in one.same else "~" if change in one.estimates else ""
+            factor = f"×{one.factors[change]:g}" if change in one.factors else ""
+            return "=" if change in one.same else "~" if change in one.estimates else factor
     raise KeyError(f"{case}, {number}: not declared")
 
 
 def broken(before: Measured, after: Measured, declaration: str, change: Change) -> bool:
     """Whether a number changes against its declaration."""
-    a, b = before.value, after.value
+    a, b = before.value * float(declaration.removeprefix("×") if "×" in declaration else 1), after.value
     same = math.isclose(a, b, rel_tol=1e-3 if change.dtype is torch.float32 else 1e-5, abs_tol=1e-9)
     near = declaration == "~" and abs(a - b) <= 4 * math.hypot(before.error, after.error)
     return bool(declaration) and not (same or near or (math.isnan(a) and math.isnan(b)))
@@ -247,7 +298,10 @@ def violations(case: str, name: str) -> Iterator[str]:
     before = measured(CASES[case], name)
     for key, change in CHANGES.items():
         if name in change.networks and (CASES[case].beside or change.first):
-            after = measured(CASES[case], name, change)
+            try:
+                after = measured(CASES[case], name, change)
+            except NotApplicable:  # relative flatness needs a linear layer's own weight
+                after = {}
             for number, one in before.items():
                 declaration = declared(case, number, key)
                 if declaration and (number not in after or broken(one, after[number], declaration, change)):
@@ -277,8 +331,9 @@ ABOUT = """# What changes a number, and what does not
 Written by `python benchmarks/invariances.py --write`; the same command without `--write` measures every cell on three
 networks (an MLP with ReLU, a ResNet with batch norm, a ViT; float64) and names each that is not as declared. `=`: the
 number stays the same, to 1e-5 relative (1e-3 in float32). `~`: it is estimated by other random vectors, and stays
-within four standard errors. Empty: it may change. The first four changes leave the function that the network computes
-as it is.
+within four standard errors. `×3`: it is multiplied by that, with the unit of the loss or of the weights (those of the
+MLP are stored as halves, and read as twice the stored). Empty: it may change. The first four changes and that of units
+leave the function that the network computes as it is.
 
 - A number that changes with the parameterisation (eigenvalues, traces, sharpness that is not adaptive) is a property
   of the weights, not of the function (Dinh et al., ICML 2017): compare networks of one architecture, trained alike.
@@ -292,6 +347,7 @@ as it is.
   bound.
 - `barriers` and `align` renew the statistics of batch norm on the first mini-batches: with batch norm they depend on
   the order of the samples. What is measured by mini-batches or groups depends on which samples they hold.
+- Weights in other units have the parameters in another order with other names, and so other directions and layers.
 - `trajectory` is computed from stored weights alone, and is not in the table; a simulated GPU gives the numbers of
   the CPU in the tests of devices."""
 CORE_CASES = [name for name, case in CASES.items() if PROBES[case.probe].group == CORE]
