@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fault_checks import machine, users
-from fault_checks.commands import ended, start
+from fault_checks.commands import MAKE, ended, start
 
 CHECKS: dict[str, Callable[[Path], str]] = {
     check.__name__: check
@@ -32,8 +32,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CHECKS))
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        make = ["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--out", "made"]
-        code, said = ended(start(make, Path(temporary)))
+        code, said = ended(start([*MAKE, "--out", "made"], Path(temporary)))
         assert code == 0, said
         for name in parser.parse_args().only.split(","):
             folder = Path(temporary) / name

@@ -26,6 +26,7 @@ import forked  # a command that need not import torch first starts in a hundredt
 
 Unit = tuple[str, tuple[int, ...]]  # the digest of its result, and its index
 Process = subprocess.Popen[str] | forked.Popen
+MAKE = ["train", "resnet_demo", "--model-arg", "width=8", "--data", "digits", "--epochs", "0"]
 SURFACE = ["surface", "final.pt", "--samples", "16", "--out", "results.h5", "--resolution"]
 QUICK, MIDDLE, LONG = [*SURFACE, "7"], [*SURFACE, "11"], [*SURFACE, "17"]  # 49, 121 and 289 units
 UNITS = 289

@@ -18,6 +18,7 @@ from dask_commands import children
 
 from fault_checks.commands import (
     LONG,
+    MAKE,
     MIDDLE,
     QUICK,
     beside,
@@ -156,7 +157,7 @@ def polling_reader(folder: Path) -> str:
 def checkpoint_replaced(folder: Path) -> str:
     """Another checkpoint under the same name during a run: only numbers of the first enter, also from later workers."""
     wanted, other = whole(folder, LONG), folder / "other"
-    words = ["train", "resnet_demo", "--data", "digits", "--epochs", "0", "--seed", "1", "--out", "other"]
+    words = [*MAKE, "--seed", "1", "--out", "other"]
     assert ended(start(words, folder))[0] == 0
     first = (folder / "final.pt").read_bytes()
 
