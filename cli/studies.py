@@ -195,7 +195,7 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train a ViT, a ResNet and an AlterNet on digits, run the core probes, draw 16 figures: two to three minutes.
+    """Train a ViT, a ResNet and an AlterNet on digits, run the core probes, draw 16 figures: one to two minutes.
 
     Finished steps are kept and not repeated.
     """
