@@ -3,24 +3,34 @@
 One pass of a few samples shows it, so that every probe runs on models of any shape.
 """
 
+import copy
+import inspect
 import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng, parameters_of
 from landscape.data import dataset, structure
 from landscape.data.structure import logits_or_none
 from landscape.subject.losses import Loss, per_sample, reduction
+from landscape.subject.precision import at_least_single, exact
 from landscape.subject.restoration import refusing_written_weights
 from landscape.subject.subject import Subject, with_traits
 
+# Losses of torch that take logits: what a network with probabilities ends in, and the loss that takes these.
+OF_TORCH: Mapping[Any, tuple[str, str]] = {
+    F.cross_entropy: ("softmax", "nll"), nn.CrossEntropyLoss: ("softmax", "nll"),
+    F.binary_cross_entropy_with_logits: ("sigmoid", "bce-probabilities"),
+    nn.BCEWithLogitsLoss: ("sigmoid", "bce-probabilities"),
+}  # fmt: skip
 MANY = 10_000  # mini-batches, above which only the first is looked at
 _log = logging.getLogger(__name__)
 
@@ -55,7 +65,7 @@ def _same_mean(apart: Subject, loss: Loss) -> bool:
     inputs, targets = apart.batch(i)
     with fixed_rng(0), apart.evaluating():
         outputs = apart.outputs(inputs)
-        whole = loss.function(outputs, targets).item()
+        whole = _exactly(loss.function)(outputs, targets).item()
         mean = apart.losses(outputs, targets).mean().item()
     return math.isclose(whole, mean, rel_tol=1e-5) or (math.isnan(whole) and math.isnan(mean))
 
@@ -170,9 +180,11 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
             return structure.common_length(targets)
         return dataset.count_of(layout.read("a batch", targets)[1], targets)
 
+    function = _exactly(loss.function)
+
     @wraps(loss.function, updated=())
     def losses(outputs: Any, targets: structure.Nested) -> Tensor:
-        found = outputs if loss.takes_model else loss.function(outputs, targets)
+        found = outputs if loss.takes_model else function(outputs, targets)
         mean = isinstance(found, Tensor) and found.dim() == 0
         return per_sample(loss, found, count(targets) if mean or in_rows else None)
 
@@ -182,6 +194,30 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
     whole = "both" if loss.takes_model else "targets" if loss.takes_batch else ""
     forward: structure.Forward = with_model if loss.takes_model else structure.call_model
     return replace(with_traits(subject, name=loss.name, whole=whole), losses=losses, forward=forward)
+
+
+def of_torch(losses: Callable[..., Any]) -> tuple[str, str] | None:
+    """The row of `OF_TORCH` of a loss, or of what it wraps."""
+    given = getattr(losses, "__wrapped__", losses)
+    given = given.func if isinstance(given, partial) else given
+    return OF_TORCH.get(given if inspect.isfunction(given) else type(given))
+
+
+def _exactly(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """A loss of logits of PyTorch's in double precision, its weights of classes included (`exact`); others as given."""
+    if of_torch(function) is None:
+        return function
+    doubled = copy.deepcopy(function).double() if isinstance(function, nn.Module) else function
+    of_classes = function.keywords if isinstance(function, partial) else {}
+    weights = {name: value.double() for name, value in of_classes.items() if isinstance(value, Tensor)}
+
+    def losses(outputs: Any, targets: Any) -> Any:
+        if not isinstance(outputs, Tensor) or (logits := exact(outputs)).dtype is not torch.double:
+            return function(outputs, targets)
+        shares = isinstance(targets, Tensor) and targets.is_floating_point()
+        return doubled(logits, targets.double() if shares else targets, **weights).to(at_least_single(outputs))
+
+    return losses
 
 
 def _first_pass(subject: Subject, loss: Loss, inputs: structure.Nested) -> tuple[Subject, Any]:

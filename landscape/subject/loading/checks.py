@@ -1,15 +1,12 @@
 """Reject models that cannot be measured: stochastic, in training mode, not matching their data, ending in a softmax."""
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from landscape.checkpoints import checkpoint, user_code
 from landscape.data import dataset, structure
@@ -40,12 +37,6 @@ class LogitsOf:
         return shares.clamp_min(least).log() - (1 - shares).clamp_min(torch.finfo(shares.dtype).eps / 2).log()
 
 
-# Losses of torch that take logits: what a network with probabilities ends in, and the loss that takes these.
-OF_TORCH: Mapping[Any, tuple[str, str]] = {
-    functional.cross_entropy: ("softmax", "nll"), nn.CrossEntropyLoss: ("softmax", "nll"),
-    functional.binary_cross_entropy_with_logits: ("sigmoid", "bce-probabilities"),
-    nn.BCEWithLogitsLoss: ("sigmoid", "bce-probabilities"),
-}  # fmt: skip
 ENDS_IN: Mapping[str, str] = {"nll": "softmax", "bce-probabilities": "sigmoid"}  # by the name of the loss
 
 
@@ -68,7 +59,7 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     if isinstance(subject.forward, LogitsOf):
         _refuse_logits(subject, subject.forward)
     names: dict[Losses, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
-    known = names.get(subject.losses) or _of_torch(subject)
+    known = names.get(subject.losses) or adaptation.of_torch(subject.losses)
     if (
         known is None
         or subject.traits.name in ENDS_IN
@@ -116,18 +107,13 @@ def _classes(shares: Tensor) -> int:
     return 1 if shares.dim() in (2, 4) else shares.dim() - 1
 
 
-def _of_torch(subject: Subject) -> tuple[str, str] | None:
-    """The row of `OF_TORCH` of the user's loss."""
-    given = getattr(subject.losses, "__wrapped__", subject.losses)
-    given = given.func if isinstance(given, partial) else given
-    return OF_TORCH.get(given if inspect.isfunction(given) else type(given))
-
-
 def _are_probabilities(subject: Subject, outputs: Any) -> bool:
     shares = structure.logits_or_none(outputs)
     if shares is None or not shares.is_floating_point() or not bool(((shares >= 0) & (shares <= 1)).all()):
         return False
-    if subject.losses is bce or "sigmoid" in (_of_torch(subject) or ()):  # a head that is still 0 gives logits of 0
+    if subject.losses is bce or "sigmoid" in (
+        adaptation.of_torch(subject.losses) or ()
+    ):  # a head that is still 0 gives logits of 0
         return bool((shares > 0).any()) and bool((shares < 1).any())
     if shares.dim() < 2:
         return False
