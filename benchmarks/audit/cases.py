@@ -83,7 +83,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "gelu": nn.G
 
 
 def problem(activation: str, dtype: torch.dtype = torch.float64, samples: int = 64) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network of 6 layers and 500 weights with data."""
+    """A network of 5 linear layers and 473 weights with data."""
     torch.manual_seed(0)
     hidden = [part for _ in range(4) for part in (nn.Linear(10, 10), ACTIVATIONS[activation]())]
     network = nn.Sequential(*hidden, nn.Linear(10, 3))
@@ -480,7 +480,10 @@ ABOUT = """# Peers and exact values
 Written by `python benchmarks/audit/cases.py` on {date}, PyTorch {torch}; with `"PEER: NUMBER"` behind it, the command
 prints one row. Exact values are closed forms, or dense matrices in double precision. Errors are absolute; a relative
 error has the exact value 0. Estimates (CKA, trace, noise) have sampling errors, ours too: where a peer is exact on the
-given samples, it is the better one. A peer that raises has its message in place of a number."""
+given samples, it is the better one. A peer that raises has its message in place of a number. A second reader computed
+ten of the numbers again, in NumPy with gradients by hand: two of the ECE, the fifth eigenvalue and that of a second
+object, both of BackPACK, biased and unbiased CKA of independent features, accuracy under FGSM and loss under PGD; they
+agree in all digits shown."""
 
 
 if __name__ == "__main__":
