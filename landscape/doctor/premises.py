@@ -146,11 +146,14 @@ def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
         key = r.label, r.attribute("data")
         most[key] = max(r.samples, most.get(key, 0))
     known = [(r, a) for r, a in known if r.samples == most[r.label, r.attribute("data")]]
-    few = [(r, a) for r, a in known if min(a, 1 - a) * r.samples < LEAST_ERRORS]
-    for i, (one, a) in enumerate(few):
-        for other, b in [pair for pair in known if pair not in few[: i + 1]]:
-            same = one.attribute("data") == other.attribute("data") and one.spec.get("split") == other.spec.get("split")
-            if one.label == other.label or a == b or not same:
+    stated: dict[tuple[Any, ...], dict[tuple[str, float], Result]] = defaultdict(dict)  # each by one of its probes
+    for r, a in known:
+        stated[r.attribute("data"), r.spec.get("split")].setdefault((r.label, a), r)
+    for (label, a), one in (item for alike in stated.values() for item in alike.items()):
+        if min(a, 1 - a) * one.samples >= LEAST_ERRORS:
+            continue
+        for (its, b), other in stated[one.attribute("data"), one.spec.get("split")].items():
+            if label == its or a == b:
                 continue
             error = math.sqrt(a * (1 - a) / one.samples + b * (1 - b) / other.samples)
             error = max(error, 1 / min(one.samples, other.samples))  # an accuracy of 1 has an error too

@@ -72,11 +72,12 @@ def few_values(result: Result) -> Iterator[Finding]:
 def uncertified(result: Result) -> Iterator[Finding]:
     """Errors over fewer independent values than those with which coverage was measured: a note."""
     few: dict[str, dict[str, float]] = {}
-    for name, error in result.data.variables.items() if result.complete else ():
-        if str(name) == "se" or str(name).endswith("_se"):
-            n, over = float(error.attrs.get("n", np.nan)), str(error.attrs.get("over", ""))
+    for name in map(str, result.data.variables) if result.complete else ():
+        if name == "se" or name.endswith("_se"):
+            about = result.data.variables[name].attrs
+            n, over = float(about.get("n", np.nan)), str(about.get("over", ""))
             if FEWEST <= n < CERTIFIED.get(over, 0):
-                few.setdefault(over, {})[str(name).removesuffix("se").strip("_").replace("_", " ") or "value"] = n
+                few.setdefault(over, {})[name.removesuffix("se").strip("_").replace("_", " ") or "value"] = n
     for over, names in few.items():
         least, n = CERTIFIED[over], min(names.values())
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

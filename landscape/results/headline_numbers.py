@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import xarray as xr
@@ -91,7 +92,22 @@ def as_json(data: xr.Dataset) -> dict[str, Any]:
 
 
 def numbers(data: xr.Dataset) -> list[tuple[Headline, Measured]]:
-    """Declarations and finite numbers of a result, the first of every name; an upper end that is infinite: a bound."""
+    """Declarations and finite numbers of a result, the first of every name; an upper end that is infinite: a bound.
+
+    Those of a result that does not change, which an open file holds, are computed once.
+    """
+    of_file: Any = data if isinstance(cast(object, data), Hashable) else None
+    if of_file is None:
+        return _numbers(data)
+    if of_file not in _known:
+        _known[of_file] = _numbers(data)
+    return _known[of_file]
+
+
+_known: WeakKeyDictionary[Any, list[tuple[Headline, Measured]]] = WeakKeyDictionary()
+
+
+def _numbers(data: xr.Dataset) -> list[tuple[Headline, Measured]]:
     found: dict[str, tuple[Headline, Measured]] = {}
     parts = functools.cache(functools.partial(_parts, data))  # which several declarations share
     for headline in declared(data):

@@ -58,8 +58,10 @@ def groups(path: Path | str) -> list[tuple[str, xr.Dataset]]:
 
 def find(path: Path | str, probe: str | None = None, label: str | None = None) -> list[tuple[str, xr.Dataset]]:
     """The results of a probe, of a label, or of both, in the order of `groups`; empty if there are none."""
-    with _file(Path(path)) as file:
-        return _ordered(_datasets(Path(path), file, probe, label))
+    hdf5_file.check(Path(path))
+    with streaming(path, probe, on_demand=True) as stored:
+        found = [(name, cast(Stored, data)) for name, data in stored]
+        return [(name, data.in_memory()) for name, data in found if label in (None, data.attrs.get("label"))]
 
 
 @contextlib.contextmanager
@@ -106,15 +108,6 @@ def _streamed(path: Path, file: h5py.File, probe: str | None, on_demand: bool) -
             with readable(path, f"{kind}/{name[0]}", advice=f"{REPAIR}{path}"):
                 stored = Stored(path, checked)
                 yield f"{kind}/{name[0]}", cast(xr.Dataset, stored) if on_demand else stored.whole
-
-
-def _datasets(
-    path: Path, file: h5py.File, probe: str | None = None, label: str | None = None
-) -> Iterator[tuple[str, xr.Dataset]]:
-    for name, group in results_in(file):
-        with readable(path, name, advice=f"{REPAIR}{path}"):
-            if probe in (None, name.partition("/")[0]) and label in (None, group.attrs.get("label")):
-                yield name, dataset_of(group)
 
 
 def _ordered(found: Iterable[tuple[str, xr.Dataset]]) -> list[tuple[str, xr.Dataset]]:
@@ -261,6 +254,11 @@ class Stored(Mapping[str, xr.DataArray]):
         with self._reading:
             return _dataset(self.variables, self.attrs, self._name)
 
+    def in_memory(self) -> xr.Dataset:
+        """All of it, which the file need not stay open for."""
+        with self._reading:
+            return self.whole.load()
+
     def intact(self) -> bool:
         """Whether everything is as it was written, by the checksum."""
         with self._reading:
@@ -270,6 +268,8 @@ class Stored(Mapping[str, xr.DataArray]):
     def nbytes(self) -> int:
         """Bytes of all arrays in memory."""
         return sum(array.dtype.itemsize * math.prod(array.shape or ()) for array in self._arrays.values())
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # it is one of the file, whose numbers stay as they are
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.variables)
