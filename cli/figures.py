@@ -1,6 +1,5 @@
 """The commands `plot` and `report`: figures of a results file or a training run."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -87,6 +86,14 @@ def report(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
     out: Annotated[Path, Option(help="page to write")] = Path("report.html"),
     group: Group = [],  # noqa: B006
+    pictures: Annotated[
+        bool,
+        Option(
+            "--pictures",
+            help="hold a picture of every figure, for readers without scripts; default: of at most 8 networks, of what "
+            "the page does not draw by itself",
+        ),
+    ] = False,
     quiet: command_options.Quiet = False,
     debug: command_options.Debug = False,
 ) -> None:
@@ -94,13 +101,17 @@ def report(
     from tempfile import TemporaryDirectory
 
     from landscape.doctor.rules import examine
+    from landscape.plots import drawing
     from landscape.plots.report import PLACE
     from landscape.plots.report import report as write_report
     from landscape.results.replacing import check_place
 
     check_place(out, *PLACE)
     with TemporaryDirectory() as folder:
-        figures = draw(file, Path(folder), ("png",), group=group, live=False, quiet=True)
+        damaged_files.check_not_damaged(file)
+        figures = drawing.draw(file, folder, group=group, live=pictures)
+        if not figures and not drawing.is_drawable(file):
+            _say(file, out, [], quiet=True)
         typer.echo(write_report(file, out, figures, examine([file]), group))
 
 
@@ -114,22 +125,6 @@ def parse_eigenvalues(text: str) -> tuple[float, float] | None:
     low, high = parse_range("eigenvalues", text, expected)
     require(":" in text and low < 0 < high, "eigenvalues", text, expected)
     return low, high
-
-
-def draw(
-    file: Path, out: Path, formats: tuple[str, ...], *, group: Sequence[str] = (), live: bool = True, quiet: bool
-) -> list[Path]:
-    """Draw every figure of a results file into a folder; return the files written. `live` as of `drawing.draw`.
-
-    Raises:
-        ValueError: nothing finished to draw.
-    """
-    from landscape.plots import drawing
-
-    damaged_files.check_not_damaged(file)
-    paths = drawing.draw(file, out, formats=formats, group=group, live=live)
-    _say(file, out, paths, quiet=quiet)
-    return paths
 
 
 def _say(file: Path, out: Path, paths: list[Path], *, quiet: bool) -> None:

@@ -252,7 +252,7 @@ def workers_of(
 def illustrate(study: StudyFile, found: Conducted, results: Path, each: Each, workers: int, *, quiet: bool) -> None:
     """Draw the figures of a study beside its results, and write its report, unless nothing was measured by a probe."""
     from landscape.doctor.rules import examine
-    from landscape.plots import drawing, report
+    from landscape.plots import FIGURES, drawing, report
 
     folder, names = results.parent / "figures", study.figures or drawing.NAMES
     shares = [study.figures] if each is map else [names[k::workers] for k in range(workers)]  # each reads results once
@@ -262,7 +262,9 @@ def illustrate(study: StudyFile, found: Conducted, results: Path, each: Each, wo
         figures += drawing.draw_page(name, getattr(found, name), folder)
     written = [f"{len(figures)} figure{'s' * (len(figures) != 1)} in {folder}"] if figures else []
     if results.exists():
-        page = report.report(results, results.with_name("report.html"), figures, examine([results]))
+        live = {name for name, figure in FIGURES.items() if figure.live}  # which the page draws by itself
+        others = [path for path in figures if path.stem not in live]
+        page = report.report(results, results.with_name("report.html"), others, examine([results]))
         written = [str(results), *written, str(page)]
     say(", ".join(written), quiet=quiet or not written)
 

@@ -6,6 +6,7 @@ differ in hue, marker and dash, so that colour-blind readers and grey prints can
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import xarray as xr
@@ -91,7 +92,11 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
 
 def family(data: xr.Dataset) -> str:
     """The family of a model by its name, else by the result's label; for an unknown family, the name itself."""
-    model, label = str(data.attrs.get("model", "")), label_of(data)
+    return _family(str(data.attrs.get("model", "")), label_of(data))
+
+
+@lru_cache(2**12)
+def _family(model: str, label: str) -> str:
     matching = (name for text in (model, label) for name in FAMILIES if re.search(FAMILIES[name][0], text.lower()))
     return next(matching, model or label)
 

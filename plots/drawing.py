@@ -21,7 +21,7 @@ import xarray as xr
 from landscape.options import OptionError, require
 from landscape.plots import FIGURES, IMPORTED, STUDIES, over_seeds, study_module, tidy
 from landscape.plots.appearance import label_of
-from landscape.plots.comparison.grouping import MANY, PICTURED, drawn_groups
+from landscape.plots.comparison.grouping import MANY, drawn_groups
 from landscape.plots.figure import Figure
 from landscape.plots.selection import Selection, Stored
 from landscape.plots.theme import HIGHEST, SCREEN, Theme, applied, captioned
@@ -59,8 +59,7 @@ def draw(
     Results with nothing finished are left out and logged; `left_out` lists them. `figures` are the names of those to
     draw (default: all). `group` are rules of groups over seeds as of `landscape.compare`, or `none`; of many networks
     there are groups without. `eigenvalues` is the axis range of the max-eigenvalue spectra; default: from the data.
-    Without `live`, what the report's page draws by itself is left out of many networks' figures, and pictures are of
-    the first `PICTURED`.
+    Without `live`, what the report's page draws by itself is left out, and of more than `MANY` networks every figure.
 
     Raises:
         OptionError: a format, a probe, a figure or a label is unknown.
@@ -162,12 +161,9 @@ def _pages(
 
 
 def _of_page(pages: Iterable[tuple[str, partial[Figure]]], stored: Stored) -> list[tuple[str, partial[Figure]]]:
-    """Of many networks, the figures that the report's page does not draw by itself; all where there are no others."""
-    found = [
-        (name, partial(page.func, *(part[:PICTURED] for part in page.args), **page.keywords)) for name, page in pages
-    ]
+    """The figures that the report's page holds as pictures: none of many networks, of which each takes seconds."""
     many = len({label_of(data) for _, data in stored}) > MANY
-    return [item for item in found if not (many and FIGURES[item[0]].live)] or found
+    return [] if many else [item for item in pages if not FIGURES[item[0]].live]
 
 
 def _split(name: str, page: partial[Figure]) -> Iterator[tuple[str, Callable[[], Figure]]]:
@@ -241,6 +237,12 @@ def draw_page(name: str, shown: Sequence[Any], out: Path | str, formats: Sequenc
         return []
     with applied(SCREEN):
         return _save(name, partial(import_module(f"landscape.plots.figures.{name}").page, shown), Path(out), formats)
+
+
+def is_drawable(path: Path | str) -> bool:
+    """Whether a figure shows a result of a file."""
+    with reader.streaming(path, on_demand=True) as stored:
+        return len(_left_out(stored)) < len(stored)
 
 
 def left_out(path: Path | str) -> list[str]:

@@ -190,10 +190,10 @@ class FigureEntry:
 
     def drawable(self, data: xr.Dataset) -> bool:
         """Whether a result is complete enough to be drawn."""
-        fits = all(name in data for name in self.needs) and not any(axis in data.dims for axis in self.lacks)
+        fits = all(name in data for name in self.needs) and not any(axis in data.variables for axis in self.lacks)
         drawn = (self.needs[0], *filter(data.__contains__, [self.instead]))
         others = self.needs[1 : self.finite]
-        known = {name: np.isfinite(data[name].values).any() for name in (*drawn, *others)} if fits else {}
+        known = {name: np.isfinite(data.variables[name].values).any() for name in (*drawn, *others)} if fits else {}
         return fits and any(known[name] for name in drawn) and all(known[name] for name in others)
 
     def selected(self, results: Sequence[xr.Dataset]) -> list[xr.Dataset]:

@@ -22,7 +22,7 @@ from relu_surface import relu_surface
 
 from landscape.cli.main import exit_code
 from landscape.doctor.finding import Finding
-from landscape.plots import FIGURES, drawing
+from landscape.plots import FIGURES
 from landscape.plots.comparison import rows as comparison_rows
 from landscape.plots.comparison.text import compare
 from landscape.plots.report import page, panels, report, sections, table
@@ -147,13 +147,14 @@ def test_without_a_script_every_picture_is_open_and_every_live_part_hidden(shown
 
 
 def test_what_only_the_script_draws_has_its_meaning_and_its_commands(tmp_path: Path) -> None:
-    probes = ("variance", "noise")  # the latter has no part that the script draws
+    probes = ("variance", "noise")  # the latter has no part that the script draws, and of many networks no picture
     path = synthetic.write(tmp_path / "r.h5", [synthetic.transformer("net", depth=1)], probes=probes)
     found = Page(written(path, tmp_path))
     ids = {a["id"] for a in found.attributes if "id" in a}
-    assert {"meaning-variance", "about-variance"} <= ids
-    assert not {"meaning-noise", "about-noise"} & ids
-    assert "Drawn above, where scripts run; landscape plot draws it whole." in found.words
+    assert {"meaning-variance", "about-variance", "meaning-noise", "about-noise"} <= ids
+    plot = f"landscape plot {path} --figure"
+    assert f"Drawn above, where scripts run; {plot} variance draws it whole." in found.words
+    assert f"{plot} noise draws it whole." in found.words
     assert found.of("img") == []
 
 
@@ -438,7 +439,7 @@ def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_
     drawn = [a["id"].removeprefix("figure-") for a in found.of("details") if a.get("class") == "picture"]
     expected = [name for name in EVERYDAY if name not in UNFINISHED[0.4] and FIGURES[name].probe in probes]
     assert sorted(drawn) == sorted(expected)
-    assert found.tags.count("img") == len(drawn)
+    assert found.tags.count("img") == len([name for name in drawn if not FIGURES[name].live])
 
 
 def test_a_picture_of_many_networks_is_made_smaller_and_the_page_says_so(few: Path, tmp_path: Path) -> None:
@@ -451,19 +452,15 @@ def test_a_picture_of_many_networks_is_made_smaller_and_the_page_says_so(few: Pa
         with Image.open(io.BytesIO(base64.b64decode(attributes["src"].partition(",")[2]))) as picture:
             sides.append(picture.size)
     assert sorted(sides) == [(40, 30), (50, 8500)]
-    assert found.words.count("Shown at 50% of its size; landscape plot draws it whole.") == 1
+    assert found.words.count("Shown at 50% of its size; landscape plot") == 1
 
 
-def test_a_picture_shows_the_first_of_many_results_and_the_page_says_of_how_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_text_of_a_picture_names_the_first_of_many_results_and_says_how_many_more(
+    tmp_path: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS[:2], probes=("trace",))
+    (picture,) = (one for one in pictures if one.stem == "trace")
     for most in (2, 1):
-        for module in (sections, drawing):
-            monkeypatch.setattr(module, "PICTURED", most)
-        figures = drawing.draw(path, tmp_path / str(most), live=False)
-        shown = Page(report(path, tmp_path / "r.html", figures).read_text())
-        assert ("Of 2 results at most the first 1 are shown" in shown.words) == (most == 1)
-        (alternative,) = (one["alt"] for one in shown.attributes if "alt" in one)
+        monkeypatch.setattr(sections, "NAMED", most)
+        (alternative,) = (one["alt"] for one in Page(written(path, tmp_path, [picture])).of("img"))
         assert (VIT in alternative, RESNET in alternative, "and 1 more" in alternative) == (True, most == 2, most == 1)
-    assert len({(tmp_path / str(most) / "trace.png").read_bytes() for most in (1, 2)}) == 2

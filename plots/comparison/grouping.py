@@ -14,7 +14,6 @@ from landscape.options import OptionError, invalid
 SECONDS = 2.0  # for all labels; a regular expression may take exponential time
 EXPECTED = r"a regular expression such as '-s\d+$', or NAME=GLOB,NAME=GLOB such as sgd=sgd-*,adam=adam-*"
 NONE, MANY = "none", 8  # the rule of no groups; networks up to which there are none unless asked for
-PICTURED = 24  # networks of one picture in the report, at most
 SEED = r"(?:^|[-_. ])(?:seed|s)[-_]?\d+$"  # the rule beyond
 TABLE = re.compile(r"[^=,\\()\[\]^$|+]+=[^\\()^$|+]*")  # a list of patterns, and no regular expression
 

@@ -61,7 +61,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 def quadratures(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of the finished runs, (run, node), padded with NaN where a run ended early."""
-    nodes, weights = (data[name].transpose(..., "node").values for name in ("nodes", "weights"))
+    nodes, weights = (data.variables[name].transpose(..., "node").values for name in ("nodes", "weights"))
     nodes = np.where(np.isfinite(nodes) & np.isfinite(weights), nodes, np.nan)
     known = np.isfinite(nodes).any(axis=1)
     return nodes[known], weights[known]

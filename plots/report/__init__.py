@@ -29,13 +29,13 @@ def report(
     """
     path, out = Path(path), Path(out)
     check_place(out, *PLACE)
-    with reader.streaming(path) as stored, reader.using(path):
+    with reader.streaming(path, on_demand=True) as stored, reader.using(path):
         text = document(stored, path, figures, examined, group)
     return write_text(out, text)
 
 
 def findings_of(path: Path | str) -> list[findings.Finding]:
     """The answers at the beginning of the page."""
-    with reader.streaming(path) as stored:
+    with reader.streaming(path, on_demand=True) as stored:
         found = [(name, data) for name, data in stored if not name.startswith("compare/")]
         return findings.findings(reader.by_checkpoint(found), Path(path))

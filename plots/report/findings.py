@@ -110,12 +110,14 @@ def filters(ordered: Stored) -> Finding:
     for name, data in _newest(ordered, "fourier").items():
         if "high_frequency" not in data:
             continue
+        layers, kinds, reduces, high = (
+            data.variables[quantity].values for quantity in ("name", "kind", "reduces", "high_frequency")
+        )
         changes = [
-            Measured(f"{data['name'].values[j]} ({data['kind'].values[j]})", *_difference(data, "high_frequency", j, i),
-                     at=str(data["kind"].values[j]))
-            for i, j in pairwise(range(data["high_frequency"].size))
-            if np.isfinite(data["high_frequency"].values[[i, j]]).all() and not data["reduces"].values[j]
-        ]  # fmt: skip
+            Measured(f"{layers[j]} ({kinds[j]})", *_difference(data, "high_frequency", j, i), at=str(kinds[j]))
+            for i, j in pairwise(range(high.size))
+            if np.isfinite(high[[i, j]]).all() and not reduces[j]
+        ]
         if not changes:
             continue
         first, *others = sorted(changes, key=lambda one: one.value)
@@ -147,10 +149,11 @@ def matters(ordered: Stored) -> Finding:
     question = "Which unit matters most?"
     found, detail, sure, largest = [], [], True, (-math.inf, "")
     for name, data in _newest(ordered, "lesion").items():
-        quantity = next((q for q in ("accuracy_drop", "loss_increase") if q in data and data[q].notnull().any()), "")
+        changes = (q for q in ("accuracy_drop", "loss_increase") if q in data)
+        quantity = next((q for q in changes if np.isfinite(data.variables[q].values).any()), "")
         if not quantity:
             continue
-        every = (number(data, str(data["name"].values[i]), quantity, {"unit": i}) for i in range(data.sizes["unit"]))
+        every = (number(data, str(unit), quantity, {"unit": i}) for i, unit in enumerate(data.variables["name"].values))
         units = [one for one in every if np.isfinite(one.value)]
         first, *others = sorted(units, key=lambda one: -one.value)
         rivals = [one.name for one in others if not _apart(first, one)]
@@ -193,7 +196,7 @@ def _measures(ordered: Stored) -> dict[str, dict[str, Measured]]:
 
 def _difference(data: xr.Dataset, name: str, i: int, j: int) -> tuple[float, float, float, float]:
     """An entry of a quantity minus another one, with its error and interval, the errors taken as independent."""
-    values, errors, n = data[name].values, error_of(data, name), float(count_of(data, name))
+    values, errors, n = data.variables[name].values, error_of(data, name), float(count_of(data, name))
     found = paired.unpaired((values[i], errors[i], n), (values[j], errors[j], n))
     return found.value, math.hypot(errors[i], errors[j]), found.low, found.high
 

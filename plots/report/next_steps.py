@@ -25,9 +25,9 @@ def command_to_measure(data: xr.Dataset, out: Path) -> str:
     return run_key.command_for(data.attrs, out, hvp=None)
 
 
-def command_to_draw(out: Path) -> str:
-    """The command that draws all figures of a file."""
-    return shlex.join(["landscape", "plot", str(out)])
+def command_to_draw(out: Path, figure: str = "") -> str:
+    """The command that draws all figures of a file, or one."""
+    return shlex.join(["landscape", "plot", str(out), *(["--figure", figure] if figure else [])])
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def next_step(ordered: Stored, file: Path) -> Step:
     """The first of: finish a result, measure what some networks lack, five planes, other seeds."""
     for name, data in ordered:
         if (lacking := unfinished(data)) and (command := command_to_measure(data, file)):
-            probe, units = data.attrs.get("probe", ""), data["done"].size
+            probe, units = data.attrs.get("probe", ""), data.variables["done"].size
             text = f"Finish {probe} of {name}: {lacking:,} of {units:,} units are missing."
             return Step(text, "It continues where it stopped.", command)
     paths = {name: str(path) for name, data in ordered if not of_several(data) and (path := checkpoint(data))}
@@ -74,7 +74,7 @@ def next_step(ordered: Stored, file: Path) -> Step:
 
 def unfinished(data: xr.Dataset) -> int:
     """How many units of a result are missing."""
-    return int(data["done"].size) - reader.finished_units(data) if "done" in data else 0
+    return int(data.variables["done"].size) - reader.finished_units(data) if "done" in data else 0
 
 
 def checkpoint(data: xr.Dataset) -> str:

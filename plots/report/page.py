@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -44,8 +43,7 @@ def document(
     parts = [part for part in PARTS if data.get(part) or (part == "spectra" and data["densities"])]
     numbered = Protocols()
     table = comparison(ordered, numbered)
-    drawable = Counter(name.partition("/")[0] for name, _ in firsts)
-    static = sections.by_probe(figures, named, drawable)
+    static = sections.by_probe(figures, named)
     drawn = sections.figure_sections(static, numbered, file)
     tested, over = compared.comparisons(stored), compared.group_means(ordered, groups)
     also = [("checks", "Checks")] * (examined is not None) + [("groups", "Means over seeds")] * bool(over)

@@ -2,7 +2,7 @@
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +69,15 @@ def packed(code: np.ndarray, bits: int) -> bytes:
     return deflate.compress(np.concatenate(planes).tobytes()) + deflate.flush()
 
 
-def thinned(data: xr.Dataset, *axes: str, most: int = LARGEST) -> xr.Dataset:
-    """A result with at most so many points along some axes, evenly spaced, both ends among them."""
-    chosen = {
-        axis: np.unique(np.linspace(0, data.sizes[axis] - 1, most).round().astype(int))
-        for axis in axes
-        if data.sizes[axis] > most
-    }
-    return data.isel(chosen) if chosen else data
+def evenly(size: int, most: int = LARGEST) -> np.ndarray:
+    """Positions of at most so many points along an axis, evenly spaced, both ends among them."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))
+
+
+def grid(data: xr.Dataset, name: str, at: Mapping[str, np.ndarray], values: np.ndarray | None = None) -> np.ndarray:
+    """A quantity, or other values of its form, at positions on its axes, in the order of these."""
+    one = data.variables[name]
+    return np.asarray(xr.Variable(one.dims, one.values if values is None else values).isel(at).transpose(*at).values)
 
 
 Panel = dict[str, Any]
@@ -101,7 +102,7 @@ class Drawn:
         """What every panel says about a result: name, colour, checkpoint, and how much of it is missing."""
         missing, units = 0, 0
         if "done" in self.data:
-            units = int(self.data["done"].size)
+            units = int(self.data.variables["done"].size)
             missing = units - reader.finished_units(self.data)
         found: Panel = {"name": self.name, "color": self.color, "who": self.checkpoint}
         return found | ({"missing": missing, "units": units} if missing else {})
@@ -129,26 +130,30 @@ def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:
     """Surfaces that have a finite value: loss and error over the grid, rows along y, with the path on their plane."""
     found = []
     for one in of_probe(drawn, "surface"):
-        if {"x", "y"} - set(one.data.dims) or "loss" not in one.data or "done" not in one.data:
+        data, stored = one.data, one.data.variables
+        if not {"x", "y", "loss", "done"} <= set(stored) or {"x", "y"} != set(stored["loss"].dims):
             continue
-        data = thinned(one.data, "x", "y").transpose("y", "x", ...)
-        if {"x", "y"} != set(data["loss"].dims) or not np.isfinite(data["loss"].values).any():
+        x, y, loss = (stored[name].values for name in ("x", "y", "loss"))
+        if not np.isfinite(loss).any():
             continue
-        done = data["done"].values == 1
-        panel = one.head | {"x": float32(data["x"].values), "y": float32(data["y"].values)}
-        panel |= {"loss": encoded(data["loss"].values, done), "labels": [_axis(data, name) for name in ("x", "y")]}
+        at = {"y": evenly(y.size), "x": evenly(x.size)}
+        done = grid(data, "done", at) == 1
+        panel = one.head | {"x": float32(x[at["x"]]), "y": float32(y[at["y"]])}
+        panel |= {"loss": encoded(grid(data, "loss", at), done), "labels": [_axis(data, name) for name in ("x", "y")]}
         if of := next((name for name in ("rise", "loss") if f"{name}_se" in data), ""):
-            words = str(data[f"{of}_se"].attrs.get("long_name", "")).replace("standard error", "95 % interval")
-            panel |= {"half": encoded(half_width(data, of), done, bits=ERROR), "error": words}
-        panel["unit"] = str(data["loss"].attrs.get("units", ""))
-        panel["lost"] = int((~np.isfinite(one.data["loss"].values) & (one.data["done"].values == 1)).sum())
-        if tuple(data.sizes[a] for a in "xy") != tuple(one.data.sizes[a] for a in "xy"):
-            panel["thinned"] = f"{data.sizes['x']} x {data.sizes['y']} of {one.data.sizes['x']} x {one.data.sizes['y']}"
+            words = str(stored[f"{of}_se"].attrs.get("long_name", "")).replace("standard error", "95 % interval")
+            half = grid(data, f"{of}_se", at, half_width(data, of))
+            panel |= {"half": encoded(half, done, bits=ERROR), "error": words}
+        panel["unit"] = str(stored["loss"].attrs.get("units", ""))
+        panel["lost"] = int((~np.isfinite(loss) & (stored["done"].values == 1)).sum())
+        if done.size < loss.size:
+            panel["thinned"] = f"{at['x'].size} x {at['y'].size} of {x.size} x {y.size}"
         if {"path_x", "path_y"} <= set(data):
-            names = data["path_name"].values if "path_name" in data else range(data["path_x"].size)
+            path_x, path_y = (stored[name].values for name in ("path_x", "path_y"))
+            names = stored["path_name"].values if "path_name" in data else range(path_x.size)
             panel["path"] = {
-                "x": float32(data["path_x"].values), "y": float32(data["path_y"].values),
-                "name": [str(name) for name in names], "joined": data.attrs.get("plane") != "checkpoints",
+                "x": float32(path_x), "y": float32(path_y), "name": [str(name) for name in names],
+                "joined": data.attrs.get("plane") != "checkpoints",
             }  # fmt: skip
         found.append(panel)
     return found
@@ -159,8 +164,8 @@ def trajectories(drawn: Sequence[Drawn]) -> list[Panel]:
     found = []
     names = ("epoch", "radius", "angle", "pc1", "pc2", "off_plane", "loss", "accuracy", "plane_loss")
     for one in _drawable(drawn, "trajectory"):
-        held = {name: float32(one.data[name].values) for name in names if name in one.data}
-        held.setdefault("epoch", float32(np.arange(one.data["radius"].size)))
+        held = {name: float32(one.data.variables[name].values) for name in names if name in one.data}
+        held.setdefault("epoch", float32(np.arange(one.data.variables["radius"].size)))
         held |= {"loss_half": float32(half_width(one.data, "loss"))} if "loss_se" in one.data else {}
         found.append(one.head | held)
     return found
@@ -170,9 +175,9 @@ def spectra(drawn: Sequence[Drawn]) -> list[Panel]:
     """Max-eigenvalue spectra: the finite eigenvalues of all mini-batches, and how many did not converge."""
     found = []
     for one in _drawable(drawn, "hessian"):
-        values = one.data["eigenvalue"].values
+        values = one.data.variables["eigenvalue"].values
         known = np.isfinite(values)
-        unsure = int((known & (one.data["converged"].values == 0)).sum()) if "converged" in one.data else 0
+        unsure = int((known & (one.data.variables["converged"].values == 0)).sum()) if "converged" in one.data else 0
         found.append(one.head | {"values": float32(values[known][:MOST_NODES]), "unsure": unsure})
     return found
 
@@ -186,7 +191,7 @@ def densities(drawn: Sequence[Drawn]) -> list[Panel]:
     resolution = density.axis_resolution_of([one.data for one in shown]) if shown else None
     found = []
     for one in shown:
-        nodes, weights = (one.data[name].values.ravel() for name in ("nodes", "weights"))
+        nodes, weights = (one.data.variables[name].values.ravel() for name in ("nodes", "weights"))
         known = np.isfinite(nodes) & np.isfinite(weights)
         weight = weights[known] / (weights[known].sum() or 1.0)
         largest = np.sort(np.argsort(-weight, kind="stable")[:MOST_NODES])
@@ -197,7 +202,7 @@ def densities(drawn: Sequence[Drawn]) -> list[Panel]:
 
 
 def _axis(data: xr.Dataset, name: str) -> str:
-    about = data[name].attrs
+    about = data.variables[name].attrs
     units = str(about.get("units", "1"))
     return str(about.get("long_name", name)) + (f" ({units})" if units not in ("1", "") else "")
 
@@ -225,16 +230,21 @@ def layer_plots(drawn: Sequence[Drawn]) -> list[Panel]:
 
 def _series(one: Drawn, plot: LayerPlot) -> Panel | None:
     data = one.data
-    axis = next((axis for axis in AXES if plot.quantity in data and axis in data[plot.quantity].dims), "")
-    if not axis or not {"name", "kind", "depth"} <= set(data) or not np.isfinite(data[plot.quantity].values).any():
+    axis = next((axis for axis in AXES if plot.quantity in data and axis in data.variables[plot.quantity].dims), "")
+    if (
+        not axis
+        or not {"name", "kind", "depth"} <= set(data)
+        or not np.isfinite(data.variables[plot.quantity].values).any()
+    ):
         return None
-    values = data[plot.quantity].transpose(axis, ...).values
+    data = data if data.variables[plot.quantity].dims[0] == axis else data.transpose(axis, ...)
+    values = data.variables[plot.quantity].values
     known = f"{plot.quantity}_se" in data
-    halves = half_width(data.transpose(axis, ...), plot.quantity) if known else None
+    halves = half_width(data, plot.quantity) if known else None
     held: dict[str, Any] = {
-        "depth": float32(data["depth"].values),
-        "layers": [str(name) for name in data["name"].values],
-        "kinds": [str(kind) for kind in data["kind"].values],
+        "depth": float32(data.variables["depth"].values),
+        "layers": [str(name) for name in data.variables["name"].values],
+        "kinds": [str(kind) for kind in data.variables["kind"].values],
     }
     if values.ndim == 2:  # (layer, head)
         known = np.isfinite(values)
@@ -254,15 +264,18 @@ def similarities(drawn: Sequence[Drawn]) -> list[Panel]:
         if (
             "cka" not in one.data
             or not {"name", "other_name"} <= set(one.data)
-            or set(one.data["cka"].dims) != {"layer", "other"}
+            or set(one.data.variables["cka"].dims) != {"layer", "other"}
         ):
             continue
-        data = thinned(one.data, "layer", "other").transpose("layer", "other", ...)
-        values = data["cka"].values
+        data, stored = one.data, one.data.variables
+        layers, others = (stored[name].values for name in ("name", "other_name"))
+        at = {"layer": evenly(layers.size), "other": evenly(others.size)}
+        values = grid(data, "cka", at)
         if np.isfinite(values).any():
             held: Panel = {"cka": encoded(values)}
-            held |= {"half": encoded(half_width(data, "cka"), bits=ERROR)} if "cka_se" in data else {}
-            held |= {"layers": [str(name) for name in data["name"].values]}
-            held |= {"others": [str(name) for name in data["other_name"].values]}
+            if "cka_se" in data:
+                held["half"] = encoded(grid(data, "cka_se", at, half_width(data, "cka")), bits=ERROR)
+            held |= {"layers": [str(name) for name in layers[at["layer"]]]}
+            held |= {"others": [str(name) for name in others[at["other"]]]}
             found.append(one.head | held)
     return found

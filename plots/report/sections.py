@@ -12,7 +12,6 @@ from typing import Protocol
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, headlines, study_module
-from landscape.plots.comparison.grouping import PICTURED
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.findings import Finding
 from landscape.plots.report.markup import Html, element, escape, join
@@ -22,7 +21,7 @@ from landscape.results.headline_numbers import Measured
 
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 MARK = "◐"  # of what is unfinished
-MOST_COMMANDS = 24  # of one probe
+MOST_COMMANDS = NAMED = 24  # of one probe: commands, and networks in the text of a picture
 LARGEST, TALLEST = 250_000, 16_383  # bytes of a picture that is not made smaller, and pixels of a side of any WebP
 SCALES = (1.0, 0.75, 0.5, 0.35)  # by which one is made smaller
 
@@ -109,37 +108,29 @@ class ProbeSection:
     """The static figures of one probe, with the results that they show."""
 
     probe: str
-    drawn: int = 0  # results, or groups of them, that the figures may show
-    images: dict[str, Path | None] = field(default_factory=dict)  # by figure; None where only the script draws it
+    images: dict[str, Path | None] = field(default_factory=dict)  # by figure; None where the page has no picture
     results: list[tuple[str, xr.Dataset]] = field(default_factory=list)  # checkpoint, result
 
     @cached_property
     def said(self) -> list[str]:
         """The first checkpoints with their headline numbers."""
-        shown = self.results[:PICTURED]
+        shown = self.results[:NAMED]
         found = [(who, headlines.text(headlines.with_intervals(data))) for who, data in shown]
         return [f"{who}: {text}" if text else who for who, text in found]
 
 
-def by_probe(
-    figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]], drawn: Mapping[str, int]
-) -> list[ProbeSection]:
-    """Figures in the order of the table of figures, those of several probes together at the end, as "studies".
-
-    `drawn`: how many results of every probe, or groups of them, are there to be drawn.
-    """
+def by_probe(figures: Sequence[Path], named: Sequence[tuple[str, xr.Dataset]]) -> list[ProbeSection]:
+    """Figures in the order of the table of figures, those of several probes together at the end, as "studies"."""
     images = {figure.stem: figure for figure in sorted(figures) if figure.suffix in MEDIA}
     found: dict[str, ProbeSection] = {}
-    live = {
-        name
-        for name, figure in FIGURES.items()
-        if figure.live and any(data.attrs.get("probe") == figure.probe and figure.drawable(data) for _, data in named)
-    }
-    for name in [*(name for name in FIGURES if name in {*images, *live}), *(n for n in images if n not in FIGURES)]:
+    of_probe: dict[str, list[tuple[str, xr.Dataset]]] = {}
+    for who, data in named:
+        of_probe.setdefault(str(data.attrs.get("probe", "")), []).append((who, data))
+    other = [name for name, one in FIGURES.items() if one.selected([data for _, data in of_probe.get(one.probe, ())])]
+    for name in [*(name for name in FIGURES if name in {*images, *other}), *(n for n in images if n not in FIGURES)]:
         probe = FIGURES[name].probe if name in FIGURES else "studies"
-        section = found.setdefault(probe, ProbeSection(probe, drawn.get(probe, 0)))
+        section = found.setdefault(probe, ProbeSection(probe, results=of_probe.get(probe, [])))
         section.images[name] = images.get(name)
-        section.results = [(who, data) for who, data in named if data.attrs.get("probe") == probe]
     return list(found.values())
 
 
@@ -147,7 +138,7 @@ def figure_sections(sections: Sequence[ProbeSection], numbered: protocols.Protoc
     """Every static figure with its meaning, and per probe the protocols and the commands."""
     blocks = []
     for section in sections:
-        pictures = [_picture(name, image, section) for name, image in section.images.items()]
+        pictures = [_picture(name, image, section, file) for name, image in section.images.items()]
         blocks.append(
             element(
                 "section", element("h3", section.probe), *pictures, _about(section, numbered, file),
@@ -157,19 +148,17 @@ def figure_sections(sections: Sequence[ProbeSection], numbered: protocols.Protoc
     return element("section", element("h2", "Figures"), join(blocks), id="figures")
 
 
-def _picture(name: str, image: Path | None, section: ProbeSection) -> Html:
+def _picture(name: str, image: Path | None, section: ProbeSection, file: Path) -> Html:
     title = name.replace("_", " ")
     address, scale = _embedded(image) if image else ("", 0.0)
     picture = element("img", src=address, alt=alternative(title, section), decoding="async") if image else ""
     meaning, misleads = meaning_of(name)
     words = [element("p", meaning), element("p", element("b", "How this misleads. "), misleads)] if meaning else []
-    if image and section.drawn > PICTURED:
-        said = f"Of {section.drawn:,} results at most the first {PICTURED} are shown; landscape plot draws all."
-        words += [element("p", said)]
-    shown = f"Shown at {scale:.0%} of its size" if scale else "Drawn above, where scripts run"
-    words += [element("p", f"{shown}; landscape plot draws it whole.")] if scale < 1 else []
-    body = element("figure", picture, element("figcaption", *words, id=f"meaning-{name}"))
     live = name in FIGURES and bool(FIGURES[name].live)
+    if scale < 1:
+        shown = f"Shown at {scale:.0%} of its size; " if scale else "Drawn above, where scripts run; " if live else ""
+        words += [element("p", shown, element("code", next_steps.command_to_draw(file, name)), " draws it whole.")]
+    body = element("figure", picture, element("figcaption", *words, id=f"meaning-{name}"))
     about = {"class_": "picture", "open": True, "id": f"figure-{name}", "data_live": live}
     return element("details", element("summary", title), body, **about)
 
@@ -203,7 +192,7 @@ def alternative(title: str, section: ProbeSection) -> str:
     """The text in place of a figure: what it shows, of which checkpoints, and their headline numbers."""
     if not section.results:
         return f"Figure: {title}."
-    more = len(section.results) - PICTURED
+    more = len(section.results) - NAMED
     said = [*section.said, *([f"and {more:,} more"] if more > 0 else [])]
     return f"Figure: {title}, of {section.probe}. " + "; ".join(said) + "."
 
@@ -229,7 +218,7 @@ def _about(section: ProbeSection, numbered: protocols.Protocols, file: Path) -> 
         by_protocol.setdefault(numbered.number(data), []).append(who)
         asked.setdefault(next_steps.command_to_measure(data, file))
         if lacking := unfinished(data):
-            partial.append(f"{MARK} {who}: {lacking:,} of {data['done'].size:,} units are missing")
+            partial.append(f"{MARK} {who}: {lacking:,} of {data.variables['done'].size:,} units are missing")
     items = [
         element("li", element("a", f"P{number}", href=f"#protocol-{number}"),
                 f" ({', '.join(dict.fromkeys(who))})")

@@ -78,7 +78,7 @@ def comparison(stored: Sequence[tuple[str, xr.Dataset]], numbered: protocols.Pro
                 columns[key] = Column(number, probe, (numbered or protocols.Protocols()).number(data), data)
             columns[key].cells[name] = estimate
             columns[key].partial.pop(name, None)
-            if "done" in data and (units := int(data["done"].size)) > (there := reader.finished_units(data)):
+            if "done" in data and (units := int(data.variables["done"].size)) > (there := reader.finished_units(data)):
                 columns[key].partial[name] = f"{there:,} of {units:,} units"
         if title == "accuracy":
             known |= {name for column in columns.values() for name in column.cells}
@@ -100,7 +100,7 @@ def summary_table(path: Path | str) -> list[dict[str, str]]:
 
     Empty text stands where a checkpoint was not measured.
     """
-    with reader.streaming(path) as stored:
+    with reader.streaming(path, on_demand=True) as stored:
         table = comparison([(name, data) for name, data in stored if not name.startswith("compare/")])
     found = []
     for column in table.columns:
