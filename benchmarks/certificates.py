@@ -243,6 +243,11 @@ def _of_features(case: Case) -> Truths:
             "class separation": float(1 - (1 - within) / (1 - overall))}  # fmt: skip
 
 
+def _certified(probe: str, over: str) -> int:
+    """Fewest values of a probe, below which the doctor says that no coverage was measured."""
+    return {**CERTIFIED, **probe_class(probe).certified}[over]
+
+
 FAST: Mapping[str, Any] = {"hvp": "double-backward"}
 OF_BATCHES = "sam,worst-l2,worst-linf,adaptive-worst-l2,adaptive-worst-linf"
 NOISY = "average-l2,average-linf,adaptive-average-l2,adaptive-average-linf"
@@ -287,14 +292,14 @@ CASES: Mapping[str, Case] = {
         "rank correlation": 6 / math.pi * math.asin(CORRELATION / 2)}),  # Spearman's of normal variables
     "fourier": Case("fourier", "resnet"),
     "variance": Case("variance", "resnet"),
-    "similarity": Case("similarity", "resnet", size=512),
+    "similarity": Case("similarity", "resnet", size=32 * _certified("similarity", "batch")),
     "attention": Case("attention", "vit"),
     "attention-maps": Case("attention-maps", "vit", options={"images": 128}, whole={"images": POOL}),
     "tokens": Case("tokens", "vit", size=CERTIFIED["image"], options={"method": "principal"}, whole={"images": POOL}),
-    "geometry": Case("geometry", "features", size=512, exact=_of_features, whole={"images": POOL},
-                     certifies="(?!TwoNN).*"),
-    "geometry-torus": Case("geometry", "features", over="torus", size=512, certifies="TwoNN.*",
-                           exact=lambda case: {"TwoNN dimension": 2.0}),
+    "geometry": Case("geometry", "features", size=_certified("geometry", "samples"), exact=_of_features,
+                     whole={"images": POOL}, certifies="(?!TwoNN).*"),
+    "geometry-torus": Case("geometry", "features", over="torus", size=_certified("geometry", "samples"),
+                           certifies="TwoNN.*", exact=lambda case: {"TwoNN dimension": 2.0}),
     "lesion": Case("lesion", "resnet"),
     "lesion-regression": Case("lesion", "resnet", loading={"loss": "mse"}),
     "probe-linear": Case("probe-linear", "resnet", loading={"data": f"{__file__}:scored"}),

@@ -145,6 +145,8 @@ class Probe(Protocol):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name
     smallest: ClassVar[Mapping[str, Any]] = {}  # parameters for the fastest meaningful run, used by tests
     errors_over: ClassVar[str] = "samples"  # what the errors of its headline numbers are over, in words
+    # Fewest values, by what they are, with which the coverage of its intervals was measured; others: `CERTIFIED`.
+    certified: ClassVar[Mapping[str, int]] = {}
     headlines: ClassVar[Sequence[Headline]] = ()  # numbers that sum up a result; without, all without an axis
     # What a probe that has no such option answers.
     seed: int | None = None  # of what it draws; a result says it where it is not the subject's

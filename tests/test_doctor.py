@@ -19,12 +19,15 @@ from command_line import Command, one_line
 from landscape.doctor import panels, premises, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, Rule, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
-from landscape.probes import PROBES
+from landscape.probes import PROBES, probe_class
 from landscape.results import reader
 from landscape.running.run import reduce_of
 from landscape.statistics.intervals import CERTIFIED
 
 ERROR = 0.01  # standard error of a made-up loss
+
+
+OF_GEOMETRY = json.dumps(dict(probe_class("geometry").certified))
 
 
 def made(probe: str, arrays: Mapping[str, Any] = {}, *, label: str = "net", **attributes: Any) -> Result:
@@ -202,6 +205,12 @@ CASES: dict[str, tuple[Rule, Result, Result, str]] = {  # name -> rule, with the
             strict=True,
         )
     },
+    "uncertified by its own condition": (
+        spectra.uncertified,
+        made("geometry", {"nc4_se": ((), 0.1, {"n": 511.0, "over": "samples"})}, samples=511, certified=OF_GEOMETRY),
+        made("geometry", {"nc4_se": ((), 0.1, {"n": 512.0, "over": "samples"})}, samples=512, certified=OF_GEOMETRY),
+        "--samples 1100",
+    ),
     "few vectors": (
         spectra.few_vectors,
         made("trace", {"trace": 1.0, "trace_se": 0.9, "batch_trace": ("batch", [1.0])}, parameters={"vectors": 12}),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.results.protocols import stored
 from landscape.statistics.intervals import CERTIFIED, FEWEST, quantile
 from landscape.statistics.rounding import plus_minus
 
@@ -72,14 +73,15 @@ def few_values(result: Result) -> Iterator[Finding]:
 def uncertified(result: Result) -> Iterator[Finding]:
     """Errors over fewer independent values than those with which coverage was measured: a note."""
     few: dict[str, dict[str, float]] = {}
+    certified = {**CERTIFIED, **stored(result.data, "certified")}
     for name in map(str, result.data.variables) if result.complete else ():
         if name == "se" or name.endswith("_se"):
             about = result.data.variables[name].attrs
             n, over = float(about.get("n", np.nan)), str(about.get("over", ""))
-            if FEWEST <= n < CERTIFIED.get(over, 0):
+            if FEWEST <= n < certified.get(over, 0):
                 few.setdefault(over, {})[name.removesuffix("se").strip("_").replace("_", " ") or "value"] = n
     for over, names in few.items():
-        least, n = CERTIFIED[over], min(names.values())
+        least, n = certified[over], min(names.values())
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield found(
             "uncertified", "note", result,

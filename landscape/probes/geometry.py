@@ -55,6 +55,7 @@ class Geometry(Probe):
     """
 
     name: ClassVar[str] = "geometry"
+    certified: ClassVar[Mapping[str, int]] = {"samples": 512}
     logits: ClassVar[bool] = False
     headlines: ClassVar[Sequence[Headline]] = tuple(
         headline

@@ -34,6 +34,7 @@ class Similarity(Probe):
     """
 
     name: ClassVar[str] = "similarity"
+    certified: ClassVar[Mapping[str, int]] = {"batch": 16}
     logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)
     headlines: ClassVar[Sequence[Headline]] = (

@@ -194,6 +194,7 @@ def run_key(
         protocols.USES: ",".join(probe.uses),
         protocols.SEVERAL: probe.several,
         "errors_over": probe.errors_over,
+        **({"certified": json.dumps(dict(probe.certified))} if probe.certified else {}),
         "versions": json.dumps(versions()),
         **stored_headlines(probe.headlines),
     }
