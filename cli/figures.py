@@ -109,7 +109,8 @@ def report(
     check_place(out, *PLACE)
     with TemporaryDirectory() as folder:
         damaged_files.check_not_damaged(file)
-        figures = drawing.draw(file, folder, group=group, live=pictures)
+        drawn = pictures or not drawing.has_many(file, group)
+        figures = drawing.draw(file, folder, group=group, live=pictures) if drawn else []
         if not figures and not drawing.is_drawable(file):
             _say(file, out, [], quiet=True)
         typer.echo(write_report(file, out, figures, examine([file]), group))

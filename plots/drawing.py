@@ -7,7 +7,7 @@ import difflib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -59,7 +59,7 @@ def draw(
     Results with nothing finished are left out and logged; `left_out` lists them. `figures` are the names of those to
     draw (default: all). `group` are rules of groups over seeds as of `landscape.compare`, or `none`; of many networks
     there are groups without. `eigenvalues` is the axis range of the max-eigenvalue spectra; default: from the data.
-    Without `live`, what the report's page draws by itself is left out, and of more than `MANY` networks every figure.
+    Without `live`, what the report's page draws by itself is left out.
 
     Raises:
         OptionError: a format, a probe, a figure or a label is unknown.
@@ -87,7 +87,7 @@ def draw(
             _log.info("groups over seeds: %s; --group none draws every network", ", ".join(groups.members))
         firsts, means = (over_seeds.grouped(networks, groups, mean=m) if groups else networks for m in (False, True))
         pages = _pages(firsts, means, selection, probes, figures)
-        for name, page in pages if live else _of_page(pages, firsts):
+        for name, page in pages if live else (one for one in pages if not FIGURES[one[0]].live):
             if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))
             with reader.using(path, names=[str(data.encoding.get("group", name)) for data in page.args[0]]):
@@ -158,12 +158,6 @@ def _pages(
         results = figure.selected([data for name, data in shown if name.partition("/")[0] == figure.probe])
         if results:
             yield figure.name, partial(figure.module.page, results, selection.looks(results, everything))
-
-
-def _of_page(pages: Iterable[tuple[str, partial[Figure]]], stored: Stored) -> list[tuple[str, partial[Figure]]]:
-    """The figures that the report's page holds as pictures: none of many networks, of which each takes seconds."""
-    many = len({label_of(data) for _, data in stored}) > MANY
-    return [] if many else [item for item in pages if not FIGURES[item[0]].live]
 
 
 def _split(name: str, page: partial[Figure]) -> Iterator[tuple[str, Callable[[], Figure]]]:
@@ -243,6 +237,18 @@ def is_drawable(path: Path | str) -> bool:
     """Whether a figure shows a result of a file."""
     with reader.streaming(path, on_demand=True) as stored:
         return len(_left_out(stored)) < len(stored)
+
+
+def has_many(path: Path | str, group: Sequence[str] = ()) -> bool:
+    """Whether a file holds more than `MANY` networks, or groups over their seeds, of which each picture takes seconds.
+
+    Raises:
+        OptionError, FileNotFoundError, ValueError: as `draw`.
+    """
+    with reader.streaming(path, on_demand=True) as stored:
+        labels = list(dict.fromkeys(label_of(data) for name, data in stored if not name.startswith("compare/")))
+    groups = drawn_groups(labels, group)
+    return len(labels if groups is None else (*groups.members, *groups.rest)) > MANY
 
 
 def left_out(path: Path | str) -> list[str]:

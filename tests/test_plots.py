@@ -407,14 +407,13 @@ def test_the_layout_of_the_paper_draws_the_accuracy_of_a_model_over_its_self_att
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unsaved")
-def test_the_page_gets_no_pictures_of_what_it_draws_by_itself_and_of_many_networks_none(tmp_path: Path) -> None:
+def test_the_page_gets_no_pictures_of_what_it_draws_by_itself_and_nine_networks_are_many(tmp_path: Path) -> None:
     networks = [synthetic.transformer(f"net-{i}x", depth=1) for i in range(9)]
     path = synthetic.write(tmp_path / "r.h5", networks, probes=("variance", "noise"))
-    for count, live, names in ((9, False, []), (8, False, ["noise"]), (9, True, ["variance", "noise"])):
-        chosen = Selection(only=tuple(network.label for network in networks[:count]))
-        drawn = drawing.draw(path, tmp_path, selection=chosen, live=live)
-        assert [figure.stem for figure in drawn] == names
+    for live, names in ((False, ["noise"]), (True, ["variance", "noise"])):
+        assert [figure.stem for figure in drawing.draw(path, tmp_path, live=live)] == names
     assert drawing.is_drawable(path)
+    assert [drawing.has_many(path, rule) for rule in ([], ["net-[0-7](x)"])] == [True, False]  # a group and one more
 
 
 def test_unknown_formats_and_probes_are_usage_errors(tmp_path: Path) -> None:
