@@ -71,6 +71,21 @@ def test_metrics_are_those_of_all_samples_with_intervals_around_them() -> None:
     assert found["bin_count"].sum() == 300
 
 
+def test_the_error_over_any_number_of_bins_follows_from_the_stored_scores() -> None:
+    logits, targets = logits_and_classes()
+    found = run_probe(Calibration(draws=2), subject_of(logits, targets))
+    confidence, correct = (found[f"sample_{name}"].ravel() for name in ("confidence", "correct"))
+    known, (largest, guess) = np.isfinite(confidence), map(np.asarray, logits.softmax(1).max(1))
+    for bins in (10, 15):
+        of_scores, of_logits = (
+            sum(abs((right - sure)[np.ceil(bins * sure) == i].sum()) for i in range(1, bins + 1)) / len(sure)
+            for sure, right in ((confidence[known], correct[known]), (largest, guess == targets.numpy()))
+        )
+        assert of_scores == pytest.approx(of_logits, rel=1e-9)
+        assert (found["ece"] == pytest.approx(of_logits, rel=1e-9)) == (bins == 10)  # of which there is no option
+    assert "bins" not in Calibration.__dataclass_fields__
+
+
 def test_the_temperature_is_that_of_another_optimiser_on_the_same_half() -> None:
     logits, targets = logits_and_classes()
     probe, subject = Calibration(draws=20), subject_of(logits, targets)
