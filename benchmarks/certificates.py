@@ -345,7 +345,7 @@ def page(lines: list[dict[str, Any]]) -> str:
             for name, values in numbers_of.items() if re.fullmatch(pattern, name)
         ]  # fmt: skip
         if not mine:
-            reason = WITHOUT.get((probe, template)) or WITHOUT.get((probe, ""), "no case yet")
+            reason = WITHOUT.get((probe, template)) or WITHOUT.get((probe, ""), "no redraws yet")
             rows.append(row(probe, template.replace("|", "\\|"), "", "", "", "", "", "", f"- {reason}"))
             tally["no case"] += 1
         for case, name, values in mine:
