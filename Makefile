@@ -9,7 +9,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # Compiled sources are kept, whatever the shell says: to compile and rewrite the tests anew takes each process four seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick campaigns test-all lint checkpoints docs
+.PHONY: demo test quick campaigns lint checkpoints docs
 
 demo: $(STAMP)
 	$(BIN)/landscape demo
@@ -26,10 +26,6 @@ quick: $(STAMP)
 # repetition, studies, groups of processes, the report in a browser, every probe on a simulated GPU, the documentation.
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) -m campaign
-
-# All of both, collected once.
-test-all: $(STAMP)
-	$(BIN)/python -m pytest $(PARALLEL)
 
 # The second table of checkpoints.md, nine networks of three seeds (the first table has one command per line): an hour and a
 # half on two cores, from LANDSCAPE_DATA or ./data.
