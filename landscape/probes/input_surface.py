@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.headline import Headline
+from landscape.layers.forward_hooks import transferred
 from landscape.options import at_least, parse_choices, parse_range, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
 from landscape.statistics.means import mean_and_standard_error_from_sums
@@ -149,7 +150,7 @@ class InputSurface(Probe):
             found = _sums(points, intact)
             if len(lines) > 1 and (kept := min(self.images, subject.samples(0))):
                 found |= _single_images(points, kept, there=batch == 0 and row >= len(lines))
-            yield {"samples": len(pixels), **_on_the_host(found)}
+            yield {"samples": len(pixels), **transferred(found)}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Means over the images that are finished in a row, and their standard errors; planes of single images."""
@@ -258,10 +259,3 @@ def _single_images(points: Tensor, kept: int, *, there: bool) -> dict[str, Tenso
     """Loss and accuracy of the first images in a row of their planes, (kept, t); NaN where they are not in it."""
     shown = points[..., :kept].permute(1, 2, 0) if there else points.new_full((2, kept, len(points)), math.nan)
     return dict(zip(("row_image_loss", "row_image_accuracy"), shown, strict=True))
-
-
-def _on_the_host(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Tensors of one type as arrays, by a single transfer."""
-    parts = torch.cat([tensor.reshape(-1) for tensor in tensors.values()]).cpu()
-    split = torch.split(parts, [tensor.numel() for tensor in tensors.values()])
-    return {name: part.view(t.shape).numpy() for (name, t), part in zip(tensors.items(), split, strict=True)}
