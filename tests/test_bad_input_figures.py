@@ -100,7 +100,9 @@ codes = [exit_code(words) for words in commands]
 assert exit_code(["doctor", path]) in (0, 3)
 landscape.plots.surface_height(path)
 assert "net 1" in landscape.compare(path)._repr_html_()
-print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < size / 2)
+with open("/proc/self/status") as status:  # ru_maxrss would begin with the memory of the process that starts this one
+    peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+print(codes, peak < size / 2, peak)
 """
 SIZE = int(os.environ.get("GIGABYTES", "2")) * 2**30
 
@@ -128,6 +130,6 @@ def test_a_file_of_gigabytes_is_streamed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STREAMED, str(SIZE), str(path), str(tmp_path / "a")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0] True", ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1].startswith("[0, 0, 0, 0, 0] True"), ended.stdout + ended.stderr
     assert "not stored" in ended.stderr
     assert (tmp_path / "a.gif").exists()
