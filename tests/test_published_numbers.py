@@ -11,7 +11,7 @@ pytestmark = pytest.mark.campaign
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 DEAR = {"hessian", "density", "convexity", "trace-blocks", "flatness-batches", "flatness-noise", "step"}
-REDRAWS, ROWS = 16, 12
+REDRAWS, ROWS = 16, 20
 OF_MLP = ("line-between", "hessian", "flatness-batches", "flatness-samples", "step", "noise-scale")
 
 

@@ -210,7 +210,7 @@ def exact(logits: Tensor) -> Tensor:
     """Logits in double precision, unless they are so many that they would fill the memory.
 
     A fitted sample has a gradient p - 1 by its logit that single precision rounds away: at a loss of 1e-9 the largest
-    eigenvalues of a Hessian were 20 to 900 % wrong, at 1e-3 by 1e-5.
+    eigenvalues of a small network were 22 to 930 % wrong, at 8e-4 by up to 4e-5.
     """
     return logits.double() if logits.numel() <= EXACT else logits
 
