@@ -57,7 +57,7 @@ def few_values(result: Result) -> Iterator[Finding]:
     for name in map(str, result.data.variables):
         if name.endswith("_se") and not (error := result.data.variables[name]).ndim:
             n = float(error.attrs.get("n", np.nan))
-            if n < FEWEST:
+            if n < FEWEST and np.isfinite(error.values):  # without an error nothing misleads
                 few[name.removesuffix("_se").replace("_", " ")] = n, str(error.attrs.get("over", ""))
     if not few or not result.complete:
         return

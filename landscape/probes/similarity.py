@@ -17,6 +17,7 @@ from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_it
 from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import means, stored
+from landscape.statistics.intervals import FEWEST
 from landscape.subject import other_networks, weights_cache
 from landscape.subject.loading.identity import attributes
 from landscape.subject.subject import Subject
@@ -122,7 +123,7 @@ class Similarity(Probe):
         if n > 1:
             left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
             error = _jackknife_error(left)
-            neighbours_error = _jackknife_error(_neighbours(left))
+            neighbours_error = _jackknife_error(_neighbours(left)) if n >= FEWEST else neighbours_error
         neighbours = _neighbours(cka)
         named = [(labels[name], i) for i, name in enumerate(("name", "other_name"), 1) if n and name in labels]
         still = dict.fromkeys(str(name) for names, i in named for name in names[sums[i] == 0])
