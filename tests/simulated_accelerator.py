@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 import landscape
+from landscape.discovery.operation_mode import OperationMode
 
 PACKAGES = tuple(str(folder) for folder in {Path(landscape.__file__).parent, Path(__file__).parents[1] / "landscape"})
 Place = torch.device | None  # None: the host
@@ -59,7 +60,7 @@ class Functions(TorchFunctionMode):
         return self.simulation.called(func, args, dict(kwargs or {}))
 
 
-class Operations(TorchDispatchMode):
+class Operations(OperationMode):
     """Operations below autograd and functorch."""
 
     def __init__(self, simulation: Simulation) -> None:
