@@ -1,13 +1,18 @@
 """Facts about the evaluation of classifiers, against other libraries."""
 
+import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import Command, one_line
 from scipy.special import logsumexp, softmax
 from torch import Tensor, nn
 
+import landscape
 from landscape.predictions.evaluation import evaluate, metrics_of
 from landscape.probes.calibration import Calibration
 from landscape.statistics.calibration import SampleScores, gaps
@@ -174,3 +179,75 @@ def test_several_passes_of_a_deterministic_network_equal_one() -> None:
     assert three.loss == pytest.approx(one.loss, rel=1e-12)
     with pytest.raises(ValueError, match="--passes must be at least 1, got 0"):
         evaluate(nn.Identity(), batches, passes=0)
+
+
+@pytest.mark.slow
+def test_evaluate_prints_loss_accuracy_and_calibration(command: Command) -> None:
+    found = json.loads(command("evaluate", "--json")[1])
+    assert found["samples"] == 360
+    assert 0 <= found["accuracy"] <= 1
+    assert found["loss_se"] > 0
+    assert {"top5", "ece"} <= set(found)
+
+
+@pytest.mark.slow
+def test_evaluate_takes_several_checkpoints(command: Command) -> None:
+    files = [f"checkpoints/resnet_demo-digits/{name}.pt" for name in ("final", "init")]
+    code, text, _ = command("evaluate", *files, "--samples", "40", "--json")
+    found = [json.loads(line) for line in text.splitlines()]
+    alone = [json.loads(command("evaluate", file, "--samples", "40", "--json")[1]) for file in files]
+    assert code == 0
+    assert [one["loss"] for one in found] == [one["loss"] for one in alone]
+    assert len({one["label"] for one in found}) == 2
+
+
+@pytest.mark.slow
+def test_evaluate_loads_as_the_probes_do(command: Command, tmp_path: Path) -> None:
+    run = "checkpoints/resnet_demo-digits"
+    code, text, err = command("evaluate", run, "--samples", "40", "--batch-size", "20", "--split", "train")
+    assert code == 0
+    assert f"{run}/final.pt (state_dict), initial weights" in err
+    assert "digits train, 40 samples, batch size 20" in text
+    state = torch.load(Path(run) / "final.pt", weights_only=True)["state_dict"]
+    moved = {name: value * 1.2 if value.is_floating_point() else value for name, value in state.items()}
+    torch.save({"state_dict": state, "state_dict_ema": moved, "code": re.compile("x")}, tmp_path / "w.pt")
+    foreign = (tmp_path / "w.pt", "--model", "resnet_demo", "--model-arg", "image_size=16", "--model-arg", "classes=10")
+    code, _, err = command("evaluate", *foreign, "--data", "digits")
+    assert (code, "--trust-pickle" in err, one_line(err)) == (1, True, True)
+    losses = []
+    for words in ((), ("--weights", "ema"), ("--image-size", "24")):
+        code, text, _ = command("evaluate", *foreign, "--data", "digits", "--trust-pickle", "--json", *words)
+        losses.append(json.loads(text)["loss"])
+    assert len({round(loss, 6) for loss in losses}) == 3
+    assert losses[0] == pytest.approx(json.loads(command("evaluate", run, "--json")[1])["loss"])
+    fresh = [
+        json.loads(command("evaluate", "--model", "vit_demo", "--data", "digits", "--seed", seed, "--json")[1])["loss"]
+        for seed in ("1", "1", "2")
+    ]
+    assert fresh[0] == fresh[1] != fresh[2]
+
+
+REGRESSION = """
+import torch
+def model():
+    return torch.nn.Linear(3, 2)
+def data():
+    x = torch.arange(30.0).view(10, 3) / 10
+    return x, x[:, :2] ** 2
+"""
+
+
+def test_evaluate_takes_the_loss_of_a_regression(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(REGRESSION)
+    words = ("--model", f"{tmp_path}/mine.py:model", "--data", f"{tmp_path}/mine.py:data", "--loss", "mse")
+    code, text, err = command("evaluate", *words, "--json")
+    found = json.loads(text)
+    subject = landscape.load(model=words[1], data=words[3], loss="mse")
+    with torch.no_grad():
+        each = (subject.model(subject.batches[0][0]) - subject.batches[0][1]).square().mean(dim=1).double().numpy()
+    assert code == 0
+    assert set(found) == {"label", "samples", "loss", "loss_se"}
+    assert found["loss"] == pytest.approx(each.mean(), rel=1e-6)
+    assert found["loss_se"] == pytest.approx(each.std(ddof=1) / np.sqrt(10), rel=1e-6)
+    assert "accuracy" not in err
+    assert "warning" not in err

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -480,27 +479,3 @@ def test_predictions_of_other_losses_are_averaged(loss: str) -> None:
     mean = (every.sigmoid() if loss == "bce" else every).mean(dim=0)
     expected = F.binary_cross_entropy(mean, targets) if loss == "bce" else subject.losses(mean, targets).mean()
     torch.testing.assert_close(subject.loss(0), expected)
-
-
-class DropPath(nn.Module):
-    """Stochastic depth as a module, found by its name as that of timm is."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.drop_prob = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-@pytest.mark.slow
-def test_members_run_in_threads_side_by_side() -> None:
-    torch.manual_seed(0)
-    layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh(), DropPath(0.5))]
-    subject = stochastic(3, nn.Sequential(nn.Flatten(), *layers, nn.Linear(32, 3)))
-    expected = [subject.loss(i) for i in (0, 1)]
-    assert not torch.equal(expected[0], as_is(subject).loss(0))
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: subject.loss(i % 2), range(40)))
-    assert all(torch.equal(loss, expected[i % 2]) for i, loss in enumerate(found))
-    assert not any(module._forward_hooks for module in subject.model.modules())

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forked
 import numpy as np
 import pytest
 import torch
@@ -22,10 +17,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import landscape
-from landscape.monitoring.budget import Budget
-from landscape.monitoring.gradients import BUCKETS, Start, sketch_of
-from landscape.monitoring.measurement import TrackedEigenvalues
-from landscape.monitoring.shards import Shards
 from landscape.options import OptionError
 from landscape.plots.figures import monitor as monitor_figure
 from landscape.results import reader
@@ -458,48 +449,6 @@ def test_replicas_are_unwrapped_and_shards_are_refused(tmp_path: Path, monkeypat
         landscape.Monitor(sharded, F.cross_entropy, data(), out=tmp_path / "s.h5")
 
 
-def run(folder: Path, start: int, end: int, *, kill: bool = False) -> None:
-    """A run of a network with more weights than a sketch has buckets; it goes on from the checkpoint of step 17."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 2500), nn.Tanh(), nn.Linear(2500, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    if start:
-        model.load_state_dict(torch.load(folder / "at.pt"))
-    inputs, targets = data()
-    how: dict[str, Any] = {"every": 5, "out": folder / "run.h5", "start": start, "tol": 1e-4, **ALL}
-    monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
-    for step in range(start + 1, end + 1):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        monitor.step()
-        if step == 17:
-            torch.save(model.state_dict(), folder / "at.pt")
-    if kill:
-        os.kill(os.getpid(), signal.SIGKILL)
-    monitor.close()
-
-
-@pytest.mark.campaign
-def test_a_killed_run_continues_its_series_from_its_checkpoint(tmp_path: Path) -> None:
-    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
-    code = f"{path}; from test_monitor import *; run(Path('.'), 0, 33, kill=True)"
-    assert forked.Popen([sys.executable, "-c", code], cwd=tmp_path).wait() == -signal.SIGKILL
-    assert list(tmp_path.glob("run.h5.journal-*"))
-    run(tmp_path, 17, 40)
-    (tmp_path / "whole").mkdir()
-    run(tmp_path / "whole", 0, 40)
-    ((_, whole),) = reader.groups(tmp_path / "whole" / "run.h5")
-    ((_, killed),) = reader.groups(tmp_path / "run.h5")
-    assert killed["step"].values.tolist() == whole["step"].values.tolist() == list(range(0, 41, 5))
-    assert killed["loss"].values == pytest.approx(whole["loss"].values, rel=1e-6)
-    assert killed["eigenvalue"].values == pytest.approx(whole["eigenvalue"].values, rel=1e-3)
-    assert (killed["distance_se"].values > 0).tolist() == [False] * 4 + [True] * 5
-    assert killed["distance"].values == pytest.approx(whole["distance"].values, rel=4 / math.sqrt(2 * BUCKETS))
-    assert not list(tmp_path.glob("*.journal-*"))
-    assert whole.attrs["finished"]
-
-
 def test_another_run_of_the_same_name_gets_a_number_and_overwrite_takes_its_place(tmp_path: Path) -> None:
     def run(steps: int, **options: Any) -> None:
         model = network()
@@ -520,101 +469,3 @@ def test_another_run_of_the_same_name_gets_a_number_and_overwrite_takes_its_plac
     assert stored() == {"a": [0, 1, 2], "a-2": [0, 1, 2, 3]}
     run(0, start=1)
     assert stored() == {"a": [0, 1, 2], "a-2": [0, 1]}
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_measurements_keep_within_their_share_of_the_training_time() -> None:
-    clock = Clock()
-    budget = Budget(0.02, torch.device("cpu"), clock)
-    measured: dict[str, list[int]] = {"check": [], "eigenvalues": [], "row": []}
-    for step in range(20_001):
-        clock.now += 0.01 if step else 0.0
-        for kind in ("eigenvalues" if measured["check"] else "check", "row"):
-            if step % 100 == 0 and budget.allows(kind):  # type: ignore[arg-type]
-                with budget.measuring(kind):  # type: ignore[arg-type]
-                    clock.now += {"check": 0.5, "eigenvalues": 0.1, "row": 0.014}[kind]
-                measured[kind].append(step)
-                break
-        assert not step or budget.spent <= max(0.02 * budget.training, 0.5 + 0.015 * budget.training)
-    assert measured["check"] == [0]
-    assert sorted(measured["row"] + measured["eigenvalues"]) == list(range(200, 20_001, 100))
-    assert 8_000 < measured["eigenvalues"][0] < 13_000  # after the first one has been paid for
-    assert budget.training == pytest.approx(200.0)
-
-
-def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = network()
-    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", overhead=1e-9)
-    train(model, 5, monitor.step)
-    monitor._budget.overhead = math.inf
-    train(model, 1, monitor.step)
-    found = monitor.data()
-    assert found["step"].values.tolist() == [0, 6]
-    assert found["skipped"].values.tolist() == [0, 5]
-    (said,) = (record.getMessage() for record in caplog.records if record.name.startswith("landscape.monitoring"))
-    assert re.match(
-        r"note: a row of forward passes takes as long as \S+ training steps; to keep within 1e-07 % .* not at 1;", said
-    )
-    assert "overhead" in found.attrs["schedule"]
-
-
-def test_the_sketch_of_many_weights_keeps_distances_within_its_error() -> None:
-    alone = Shards(nn.Linear(1, 1))
-    generator = torch.Generator().manual_seed(0)
-    before = {"a": torch.randn(300, 200, generator=generator), "b": torch.randn(40_000, generator=generator)}
-    after = {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in before.items()}
-    exact, none = Start(before, alone).distance(after)
-    found, error = Start(after, alone, 0, sketch_of(before)).distance(after)
-    assert none == 0.0
-    assert error == pytest.approx(found / math.sqrt(2 * BUCKETS))
-    assert 0 < abs(found - exact) < 4 * error
-    few = {"a": before["a"][:20]}
-    moved = {"a": after["a"][:20]}
-    assert Start(moved, alone, 0, sketch_of(few)).distance(moved) == pytest.approx(Start(few, alone).distance(moved))
-
-
-def test_a_search_from_the_last_vectors_finds_what_they_have_nothing_of_and_so_does_a_check() -> None:
-    generator = torch.Generator().manual_seed(0)
-    basis = torch.linalg.qr(torch.randn(200, 200, generator=generator, dtype=torch.float64))[0]
-    values = torch.cat([torch.linspace(0, 5, 199), torch.tensor([8.0])]).double()
-    hidden = values.clone()
-    hidden[0] = 10.0
-    tracked = TrackedEigenvalues(1, 1e-4, 100, seed=0)
-    like = basis[0]
-    for matrix, check in ((values, False), (values * 1.01, False), (hidden, False), (hidden, True)):
-        full = basis @ torch.diag(matrix) @ basis.T
-        found = tracked.search(lambda v, full=full: full @ v, like, 200, check=check)
-        assert found.values[0] == pytest.approx(matrix.max().item(), rel=1e-4)
-    assert found.warm_error == pytest.approx(0.0, abs=1e-4)
-
-
-def test_a_value_that_overtakes_the_largest_between_two_searches_is_found() -> None:
-    """The largest eigenvector hardly moves, and another one has the largest eigenvalue now."""
-    generator = torch.Generator().manual_seed(0)
-    basis, _ = torch.linalg.qr(torch.randn(200, 200, dtype=torch.float64, generator=generator))
-    bulk = torch.rand(198, dtype=torch.float64, generator=generator)
-    tracked = TrackedEigenvalues(1, 5e-3, 100, seed=0)
-    for first, second in ((10.0, 9.0), (8.0, 10.0), (7.0, 9.5)):
-        full = basis @ torch.diag(torch.cat([torch.tensor([first, second]).double(), bulk])) @ basis.T
-        found = tracked.search(lambda v, full=full: full @ v, basis[0], 200, check=False)
-        assert found.values[0] == pytest.approx(max(first, second), rel=1e-2)
-
-
-def test_a_model_that_overflows_has_rows_without_eigenvalues(tmp_path: Path) -> None:
-    model = network()
-    monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", **ALL)
-    for p in model.parameters():
-        p.data.fill_(math.inf)
-    monitor.step()
-    found = monitor.data()
-    assert found["converged"].values[:, 0].tolist() == [1, 0]
-    assert np.isnan(found["eigenvalue"].values[1, 0])
-    assert not np.isfinite(found["loss"].values[1])

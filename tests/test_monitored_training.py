@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
+from test_monitor import ALL, data
+from torch import nn
+from torch.nn import functional as F
 
 import landscape
 from landscape.cli.main import exit_code
+from landscape.monitoring.gradients import BUCKETS
 from landscape.results import reader
 from landscape.training import train as training
 from landscape.training.training_set import splits
@@ -75,3 +84,45 @@ def test_options_of_the_monitor_are_checked(tmp_path: Path, capsys: pytest.Captu
     words = ["--objective", "simclr", "--out", str(tmp_path / "b"), "--monitor"]
     assert exit_code([*TRAIN, *words]) == 2
     assert "--monitor follows the cross-entropy of a classifier" in capsys.readouterr().err
+
+
+def run(folder: Path, start: int, end: int, *, kill: bool = False) -> None:
+    """A run of a network with more weights than a sketch has buckets; it goes on from the checkpoint of step 17."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 2500), nn.Tanh(), nn.Linear(2500, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if start:
+        model.load_state_dict(torch.load(folder / "at.pt"))
+    inputs, targets = data()
+    how: dict[str, Any] = {"every": 5, "out": folder / "run.h5", "start": start, "tol": 1e-4, **ALL}
+    monitor = landscape.Monitor(model, F.cross_entropy, (inputs, targets), **how)
+    for step in range(start + 1, end + 1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        monitor.step()
+        if step == 17:
+            torch.save(model.state_dict(), folder / "at.pt")
+    if kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+    monitor.close()
+
+
+@pytest.mark.campaign
+def test_a_killed_run_continues_its_series_from_its_checkpoint(tmp_path: Path) -> None:
+    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    code = f"{path}; from test_monitored_training import *; run(Path('.'), 0, 33, kill=True)"
+    assert forked.Popen([sys.executable, "-c", code], cwd=tmp_path).wait() == -signal.SIGKILL
+    assert list(tmp_path.glob("run.h5.journal-*"))
+    run(tmp_path, 17, 40)
+    (tmp_path / "whole").mkdir()
+    run(tmp_path / "whole", 0, 40)
+    ((_, whole),) = reader.groups(tmp_path / "whole" / "run.h5")
+    ((_, killed),) = reader.groups(tmp_path / "run.h5")
+    assert killed["step"].values.tolist() == whole["step"].values.tolist() == list(range(0, 41, 5))
+    assert killed["loss"].values == pytest.approx(whole["loss"].values, rel=1e-6)
+    assert killed["eigenvalue"].values == pytest.approx(whole["eigenvalue"].values, rel=1e-3)
+    assert (killed["distance_se"].values > 0).tolist() == [False] * 4 + [True] * 5
+    assert killed["distance"].values == pytest.approx(whole["distance"].values, rel=4 / math.sqrt(2 * BUCKETS))
+    assert not list(tmp_path.glob("*.journal-*"))
+    assert whole.attrs["finished"]

@@ -22,7 +22,6 @@ import synthetic
 import xarray as xr
 from drawable import ERRORS, EVERYDAY, OF_STUDY, UNFINISHED, VIT, axes_for, result_of, spoilt, stored_in
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 from PIL import Image
 
 import landscape
@@ -59,7 +58,7 @@ def texts(page: Figure) -> list[Any]:
 
 
 def check_layout(page: Figure, name: str) -> None:
-    """No text of a drawn figure is cut off, covers another or is smaller than 6 pt, and labels of ticks do not touch."""
+    """No text of a drawn figure is cut off, covers another or is below 6 pt, and labels of ticks do not touch."""
     page.dpi = matplotlib.rcParams["savefig.dpi"]
     boxes = []
     for ax in page.axes:

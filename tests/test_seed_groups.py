@@ -2,8 +2,15 @@
 
 import numpy as np
 import pytest
+from comparing import result, seeds, trace
 from scipy import stats
 
+from landscape.options import OptionError
+from landscape.plots.comparison import text as comparison_text
+from landscape.plots.comparison.comparison import ALIKE, MISSING, REAL
+from landscape.plots.comparison.comparison import compare_results as compare
+from landscape.plots.comparison.grouping import SEED, drawn_groups, groups_of
+from landscape.plots.over_seeds import grouped
 from landscape.statistics.calibration import SampleScores, paired_difference
 from landscape.statistics.paired import by_error, mcnemar, paired_t, unpaired
 from landscape.statistics.seed_groups import hedges_g, holm, mean_interval, two_groups
@@ -118,3 +125,114 @@ def test_holm_by_hand() -> None:
     rng = np.random.default_rng(2)  # many tests of nothing seldom find something
     found_anything = sum(min(holm(list(rng.uniform(size=20)))) < 0.05 for _ in range(1000))
     assert found_anything < 70  # 50 are expected; without the correction 640
+
+
+@pytest.mark.parametrize(
+    ("rules", "groups"),
+    [
+        ([r"-s\d+$"], {"sgd": 2, "adam": 1}),
+        ([r"^(\w+)-s\d+$"], {"sgd": 2, "adam": 1}),
+        (["s=sgd-*,a=adam-*"], {"s": 2, "a": 1}),
+        (["s=sgd-*", "a=adam-*"], {"s": 2, "a": 1}),
+        (["optimizer=s:sgd-*,a:adam-*"], {"s": 2, "a": 1}),
+        (["both=sgd-*,both=adam-*"], {"both": 3}),
+    ],
+)
+def test_groups_by_a_regular_expression_or_by_patterns(rules: list[str], groups: dict[str, int]) -> None:
+    found = groups_of({name: name for name in ("sgd-s0", "sgd-s1", "adam-s0", "other")}, rules)
+    assert {name: len(members) for name, members in found.members.items()} == groups
+    assert found.rest == ("other",)
+    assert found.factor == ("optimizer" if rules[0].startswith("optimizer") else "group")
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (["nothing"], "fits a label such as aaa"),
+        (["("], "missing \\), unterminated subpattern"),
+        (["x=a*,y=aa*"], "into x and y"),
+        (["x=a*,y"], "got x=a\\*,y"),
+        (["a", "b"], "one regular expression"),
+    ],
+)
+def test_unusable_groups_are_usage_errors(rules: list[str], said: str) -> None:
+    labels = {"aaa": "aaa", "a b": "a b"}
+    with pytest.raises(OptionError, match=said):
+        groups_of(labels, rules)
+
+
+@pytest.mark.slow
+def test_a_regular_expression_that_never_ends_is_stopped() -> None:
+    label = "a" * 60 + "!"
+    with pytest.raises(OptionError, match="takes more than 2 s"):
+        groups_of({label: label}, [r"(a|a)*$"])
+
+
+def test_groups_over_seeds_are_judged_by_the_spread_of_seeds() -> None:
+    found = compare([*seeds("x", 1.0, 1.1, 0.9), *seeds("y", 3.0, 3.2, 2.9)], group=[r"-s\d$"])
+    (contrast,) = found.contrasts
+    assert (contrast.verdict, contrast.favours, contrast.seeds) == (REAL, "x is flatter", (3, 3))
+    assert contrast.effect is not None
+    assert contrast.effect.low > 1
+    assert [mean.values for mean in found.means] == [(1.0, 1.1, 0.9), (3.0, 3.2, 2.9)]
+    wide = compare([*seeds("x", 1.0, 5.0, 3.0), *seeds("y", 3.0, 6.0, 4.0)], group=[r"-s\d$"])
+    assert wide.contrasts[0].verdict == ALIKE  # although the errors of each are 0.1
+
+
+def test_one_seed_says_that_seeds_are_missing() -> None:
+    for values in ((1.0,), (1.0, 1.1)):
+        (contrast,) = compare([*seeds("x", *values), *seeds("y", 3.0)], group=[r"-s\d$"]).contrasts
+        assert contrast.verdict == f"{MISSING} (1 against {len(values)})"
+        assert contrast.favours == ""
+    text = comparison_text.as_text(compare([*seeds("x", 1.0), *seeds("y", 3.0)], group=[r"-s\d$"]))
+    assert "Where seeds are missing, a difference is about these networks only." in text
+
+
+def test_members_that_were_changed_form_a_group_of_their_own() -> None:
+    dropped = [trace("x-s0", 2.0, spec={"mc_dropout": 8}), trace("x-s1", 2.1, spec={"mc_dropout": 8})]
+    found = compare([*seeds("x", 1.0, 1.1), *dropped], group=[r"-s\d$"])
+    assert found.sides == ("x", "x (8 dropout masks)")
+    masks = [trace(f"{group}-s0", 2.0, spec={"mc_dropout": 8}) for group in "xy"]
+    assert compare(masks, group=[r"-s\d$"]).sides == ("x", "y")  # all of them were changed: that is the protocol
+    words = "digits test, mean of 8 dropout masks, seed 0"
+    said = [one[1].assign_attrs(protocol=words) for one in (dropped[0], seeds("y", 1.0)[0])]
+    found = compare([("trace/a", said[0]), ("trace/b", said[1])])
+    assert found.protocols["trace"][0].words == "digits test, seed 0"  # of both
+
+
+def test_every_probe_compares_the_groups_that_it_measured() -> None:
+    others = [result("density", f"{name}-s{i}", {"mean": 1.0 + i, "mean_se": 0.1}) for name in "vw" for i in range(2)]
+    results = [*seeds("x", 1.0, 1.1), *seeds("y", 3.0, 3.2), *seeds("z", 3.0, 3.2), *others]
+    found = compare(results, group=[r"-s\d$"])
+    assert len(found.sides) == 5
+    pairs = {"trace": {("y", "x"), ("z", "x"), ("z", "y")}, "density": {("w", "v")}}
+    for probe, known in pairs.items():
+        assert {(c.first, c.second) for c in found.contrasts if c.probe == probe} == known
+
+
+def test_seeds_of_a_group_are_drawn_as_their_mean_and_those_of_others_or_unfinished_ones_are_not() -> None:
+    labels = ("a-s0", "a-s1", "a-s2", "b")
+    depths = {"depth": ("layer", [0.0, 1.0]), "name": ("layer", ["x", "y"])}
+    stored = [
+        result("variance", label, {"v": ("layer", [i, i + 2.0]), "v_se": ("layer", [9.0, 9.0]), **depths})
+        for i, label in enumerate(labels)
+    ]
+    stored.append(
+        result("variance", "a-s9", {"v": ("layer", [1e9, 1e9]), "v_se": ("layer", [9.0, 9.0]), **depths}, done=0)
+    )
+    assert drawn_groups(labels, ()) is None  # few
+    assert drawn_groups([f"epoch_{i}" for i in range(20)], ()) is None
+    groups = drawn_groups([*labels, "a-s9"], [SEED])
+    assert groups is not None
+    (_, mean), (_, other) = grouped(stored, groups, mean=True)
+    np.testing.assert_allclose(mean["v"], [1.0, 3.0])
+    np.testing.assert_allclose(mean["v_se"], 3**-0.5)
+    np.testing.assert_array_equal(mean["depth"], [0.0, 1.0])
+    assert (mean.label, mean.errors_over, mean["v_se"].attrs["n"]) == ("a", "seeds", 3)
+    assert mean.protocol.endswith("mean over 3 seeds")
+    assert other.identical(stored[3][1])
+    (_, first), _ = grouped(stored, groups, mean=False)
+    assert first["v"].identical(stored[0][1]["v"])
+    assert first.protocol.endswith("a-s0 of 3 seeds")
+    stored[1][1]["name"][0] = "z"  # another network: no mean of the two
+    assert grouped(stored, groups, mean=True)[0][1].protocol.endswith("a-s0 of 3 seeds")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_members import stochastic
 from torch import Tensor, nn
 
 from landscape import api
@@ -20,6 +22,7 @@ from landscape.products.micro_batches import mini_batches_at_once, proceed, side
 from landscape.subject import threads
 from landscape.subject.loading.load import load
 from landscape.subject.losses import LossTraits
+from landscape.subject.mc_dropout import as_is
 from landscape.subject.subject import Subject
 from landscape.subject.threads import intra_op_threads, suitable_threads
 
@@ -198,3 +201,27 @@ def test_what_threads_might_disturb_is_measured_one_after_the_other() -> None:
     assert _at_once(subject) == 1
     batches = [(torch.randn(4, 1, 6, 6), torch.randint(3, (4,))) for _ in range(6)]
     assert _at_once(Subject(KeepsItsFeatures().eval(), batches)) == 1
+
+
+class DropPath(nn.Module):
+    """Stochastic depth as a module, found by its name as that of timm is."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.drop_prob = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.slow
+def test_members_run_in_threads_side_by_side() -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh(), DropPath(0.5))]
+    subject = stochastic(3, nn.Sequential(nn.Flatten(), *layers, nn.Linear(32, 3)))
+    expected = [subject.loss(i) for i in (0, 1)]
+    assert not torch.equal(expected[0], as_is(subject).loss(0))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: subject.loss(i % 2), range(40)))
+    assert all(torch.equal(loss, expected[i % 2]) for i, loss in enumerate(found))
+    assert not any(module._forward_hooks for module in subject.model.modules())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from analytic import (
     attention_net,
     batches_of,
     convolution_net,
-    losses_with,
-    moved,
     quadratic,
     rebatched,
     run_probe,
@@ -35,13 +32,11 @@ from landscape.probes.surface import Surface
 from landscape.running.run import run_key
 from landscape.statistics.surface_summary import height
 from landscape.subject.loading.identity import asked, identity
-from landscape.subject.losses import cross_entropy
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
-from landscape.weight_space.directions import Normalize, through_checkpoints, ticks
+from landscape.weight_space.directions import Normalize, ticks
 from landscape.weight_space.plane_evaluator import L2Definition
 from landscape.weight_space.planes import plane_of
-from landscape.weight_space.weights_in_place import WeightsInPlace, barycentric
 
 CURVATURES = [4.0, 3.0, 2.5, 1.0, -1.5, -2.0]
 
@@ -392,96 +387,6 @@ def test_dropout_is_off_and_buffers_never_move() -> None:
     assert set(plane.directions[0]) == {"0.weight", "3.weight"}
 
 
-def _three(tmp_path: Path) -> tuple[Subject, list[dict[str, Tensor]], str]:
-    """A network with batch norm, two others that differ in weights and statistics, and the word for their plane."""
-    subject = convolution_net()
-    others = [moved(subject, seed, 0.4) for seed in (1, 2)]
-    for name, weights in zip("ab", others, strict=True):
-        torch.save(weights, tmp_path / f"{name}.pt")
-    return subject, others, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}"
-
-
-@pytest.mark.parametrize("resolution", ["7", "10,5"])
-def test_a_plane_through_checkpoints_has_their_losses_also_where_batch_norm_differs(
-    tmp_path: Path, resolution: str
-) -> None:
-    subject, others, word = _three(tmp_path)
-    kept = state(subject.model)
-    found = run_probe(Surface(resolution=resolution, plane=word), subject)
-    x, y = found["x"].tolist(), found["y"].tolist()
-    assert found["facts"]["statistics"] == "interpolated between the checkpoints"
-    for (a, b), weights in zip(((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)), (kept, *others), strict=True):
-        assert found["loss"][x.index(a), y.index(b)] == pytest.approx(losses_with(subject, weights).mean(), rel=1e-13)
-    np.testing.assert_allclose(
-        found["path_loss"], [losses_with(subject, w).mean() for w in (kept, *others)], rtol=1e-13
-    )
-    np.testing.assert_allclose(found["path_excess"], 0.0, atol=1e-13)
-    assert np.isfinite(found["loss"]).all()  # beyond the triangle too, where an extrapolated variance is negative
-    assert same_state(subject.model, kept)
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 21, 50, 51])
-def test_the_default_range_between_checkpoints_has_both_on_its_grid(count: int) -> None:
-    low, high = through_checkpoints(count)
-    found = ticks(low, high, count).tolist()
-    assert len(found) == count
-    assert {0.0, 1.0} <= set(found)
-    if count >= 4:
-        assert low < 0.0
-        assert high > 1.0
-
-
-def test_between_three_checkpoints_statistics_are_their_weighted_mean(tmp_path: Path) -> None:
-    subject, others, word = _three(tmp_path)
-    plane = plane_of(subject, word, normalize="filter", ignore="", seed=0)
-    own = state(subject.model)
-    first, second = plane.ends
-    weights_in_place = WeightsInPlace(subject, first)
-
-    def move_to(x: float, y: float) -> None:
-        share, second_share = barycentric(x, y)
-        weights_in_place.interpolate(first, share, second, second_share)
-
-    assert set(first) == {"1.running_mean", "1.running_var"}
-    # Outside, a share below 0 counts as 0: (1.5, 1.5) has none of the first and halves of the others.
-    points = {(0.2, 0.3): (0.5, 0.2, 0.3), (1.5, 1.5): (0.0, 0.5, 0.5), (-1.0, 0.0): (1.0, 0.0, 0.0)}
-    for (x, y), shares in points.items():
-        move_to(x, y)
-        for name in plane.ends[0]:
-            mean = sum(s * w[name] for s, w in zip(shares, (own, *others), strict=True))
-            torch.testing.assert_close(subject.model.state_dict()[name], mean, rtol=1e-14, atol=0.0)
-    for (x, y), weights in {(1.0, 0.0): others[0], (0.0, 1.0): others[1], (0.0, 0.0): own}.items():
-        move_to(x, y)
-        assert all(torch.equal(subject.model.state_dict()[name], weights[name]) for name in plane.ends[0])
-
-
-def test_frozen_statistics_of_a_plane_through_checkpoints_are_stored_with_their_excess_loss(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    subject, others, word = _three(tmp_path)
-    own = state(subject.model)
-    caplog.set_level("INFO")
-    found = run_probe(Surface(resolution="4", plane=word, bn="frozen"), subject)
-    statistics = {name: own[name] for name in ("1.running_mean", "1.running_var")}
-    frozen, itself = (
-        np.array([losses_with(subject, {**w, **kept}).mean() for w in (own, *others)]) for kept in (statistics, {})
-    )
-    assert abs(frozen - itself)[1:].min() > 1e-3
-    np.testing.assert_allclose(found["path_excess"], frozen - itself, atol=1e-13)
-    assert found["facts"]["statistics"] == "frozen"
-    assert f"a {frozen[1]:.4g} (its own {itself[1]:.4g})" in caplog.text
-
-
-def test_interpolated_statistics_change_the_run_key_only_where_checkpoints_differ_in_them(tmp_path: Path) -> None:
-    subject, _, word = _three(tmp_path)
-    assert (Surface().bn, Surface(plane="eigen").bn, Surface(plane="A.pt,B.pt").bn) == ("frozen", "frozen", "auto")
-    assert asked(Surface(), subject)["bn"] == asked(Surface(bn="frozen"), subject)["bn"] == "frozen"
-    resolved = [asked(Surface(plane=word, bn=bn), subject)["bn"] for bn in ("auto", "interpolate", "frozen")]
-    assert resolved == ["interpolate", "interpolate", "frozen"]
-    with pytest.raises(OptionError, match="--bn interpolate needs a plane through checkpoints"):
-        Surface(bn="interpolate")
-
-
 class _AlwaysDropping(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -513,12 +418,3 @@ def test_batches_that_change_or_can_be_read_only_once_are_rejected() -> None:
 
     with pytest.raises(ValueError, match=r"batches \(Fresh\) gives others when it is read again"):
         identity(Subject(model, Fresh(batches_of((4,), (5,), 3))), ())
-
-
-def test_losses_of_checkpoints_have_the_units_of_the_chosen_loss(tmp_path: Path) -> None:
-    subject, _, word = _three(tmp_path)
-    other = replace(subject, losses=lambda outputs, targets: cross_entropy(outputs, targets).square())
-    plan = Surface(resolution=3, plane=word).plan(other)
-    assert {plan.labels[name][0].units for name in ("path_loss", "path_excess")} == {"loss"}
-    plan = Line(resolution=3, along=word.split(",")[0]).plan(other)
-    assert {plan.labels[name][0].units for name in ("end_loss", "end_excess")} == {"loss"}
