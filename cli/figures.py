@@ -1,5 +1,6 @@
 """The commands `plot` and `report`: figures of a results file or a training run."""
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -104,16 +105,21 @@ def report(
     from landscape.plots import drawing
     from landscape.plots.report import PLACE
     from landscape.plots.report import report as write_report
+    from landscape.results import reader
     from landscape.results.replacing import check_place
+
+    def written() -> Path:
+        with reader.streaming(file, on_demand=True):  # once, for all that follows
+            if drawn := pictures or not drawing.has_many(file, group):
+                gc.enable()  # in the child too: a figure and its axes hold each other
+            figures = drawing.draw(file, folder, group=group, live=pictures) if drawn else []
+            if not figures and not drawing.is_drawable(file):
+                _say(file, out, [], quiet=True)
+            return write_report(file, out, figures, examine([file]), group)
 
     check_place(out, *PLACE)
     with TemporaryDirectory() as folder:
-        damaged_files.check_not_damaged(file)
-        drawn = pictures or not drawing.has_many(file, group)
-        figures = drawing.draw(file, folder, group=group, live=pictures) if drawn else []
-        if not figures and not drawing.is_drawable(file):
-            _say(file, out, [], quiet=True)
-        typer.echo(write_report(file, out, figures, examine([file]), group))
+        typer.echo(damaged_files.in_child(written, [file]))
 
 
 def parse_eigenvalues(text: str) -> tuple[float, float] | None:

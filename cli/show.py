@@ -41,11 +41,13 @@ def show(file: Path, json: bool, pending: bool, follow: bool, budget: str, **opt
         raise ValueError(f"{file} is a folder; give a checkpoint in it, or a results file")
     values = loading_values(options)
     given = [name for name, (_, default) in LOADING.items() if options[name] != default]
+    said = ""
     if file.is_file() and _is_hdf5(file):
         if given:
             name = given[0].replace("_", "-")
             raise OptionError(f"--{name} loads a checkpoint, and {file} is an HDF5 file of results; leave it out")
-        content: list[dict[str, Any]] | dict[str, Any] = _results(file, numbers=json)
+        content: list[dict[str, Any]] | dict[str, Any]
+        content, said = _results(file, numbers=json)
     else:
         held = {"file": str(file)} if values.get("trust_pickle") else _checkpoint(file)
         content = held | (_loaded(file, values) if given else {})
@@ -59,8 +61,8 @@ def show(file: Path, json: bool, pending: bool, follow: bool, budget: str, **opt
         typer.echo(text_table(content))
         for line in _in_journals(file, content):
             typer.echo(printable(line))
-        if line := doctor.suggestion(file):
-            typer.echo(printable(line))
+        if said:
+            typer.echo(printable(said))
 
 
 def _show_bit_tables(file: Path, budget: str, *, as_json: bool) -> None:
@@ -94,19 +96,27 @@ def _loaded(file: Path, values: dict[str, Any]) -> dict[str, Any]:
     return {"network": type(subject.model).__name__, "parameters": subject.size, "protocol": protocol(subject)}
 
 
-def _results(file: Path, *, numbers: bool) -> list[dict[str, Any]]:
-    """A row per result, with its samples; on request with the numbers of its headline, their errors and units."""
+def _results(file: Path, *, numbers: bool) -> tuple[list[dict[str, Any]], str]:
+    """A row per result, with its samples, and the line that leads to the doctor.
+
+    On request, instead of that line, the rows have the numbers of the headline, their errors and units.
+    """
     from landscape.plots import headlines
+    from landscape.results import reader
     from landscape.results.headline_numbers import as_json
     from landscape.results.protocols import samples_of
 
-    def summary() -> list[dict[str, Any]]:
-        return headlines.summary(file, lambda data: {"samples": samples_of(data), **(as_json(data) if numbers else {})})
+    def summary() -> tuple[list[dict[str, Any]], str]:
+        with reader.streaming(file, on_demand=True):  # once, for both
+            rows = headlines.summary(
+                file, lambda data: {"samples": samples_of(data), **(as_json(data) if numbers else {})}
+            )
+            return rows, "" if numbers else doctor.suggestion(file)
 
-    rows = damaged_files.in_child(summary, [file])
+    rows, said = damaged_files.in_child(summary, [file])
     for row in rows:
         row["headline"] = row.pop("headline")  # the longest cell comes last
-    return rows
+    return rows, said
 
 
 def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -199,5 +199,6 @@ class FigureEntry:
     def selected(self, results: Sequence[xr.Dataset]) -> list[xr.Dataset]:
         """The drawable results that belong in the figure."""
         drawable = [data for data in results if self.drawable(data)]
-        module = self.module
-        return [drawable[i] for i in module.select(drawable)] if isinstance(module, Selective) else drawable
+        if drawable and isinstance(module := self.module, Selective):
+            return [drawable[i] for i in module.select(drawable)]
+        return drawable

@@ -4,12 +4,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import synthetic
 import xarray as xr
+from command_line import Command
 
 from landscape.doctor import rules
 from landscape.plots import headlines
@@ -225,6 +227,27 @@ def test_a_headline_reads_each_array_that_it_needs_once(study: Path, monkeypatch
     headlines.summary(study)
     assert len(read) < 0.7 * stored
     assert len(opened) < 0.8 * stored  # the groups too
+
+
+@pytest.mark.parametrize("words", [("show",), ("report", "--out", "r.html")])
+def test_a_command_searches_the_file_once(
+    words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_here: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"net-{i}" for i in "abcdefghi"]  # too many for pictures
+    path = synthetic.write(
+        tmp_path / "r.h5", [synthetic.transformer(one, depth=1) for one in names], probes=("variance",)
+    )
+    counted, search = tmp_path / "searches", hdf5_file.checked_groups
+
+    def checked_groups(*of: Any, **how: Any) -> Any:  # also in a child process
+        with counted.open("a") as stream:
+            stream.write("x")
+        return search(*of, **how)
+
+    monkeypatch.setattr(hdf5_file, "checked_groups", checked_groups)
+    assert command_here(words[0], path, *words[1:])[0] in (0, 3)
+    assert counted.read_text() == "x"
 
 
 def test_an_array_in_another_file_is_refused_where_it_is_needed(study: Path, tmp_path: Path) -> None:

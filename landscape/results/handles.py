@@ -200,11 +200,14 @@ class OnDemand(Mapping[str, T]):
         return name in self._names
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._names:
-            raise KeyError(name)
         if name not in self.known:
+            if name not in self._names:
+                raise KeyError(name)
             self.known[name] = self._read(name)
         return self.known[name]
+
+    def get(self, name: str, default: Any = None) -> Any:  # what of most names is asked, without an error for it
+        return self[name] if name in self._names else default
 
 
 def attributes_of(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from string import Formatter
@@ -29,9 +30,12 @@ class _Part(NamedTuple):
     dims: tuple[str, ...]
     values: np.ndarray
 
-    @property
-    def variable(self) -> xr.Variable:
-        return xr.Variable(self.dims, self.values, fastpath=True)
+    def over(self, axes: Sequence[str], reduce: Callable[..., Any]) -> _Part:
+        """What is left when some axes are reduced by a function that skips NaN."""
+        at = tuple(self.dims.index(axis) for axis in axes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of nothing but NaN
+            return _Part(tuple(dim for dim in self.dims if dim not in axes), np.asarray(reduce(self.values, axis=at)))
 
     def at(self, place: Place) -> _Part:
         """What is left at positions on some axes."""
@@ -182,20 +186,16 @@ def _narrowed(
     """What a word leaves of axes: the position that it means, or several; a mean has the mean of the errors at most."""
     value = parts["value"]
     if word == "mean":
-        means = {key: part.variable.mean(axes) for key, part in parts.items() if key in ("value", "error")}
-        yield {}, _found(means | ({"n": parts["n"].variable.min()} if "n" in parts else {}))
+        means = {key: part.over(axes, np.nanmean) for key, part in parts.items() if key in ("value", "error")}
+        yield {}, means | ({"n": n.over(n.dims, np.nanmin)} if (n := parts.get("n")) else {})
     elif word == "median":
-        yield {}, _found({"value": value.variable.median(axes)})
+        yield {}, {"value": value.over(axes, np.nanmedian)}
     elif word == "largest" and len(axes) < len(value.dims):  # a number for every position on the others
-        yield {}, _found({"value": value.variable.max(axes)})
+        yield {}, {"value": value.over(axes, np.nanmax)}
     else:
         for position in _positions(data, place, value, axes, word):
             at = dict(zip(axes, map(int, position), strict=True))
             yield at, {key: part.at(at) for key, part in parts.items()}
-
-
-def _found(reduced: Mapping[str, xr.Variable]) -> Parts:
-    return {key: _Part(tuple(map(str, one.dims)), one.values) for key, one in reduced.items()}
 
 
 def _positions(data: xr.Dataset, place: Place, value: _Part, axes: Sequence[str], word: int | float | str) -> Any:
@@ -210,7 +210,7 @@ def _positions(data: xr.Dataset, place: Place, value: _Part, axes: Sequence[str]
         if of and of not in data.variables:
             return []
         ranked = _Part(tuple(map(str, data.variables[of].dims)), _values(data, of)).at(place) if of else value
-        by = ranked.variable.transpose(*axes).values
+        by = ranked.values.transpose([ranked.dims.index(one) for one in axes])
         by = np.where(np.isfinite(by), by if way == "largest" else -by, -np.inf)
         return [np.unravel_index(np.argmax(by), by.shape)] if by.size else []
     known = np.argwhere(np.isfinite(value.values)) if value.values.ndim == 1 else np.zeros((0, 1), int)
@@ -250,9 +250,14 @@ def _measured(data: xr.Dataset, headline: Headline, place: Place, parts: Parts) 
 def _words(data: xr.Dataset, text: str, place: Place) -> str:
     """A text with the entries of arrays at a place for what stands in braces, also as `{255*eps:g}`."""
     found = {}
-    for field in (field for _, field, _, _ in Formatter().parse(text) if field):
+    for field in _fields(text):
         factor, _, name = field.rpartition("*")
         array = data.variables[name]
         entry = array.values[tuple([place[str(axis)] for axis in array.dims])]
         found[field] = float(factor) * entry if factor else entry
     return text.format(**found)
+
+
+@functools.lru_cache
+def _fields(text: str) -> list[str]:
+    return [field for _, field, _, _ in Formatter().parse(text) if field]

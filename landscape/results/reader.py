@@ -7,6 +7,7 @@ sees a complete one. Links to other files are not followed.
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ from landscape.results.malformed import (
 )
 
 LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
+_open: dict[tuple[int, Path, tuple[int, ...]], list[tuple[str, xr.Dataset]]] = {}  # by thread, file, and its state
 
 
 def open(path: Path | str) -> xr.DataTree:
@@ -71,18 +73,26 @@ def streaming(
     """The results (of a probe), as `find` returns them, but arrays above a megabyte are read when used, and not kept.
 
     They can be used inside the `with` block only. So a file much larger than the memory can be drawn. `on_demand`: all
-    arrays are read when used (`Stored`).
+    arrays are read when used (`Stored`); within such a block for all probes, others of the file share its results.
 
     Raises:
         FileNotFoundError, ValueError: as `open`.
     """
     path = Path(path)
+    key = threading.get_ident(), path.absolute(), hdf5_file.state_of(path)
+    if key in _open:
+        own = [(name, data) for name, data in _open[key] if probe in (None, name.partition("/")[0])]
+        yield own if on_demand else [(name, cast(Stored, data).whole) for name, data in own]
+        return
     hdf5_file.check(path, content=False)
-    with hdf5_file.reading(path) as file:
+    with hdf5_file.reading(path) as file, contextlib.ExitStack() as after:
         try:
             found = _ordered(_streamed(path, file, probe, on_demand))
         except hdf5_file.DAMAGE as error:
             raise hdf5_file.damaged(path, error) from error
+        if on_demand and probe is None:
+            _open[key] = found
+            after.callback(_open.pop, key)
         yield found
 
 

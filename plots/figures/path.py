@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib import patheffects
 
 from landscape.plots import appearance, plane, style, theme
 from landscape.plots.figure import Axes, Figure, Look
@@ -23,6 +22,8 @@ MIN_DISTANCE = 0.07  # share of the axes; closer names would touch
 
 def draw(data: xr.Dataset, ax: Axes, *, levels: np.ndarray | None = None) -> Axes:
     """Draw contours of the loss and the path over them; unfinished cells stay grey."""
+    from matplotlib import patheffects
+
     levels = contour_levels([data]) if levels is None else levels
     x, y = data["x"].values, data["y"].values
     loss = fill_contours(data, ax, levels)

@@ -8,7 +8,6 @@ import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.colors import Normalize
-from scipy.interpolate import RectBivariateSpline
 
 from landscape.plots import appearance, plane
 from landscape.plots.figure import Figure, Look
@@ -69,6 +68,8 @@ def smooth(data: xr.Dataset, span: tuple[float, float]) -> xr.Dataset:
     A cubic spline of log losses (of losses, where the span reaches zero) through the measured points. Losses far above
     the span count as a little above it, so that an overflow does not bend the surface below.
     """
+    from scipy.interpolate import RectBivariateSpline
+
     x, y = data["x"].values, data["y"].values
     low, high = span
     loss = data["loss"].transpose("x", "y").values

@@ -64,7 +64,8 @@ def document(
 
 def live_data(ordered: Stored, means: Stored) -> dict[str, Any]:
     """What the script draws, as plain values: text, numbers, and arrays in base64; its layer plots are of means."""
-    return panels.collected(_drawn(ordered)) | panels.layers_collected(_drawn(means), _drawn(ordered))
+    drawn = _drawn(ordered)
+    return panels.collected(drawn) | panels.layers_collected(drawn if means is ordered else _drawn(means), drawn)
 
 
 def _drawn(ordered: Stored) -> list[Drawn]:
