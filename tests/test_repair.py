@@ -4,6 +4,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import counting
 import h5py
@@ -133,6 +134,29 @@ def test_false_starts_of_results_take_seconds_and_what_is_there_is_found(study: 
     before = os.times()
     assert_recovered(study, bytes(content) + start * 20_000, tmp_path, at_least=len(DIGESTS))
     assert sum(os.times()[:4]) - sum(before[:4]) < 15
+
+
+@pytest.mark.parametrize("crash", ["", "net_b"])
+def test_each_result_is_copied_once_and_one_on_which_hdf5_crashes_is_left_out(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    copied, copy = tmp_path / "copied", groups.copy
+
+    def counted(source: h5py.Group, file: h5py.File, name: str, *more: Any) -> h5py.Group:  # in a child process
+        with copied.open("a") as stream:
+            stream.write(f"{name}\n")
+        if crash and crash in name:
+            os._exit(1)
+        return copy(source, file, name, *more)
+
+    monkeypatch.setattr(groups, "copy", counted)
+    (tmp_path / "broken.h5").write_bytes(bytes(SUPERBLOCK) + study.read_bytes()[SUPERBLOCK:])
+    found = repair(tmp_path / "broken.h5", tmp_path / "new.h5")
+    assert found.kept == names(tmp_path / "new.h5")
+    assert len(found.kept) == len(DIGESTS) - bool(crash)
+    assert found.gone[1:] == ["counting/net_b-bbbbbbbbbb (HDF5 crashes on it)"] * bool(crash)
+    if not crash:
+        assert sorted(copied.read_text().split()) == found.kept
 
 
 def test_a_damaged_name_is_not_kept(study: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from landscape.probe import AXES, MICRO_BATCHES, Plan, Quantity, Values
 from landscape.results.handles import (
     CONVENTION,
     Handle,
+    OnDemand,
     array_of,
     attributes_of,
     describe,
@@ -28,7 +29,6 @@ from landscape.results.handles import (
     links,
     opened,
     places,
-    scales_of,
 )  # fmt: skip
 from landscape.results.hdf5_file import CHECK, check, reading
 from landscape.results.journal import Record
@@ -198,34 +198,26 @@ def datasets(group: h5py.Group) -> dict[str, h5py.h5d.DatasetID]:
     return {name: item for name, item in items if isinstance(item, h5py.h5d.DatasetID)}
 
 
-def copy(
-    source: h5py.Group, file: h5py.File, name: str, scales: Mapping[str, list[list[str]]] | None = None
-) -> h5py.Group:
+def copy(source: h5py.Group, file: h5py.File, name: str, arrays: Handles | None = None) -> h5py.Group:
     """Copy a result into another file as it is: datasets, attributes and scales, without links to elsewhere.
 
-    HDF5 copies no reference between scales and the arrays whose axes they are, which are attached again; `scales`:
-    those of its arrays, where they are known already.
+    HDF5 copies no reference between scales and the arrays whose axes they are, which are attached again; `arrays`: its
+    own, where they are known already.
     """
     created = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     created.set_create_intermediate_group(True)
     flat = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
     flat.set_copy_object(h5py.h5o.COPY_SHALLOW_HIERARCHY_FLAG)
     h5py.h5o.copy(source.id, b".", file.id, name.encode(), flat, created)
-    group = file[name]
-    if scales is None:
-        where = places(source.id)
-        scales = {key: scales_of(item, where) for key, item in datasets(source).items()}
-    made = datasets(group)
-    for key in {key for key, _, _ in links(group.id)} - set(made):
+    group, where, arrays = file[name], places(source.id), arrays or handles(source)
+    made = OnDemand(arrays, lambda key: opened(group.id, key))  # many are no axis and have none
+    for key in {key for key, _, _ in links(group.id)} - set(arrays):
         del group[key]
-    for item in made.values():
-        attached: list[bytes] = []
-        h5py.h5a.iterate(item, lambda name, attached=attached: attached.append(name))
-        for attribute in attached:
-            if attribute.decode() in CONVENTION - SCALE:
-                h5py.h5a.delete(item, attribute)
-    for key, axes in scales.items():
-        for axis, names in enumerate(axes):
+    for key, array in arrays.items():
+        for attribute in (CONVENTION - SCALE).intersection(array.attribute_names):
+            h5py.h5a.delete(made[key], attribute.encode())
+    for key, array in arrays.items():
+        for axis, names in enumerate(array.scales(where) or ()):
             for scale in names:
                 h5py.h5ds.attach_scale(made[key], made[scale], axis)
     return group

@@ -78,6 +78,15 @@ class Handle:
         return self._attributes
 
     @property
+    def attribute_names(self) -> Iterable[str]:
+        """Names of its attributes, with those of the conventions."""
+        if self.header is not None:
+            return self.header.attributes
+        names = list[bytes]()  # decoded afterwards, as `links`
+        h5py.h5a.iterate(self.id, names.append)
+        return [name.decode() for name in names]
+
+    @property
     def attributes_stored(self) -> int:
         """How many attributes there are, with those of the conventions."""
         return len(self.header.attributes) if self.header else h5py.h5a.get_num_attrs(self.id)

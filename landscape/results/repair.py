@@ -6,31 +6,29 @@ the checksum that is stored with them.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
-import math
+import mmap
 import os
 import re
-import resource
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import h5py
 import numpy as np
 
 from landscape.results import group as groups
+from landscape.results.children import ROOM, Children
 from landscape.results.handles import Handle, attributes_of, hard_links, named, opened, places
-from landscape.results.hdf5_file import CHECK, Limits, longest_text
+from landscape.results.hdf5_file import CHECK, FORMAT, Limits, longest_text
 from landscape.results.malformed import check_array, check_attributes, check_done
 from landscape.results.object_headers import MOST_BYTES, Image
+from landscape.results.replacing import replacing
 from landscape.results.run_key import safe_label
-from landscape.results.updating import change_file
+from landscape.results.updating import locked
 
 SUPERBLOCK = 96  # bytes at the start of a file: signature, its length, the place of its root group
 _LENGTH, _ROOT = 40, 64  # where in them
@@ -41,12 +39,8 @@ _LINK = re.compile(rb"-([0-9a-f]{10})\0")  # how the name of a result ends
 _NAME = 2000  # most bytes of one
 _PADDING = 2**26  # most bytes that are added to a file that was cut
 SECONDS, BYTES_PER_SECOND = 10, 2**21  # of processor time: so many, and one more for so many bytes of the file
-ITEM_SECONDS = 3  # for one result
-PAUSE = 5  # seconds between two words about progress
-ROOM = 2**29  # bytes of memory for examining a file
 
 Place = str | int  # of a group: its name in the file, or where it begins
-T = TypeVar("T", bound=Place | None)
 
 
 @dataclass(frozen=True)
@@ -68,10 +62,9 @@ def repair(path: Path, out: Path, *, progress: Callable[[str], None] = lambda sa
     """
     if not path.is_file():
         raise FileNotFoundError(f"no results file at {path}; give the damaged file")
-    if os.path.lexists(out):
-        raise ValueError(f"{out} exists; give another --out")
+    _refuse(out)
     content = path.read_bytes()
-    image, children = _readable(content), _Children(SECONDS + len(content) / BYTES_PER_SECOND, progress)
+    image, children = _readable(content), Children(SECONDS + len(content) / BYTES_PER_SECOND, progress)
     places, gone, damaged = dict[str, Place](), list[str](), dict[str, str]()
     begin = set[int]()  # where the results begin that are kept
     names = children.one(lambda: _names(content)) if content.startswith(_SIGNATURE) and not _cut(content) else None
@@ -86,27 +79,69 @@ def repair(path: Path, out: Path, *, progress: Callable[[str], None] = lambda sa
             begin.add(found[4])
         else:
             damaged[name] = (found[0] or "its name is lost") if found else "HDF5 crashes on it"
-    if gone or damaged:
+    if gone or damaged or children.left <= 0:
         for name, place in _unlisted(image, children, len(content), begin, set(places)):
             places[name] = place
             damaged.pop(name, None)
+        if children.left <= 0:
+            gone.append(f"what is not found within {children.seconds:.0f} s")
+        damaged |= _write(image, places, out, progress)
     gone += [f"{name} ({reason})" for name, reason in sorted(damaged.items())]
-    if children.left <= 0:
-        gone.append(f"what is not found within {children.seconds:.0f} s")
     if gone and not places:
         raise ValueError(f"{path} holds no result that can be recovered; gone: {', '.join(gone)}")
-    if gone:
-        change_file(out, lambda file: _copy_all(image, places, file))
     return Repaired(sorted(places), gone)
 
 
-def _copy_all(image: bytes, found: dict[str, Place], file: h5py.File) -> None:
-    headers = _headers(image)
-    with _opened(image) as damaged:
-        for name, at in zip(found, _references(list(found.values())), strict=True):
-            where = places((source := damaged[at]).id)
-            arrays = _arrays(source, where, headers)
-            groups.copy(source, file, name, {key: array.scales(where) or [] for key, array in arrays.items()})
+def _refuse(out: Path) -> None:
+    if os.path.lexists(out):
+        raise ValueError(f"{out} exists; give another --out")
+
+
+def _write(image: bytes, found: dict[str, Place], out: Path, progress: Callable[[str], None]) -> dict[str, str]:
+    """Write results into a new file, which one child makes of all; what cannot be copied leaves `found`, with why.
+
+    Where HDF5 crashes on one, all others are copied again.
+    """
+    lost = dict[str, str]()
+    children = Children(SECONDS + len(image) / BYTES_PER_SECOND, progress, room=ROOM + 4 * len(image))
+    with mmap.mmap(-1, 2 * len(image) + _PADDING) as shared:  # with the child: how many bytes, and they
+        while found and not (size := int.from_bytes(shared[:8], "little")):
+            for name, said in children.each(lambda some: _copied(image, found, some, shared), list(found)):
+                if said != "":
+                    lost[name] = said or "HDF5 crashes on it"
+                    del found[name]
+                if said is None:
+                    break
+            if children.left <= 0:
+                lost |= dict.fromkeys(found, f"it is not copied within {children.seconds:.0f} s")
+                found.clear()
+        if found:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with locked(out), replacing(out) as stream:
+                _refuse(out)
+                stream.write(memoryview(shared)[8 : 8 + size])
+    return lost
+
+
+def _copied(image: bytes, found: Mapping[str, Place], names: Sequence[str], shared: mmap.mmap) -> Iterator[str]:
+    """Copy results into one file in memory, which is `shared` after the last; why one cannot be copied, or ""."""
+    headers, said = _headers(image), ""
+    with _opened(image) as damaged, h5py.File("copied", "w", driver="core", backing_store=False) as file:
+        file.attrs["format"] = FORMAT
+        for name, at in zip(names, _references([found[name] for name in names]), strict=True):
+            if name != names[0]:
+                yield said
+            try:
+                groups.copy(source := damaged[at], file, name, _arrays(source, places(source.id), headers))
+                said = ""
+            except Exception as error:  # whatever HDF5 raises on damaged bytes
+                said = _reason(error)
+                if name in file:
+                    del file[name]
+        file.flush()
+        whole = file.id.get_file_image()
+        shared[:8], shared[8 : 8 + len(whole)] = len(whole).to_bytes(8, "little"), whole
+        yield said
 
 
 def _headers(image: bytes) -> Image | None:
@@ -167,23 +202,27 @@ def _examined(image: bytes, places: Sequence[Place], size: int) -> Iterator[list
     `size` is that of the file before it was padded.
     """
     longest, headers = longest_text([image], len(image)), _headers(image)
-    with _opened(image) as file, h5py.File("copied", "w", driver="core", backing_store=False) as copied:
+    with _opened(image) as file:
         for place, at in zip(places, _references(places), strict=True):
             try:
                 group = file[at]
-                about = dict(attributes_of(group.id))
+                begin = h5py.h5o.get_info(group.id).addr
+                about = dict(attributes_of(group.id, header=headers.header(begin) if headers else None))
                 probe = place.partition("/")[0] if isinstance(place, str) else str(about.get("probe"))
                 identity = [probe, str(about.get("label", "")), str(about.get("digest", ""))]
-                flaw = _flaw(group, about, probe, size, longest, headers, copied)
-                yield [flaw, *identity, h5py.h5o.get_info(group.id).addr]
+                flaw = _flaw(group, about, probe, size, longest, headers)
+                yield [flaw, *identity, begin]
             except Exception as error:  # whatever HDF5 raises on damaged bytes
-                yield [" ".join(str(error).split())[:120] or type(error).__name__]
+                yield [_reason(error)]
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def _flaw(
-    group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, longest: int, headers: Image | None,
-    copied: h5py.File,
-) -> str:  # fmt: skip
+    group: h5py.Group, about: Mapping[str, Any], probe: str, size: int, longest: int, headers: Image | None
+) -> str:
     where = places(group.id)
     if not {"probe", "label"} <= set(about) or "done" not in where.values():
         return "its attributes are lost"
@@ -205,9 +244,6 @@ def _flaw(
         return "it is not as it was stored"
     check_attributes(about, probe)
     check_done(arrays["done"].array())
-    name = str(h5py.h5o.get_info(group.id).addr)
-    groups.copy(group, copied, name, {name: own or [] for name, own in scales.items()})
-    del copied[name]
     return ""
 
 
@@ -222,7 +258,7 @@ def _arrays(group: h5py.Group, where: Mapping[int, str], headers: Image | None) 
     return found
 
 
-def _with_another_root(image: bytes, children: _Children, size: int) -> bytes:
+def _with_another_root(image: bytes, children: Children, size: int) -> bytes:
     """The file with the first of its groups that can be opened as its root; as it is if there is none."""
 
     def rooted(place: int) -> bytes:
@@ -240,7 +276,7 @@ def _groups(image: bytes, size: int) -> list[int]:
 
 
 def _unlisted(
-    image: bytes, children: _Children, size: int, begin: set[int], kept: set[str]
+    image: bytes, children: Children, size: int, begin: set[int], kept: set[str]
 ) -> Iterator[tuple[str, int]]:
     """Name and place of intact results that lie in the file and that it does not list any more."""
     found = dict[tuple[str, str], tuple[str, int]]()
@@ -267,60 +303,3 @@ def _links(image: bytes) -> dict[bytes, list[str]]:
         if start and label == safe_label(label):
             found.setdefault(match[1], []).append(label)
     return found
-
-
-class _Children:
-    """Child processes, which HDF5 may crash; `left` is what is left to them of `seconds` of processor time."""
-
-    def __init__(self, seconds: float, progress: Callable[[str], None]) -> None:
-        self.seconds = self.left = seconds
-        self._progress, self._said = progress, time.monotonic()
-
-    def one(self, call: Callable[[], Any]) -> Any:
-        """What a function of plain data returns; None if it fails."""
-        return next((found for _, found in self.each(lambda _: iter([call()]), [None])), None)
-
-    def each(self, work: Callable[[Sequence[T]], Iterator[Any]], items: Sequence[T]) -> Iterator[tuple[T, Any]]:
-        """Every item with what `work` gives for it, in plain data; None where the process died of it."""
-        at = 0
-        while at < len(items) and self.left > 0:
-            read, write = os.pipe()
-            child = os.fork()
-            if not child:
-                os.close(read)
-                _work(work, items[at:], write, self.left)
-            os.close(write)
-            try:
-                with os.fdopen(read) as stream:
-                    for line in stream:
-                        if line.endswith("\n"):
-                            at += 1
-                            yield items[at - 1], json.loads(line)
-                            if time.monotonic() > self._said + PAUSE:
-                                self._said = time.monotonic()
-                                self._progress(f"{at:,} of {len(items):,} places examined")
-            finally:
-                used = os.wait4(child, 0)[2]
-                self.left -= used.ru_utime + used.ru_stime
-            if at < len(items):
-                yield items[at], None
-                at += 1
-
-
-def _work(work: Callable[[Sequence[T]], Iterator[Any]], items: Sequence[T], write: int, seconds: float) -> None:
-    """Be the child process: one line for each item; ends it."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError, ValueError):  # only Linux says how much there is
-            taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, resource.RLIM_INFINITY))
-        most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        with os.fdopen(write, "w", buffering=1) as stream:
-            answers = work(items)
-            for _ in items:
-                now = time.process_time()
-                resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(min(now + ITEM_SECONDS, max(seconds, 1))), most))
-                stream.write(json.dumps(next(answers)) + "\n")
-    finally:
-        os._exit(0)

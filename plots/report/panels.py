@@ -77,8 +77,8 @@ def evenly(size: int, most: int = LARGEST) -> np.ndarray:
 def grid(data: xr.Dataset, name: str, at: Mapping[str, np.ndarray], values: np.ndarray | None = None) -> np.ndarray:
     """A quantity, or other values of its form, at positions on its axes, in the order of these."""
     one = data.variables[name]
-    part = (one.values if values is None else values)[np.ix_(*(at[dim] for dim in one.dims))]
-    return part.transpose([one.dims.index(axis) for axis in at])
+    part = (one.values if values is None else values)[np.ix_(*(at[str(dim)] for dim in one.dims))]
+    return np.asarray(part.transpose([one.dims.index(axis) for axis in at]))
 
 
 Panel = dict[str, Any]
