@@ -35,12 +35,12 @@ def forms(path: Path) -> dict[str, Form]:
     with h5py.File(path) as file:
         return {
             name.partition("/")[0]: {
-                array: (handles.dims(item, array, places), str(item.dtype), str(group[array].attrs.get("units", "")))
+                array: (item.dims(array, places), str(item.id.dtype), str(group[array].attrs.get("units", "")))
                 for array, item in arrays.items()
             }
             for name, group in groups.results_in(file)
             if group.attrs["label"] == synthetic.NETWORKS[0].label
-            for arrays in [groups.datasets(group)]
+            for arrays in [groups.handles(group)]
             for places in [handles.places(group.id)]
         }
 

@@ -8,7 +8,6 @@ import json
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,15 +15,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from landscape.probe import AXES, MICRO_BATCHES, Plan, Quantity, Values
+from landscape.probe import MICRO_BATCHES, Values
+from landscape.results import creation
+from landscape.results.creation import OVER, InMemory, N, now
 from landscape.results.handles import (
     CONVENTION,
     Handle,
     OnDemand,
     array_of,
     attributes_of,
-    describe,
-    dims,
     hard_links,
     links,
     opened,
@@ -32,15 +31,14 @@ from landscape.results.handles import (
 )  # fmt: skip
 from landscape.results.hdf5_file import CHECK, check, reading
 from landscape.results.journal import Record
-from landscape.results.run_key import Arrays, ReduceOf, RunKey, fixed_width, safe_label
+from landscape.results.run_key import Arrays, ReduceOf, RunKey
 from landscape.statistics.stored import independent, smallest, store_reasons
 
-GROWTH = 128  # rows by which the datasets of a series grow on the disk
-OVER, N = "over", "n"  # attributes of a standard error: what its independent values are, and how many
 SCALE = {"CLASS", "NAME"}  # attributes: that an array is a scale
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
 Handles = Mapping[str, Handle]
+Group = h5py.Group | InMemory
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +51,11 @@ def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
     """The group of a result, created if absent. Raises ValueError: it lacks an array."""
     existing = name_with_digest(file, key.probe, key.digest)
     if existing is None:
-        return _created(file, key)
+        if other := _other_checkpoint(file, key):
+            _log.info(
+                "note: %s is another checkpoint with the label %s; --label NAME gives it another", other, key.label
+            )
+        return creation.in_file(file, key)
     group, plan = file[existing], key.plan
     held = (*plan.over, *plan.axes, *plan.labels, *plan.quantities, *plan.summaries, "done")
     if lacking := ", ".join(name for name in held if name not in group):
@@ -72,25 +74,23 @@ def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
 
 
 def merge(
-    group: h5py.Group,
+    group: Group,
     records: Iterable[Record],
     reduce_of: ReduceOf,
     *,
     known: Arrays | None = None,
-    items: Handles | None = None,
 ) -> int:
     """Store the units of a journal, then recompute the summaries from everything finished.
 
     Finished units among the `known` arrays that the group does not hold any more are stored again; returns how many.
-    `items`: its open arrays.
     """
-    items = items or handles(group)
+    items = handles(group)
     fresh = [record for record in records if "index" in record.data]
     stored = {"done": items["done"].array()}
     lost = np.zeros_like(stored["done"], bool) if known is None else (known["done"] == 1) & (stored["done"] != 1)
     if not fresh and not lost.any():
         if CHECK not in group.attrs:  # it is new
-            seal(group)
+            seal(group, items)
         return 0
     names = fresh[0].arrays if fresh else known or {}
     parts = max((int(record.data.get(MICRO_BATCHES, 1)) for record in fresh), default=1)
@@ -111,7 +111,7 @@ def merge(
     return int(lost.sum())
 
 
-def note_micro_batches(group: h5py.Group, count: int) -> int:
+def note_micro_batches(group: Group, count: int) -> int:
     """Note into how many parts mini-batches were divided for lack of memory; returns the most that is known."""
     known = int(group.attrs.get(MICRO_BATCHES, 1))
     if count > known:
@@ -120,7 +120,7 @@ def note_micro_batches(group: h5py.Group, count: int) -> int:
     return max(count, known)
 
 
-def summarise(group: h5py.Group, reduce_of: ReduceOf, items: Handles | None = None) -> None:
+def summarise(group: Group, reduce_of: ReduceOf, items: Handles | None = None) -> None:
     """Compute the summaries from everything finished, and note when the last unit was."""
     reduce = reduce_of(group.attrs["probe"], json.loads(group.attrs.get("parameters", "{}")))
     stored = items or handles(group)
@@ -134,17 +134,17 @@ def summarise(group: h5py.Group, reduce_of: ReduceOf, items: Handles | None = No
     (mark_finished if finished else seal)(group, stored)
 
 
-def seal(group: h5py.Group, stored: Handles | None = None) -> None:
+def seal(group: Group, stored: Handles | None = None) -> None:
     """Store the checksum, after every change; `stored`: its arrays, where they are open already."""
     group.attrs[CHECK] = checksum(group, stored)
 
 
-def checksum(group: h5py.Group, arrays: Handles | None = None, attributes: Mapping[str, Any] | None = None) -> int:
+def checksum(group: Group, arrays: Handles | None = None, attributes: Mapping[str, Any] | None = None) -> int:
     """A checksum of all arrays and attributes; of the label, which anybody may change, and of times the names alone.
 
     `arrays` and `attributes`: its own, where they are known already.
     """
-    stored = attributes_of(group.id) if attributes is None else attributes
+    stored = attributes_in(group) if attributes is None else attributes
     about = {name: "" if name in ("label", "created", "finished") else value for name, value in stored.items()}
     found = zlib.crc32(repr(sorted((about | {CHECK: 0}).items())).encode())
     for name, item in sorted((arrays or handles(group)).items()):
@@ -153,12 +153,12 @@ def checksum(group: h5py.Group, arrays: Handles | None = None, attributes: Mappi
     return found
 
 
-def note_counts(group: h5py.Group, values: Values = MappingProxyType({}), arrays: Handles | None = None) -> None:
+def note_counts(group: Group, values: Values = MappingProxyType({}), arrays: Handles | None = None) -> None:
     """Note beside every standard error how many independent values it is of, by `values` or the finished units."""
-    where, items = places(group.id), arrays or handles(group)
+    where, items = places_in(group), arrays or handles(group)
     errors = {name: str(item.attributes()[OVER]) for name, item in items.items() if OVER in item.attributes()}
     stored = {name: items[name].array() for name in {"done", *errors.values()} & set(items)}
-    axes = {name: dims(items[name].id, name, where) for name in (*errors, *stored)}
+    axes = {name: items[name].dims(name, where) for name in (*errors, *stored)}
     for name, over in errors.items():
         n = values.get(f"{name}.{N}")
         if n is None:
@@ -166,9 +166,9 @@ def note_counts(group: h5py.Group, values: Values = MappingProxyType({}), arrays
         items[name].modify(N, smallest(n))
 
 
-def mark_finished(group: h5py.Group, stored: Handles | None = None) -> None:
+def mark_finished(group: Group, stored: Handles | None = None) -> None:
     """Note that a result is finished, and when."""
-    group.attrs["finished"] = _now()
+    group.attrs["finished"] = now()
     seal(group, stored)
 
 
@@ -177,9 +177,21 @@ def arrays(group: h5py.Group) -> Arrays:
     return {name: item.array() for name, item in handles(group).items()}
 
 
-def handles(group: h5py.Group) -> dict[str, Handle]:
+def handles(group: Group) -> Mapping[str, Handle]:
     """The open arrays of a group, by name."""
+    if isinstance(group, InMemory):
+        return group.arrays
     return {name: Handle(item) for name, item in datasets(group).items()}
+
+
+def attributes_in(group: Group) -> Mapping[str, Any]:
+    """The attributes of a group by name, as Python has them."""
+    return dict(sorted(group.attrs.items())) if isinstance(group, InMemory) else attributes_of(group.id)
+
+
+def places_in(group: Group) -> Mapping[int, str]:
+    """Where the arrays of a group lie in the file, see `places`."""
+    return {} if isinstance(group, InMemory) else places(group.id)
 
 
 def results_in(file: h5py.File) -> Iterator[tuple[str, h5py.Group]]:
@@ -270,31 +282,6 @@ def attributes(path: Path, group: str) -> dict[str, Any]:
         return dict(stored.attrs)
 
 
-def _created(file: h5py.File, key: RunKey) -> h5py.Group:
-    plan = key.plan
-    if other := _other_checkpoint(file, key):
-        _log.info("note: %s is another checkpoint with the label %s; --label NAME gives it another", other, key.label)
-    group = file.create_group(f"{key.probe}/{safe_label(key.label)}-{key.digest}")
-    store_reasons(group.attrs, plan.facts)
-    for name, value in {**key.attributes, **plan.facts}.items():
-        group.attrs[name] = value
-    group.attrs["probe"], group.attrs["label"], group.attrs["digest"] = key.probe, key.label, key.digest
-    group.attrs["created"], group.attrs["finished"] = _now(), ""
-    for name, values in {**plan.over, **plan.axes}.items():
-        axis = group.create_dataset(name, data=values, **_extensible(plan, (name,), values.shape))
-        axis.make_scale(name)
-        _describe(axis, plan.about.get(name, Quantity(AXES.get(name, name))))
-    for name, (quantity, values) in plan.labels.items():
-        _dataset(group, name, quantity, quantity.dims, plan, fixed_width(values))
-    for name, quantity in plan.quantities.items():
-        _dataset(group, name, quantity, tuple(plan.over) + quantity.dims, plan)
-    for name, quantity in plan.summaries.items():
-        _dataset(group, name, quantity, quantity.dims, plan)
-    done = Quantity("1 where the unit is finished", dtype="uint8")
-    _dataset(group, "done", done, tuple(plan.over), plan)
-    return group
-
-
 def _other_checkpoint(file: h5py.File, key: RunKey) -> str:
     """The group of another checkpoint with the same label, which tables could not tell apart; "" if none."""
     own = key.attributes.get("checkpoint_sha256")
@@ -302,34 +289,3 @@ def _other_checkpoint(file: h5py.File, key: RunKey) -> str:
         if group.attrs.get("label") == key.label and group.attrs.get("checkpoint_sha256", "") not in ("", own):
             return name
     return ""
-
-
-def _dataset(
-    group: h5py.Group, name: str, quantity: Quantity, dims: tuple[str, ...], plan: Plan, data: np.ndarray | None = None
-) -> None:
-    shape = tuple(len(plan.axis(dim)) for dim in dims)
-    if data is None:
-        data = np.full(shape, np.nan if np.dtype(quantity.dtype).kind == "f" else 0, quantity.dtype)
-    text = {"data": data.astype(object), "dtype": h5py.string_dtype()}
-    form = text if data.dtype.kind == "U" else {"data": data, **_extensible(plan, dims, shape)}
-    dataset = group.create_dataset(name, **form)
-    _describe(dataset, quantity)
-    for axis, dim in enumerate(dims):
-        h5py.h5ds.attach_scale(dataset.id, opened(group.id, dim), axis)
-
-
-def _extensible(plan: Plan, dims: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, Any]:
-    """The form of a dataset whose first axis is that of a growing plan; nothing for all others."""
-    if not plan.grows or dims[:1] != tuple(plan.over):
-        return {}
-    return {"maxshape": (None, *shape[1:]), "chunks": (GROWTH, *shape[1:])}
-
-
-def _describe(dataset: h5py.Dataset, quantity: Quantity) -> None:
-    describe(dataset.id, {"long_name": quantity.long_name, "units": quantity.units})
-    describe(dataset.id, {OVER: quantity.over, N: np.nan} if quantity.over else {})
-    describe(dataset.id, {"bounds": quantity.bounds} if quantity.bounds else {})
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -69,7 +69,7 @@ class Handle:
         if self._attributes is None and self.header is not None:
             with contextlib.suppress(*LEFT):
                 self._attributes = {
-                    name: _python_value(self.header.value(name))
+                    name: python_value(self.header.value(name))
                     for name in sorted(self.header.attributes)
                     if name not in CONVENTION
                 }
@@ -119,6 +119,11 @@ class Handle:
             return scales_of(self.id, places)
         return [[name for at in axis if (name := places.get(at))] for axis in found]
 
+    def dims(self, own: str, places: Mapping[int, str]) -> tuple[str, ...]:
+        """Names of the axes by their scales; an axis without one (in a foreign file) is named after its array."""
+        scales = self.scales(places)
+        return (own,) if scales is None else named(scales, own)
+
     def content(self) -> Any:
         """The bytes of its numbers, or of all its texts in one."""
         if self.header is not None and self.header.dtype is not None and not self.header.dtype.hasobject:
@@ -150,6 +155,32 @@ class Handle:
         h5py.h5a.open(self.id, attribute.encode()).write(np.array(value, float), mtype=_IN_MEMORY[np.dtype("f8")])
         if isinstance(known := self.attributes(), OnDemand):  # which an open array has
             known.known[attribute] = float(value)
+
+
+class MemoryHandle(Handle):
+    """An array that is in no file; `dims` names its axes, None where it is one itself."""
+
+    def __init__(self, values: np.ndarray, dims: Sequence[str] | None, attributes: Mapping[str, Any]) -> None:
+        super().__init__(lambda: None)
+        text = values.dtype.kind == "U"
+        self._values, self._dims = _printable(values) if text else values.copy(), dims
+        self.shape, self.dtype = values.shape, TEXT_TYPE if text else values.dtype
+        self._known = {name: python_value(value) for name, value in sorted(attributes.items())}
+
+    def attributes(self, guard: Guard = contextlib.nullcontext) -> Mapping[str, Any]:
+        return self._known
+
+    def scales(self, places: Mapping[int, str]) -> list[list[str]] | None:
+        return None if self._dims is None else [[name] for name in self._dims]
+
+    def array(self) -> np.ndarray:
+        return self._values.copy()
+
+    def write(self, values: Any) -> None:
+        self._values[...] = values
+
+    def modify(self, attribute: str, value: float) -> None:
+        self._known[attribute] = float(value)
 
 
 def describe(item: ObjectID, about: Mapping[str, str | float]) -> None:
@@ -190,7 +221,7 @@ def array_of(dataset: h5py.Dataset) -> np.ndarray:
 
 
 def _printable(texts: np.ndarray) -> np.ndarray:
-    return np.array([_python_value(text) for text in texts.ravel()], object).reshape(texts.shape)
+    return np.array([python_value(text) for text in texts.ravel()], object).reshape(texts.shape)
 
 
 class OnDemand(Mapping[str, T]):
@@ -241,7 +272,7 @@ def attributes_of(
             try:
                 if header is None:
                     raise LookupError
-                value = _python_value(header.value(name))
+                value = python_value(header.value(name))
             except LEFT:
                 value = _value(item() if callable(item) else item, name.encode(), sizes[name])
             if check is not None:
@@ -258,18 +289,19 @@ def _value(item: ObjectID, name: bytes, size: int) -> Any:
             value = np.empty((), expected)
             with contextlib.suppress(OSError, TypeError, ValueError):  # it is something else, or several
                 attribute.read(value, mtype=form)
-                return _python_value(value[()])
+                return python_value(value[()])
     dtype, single = attribute.dtype, attribute.shape == ()
     if not single and dtype.hasobject:  # many texts, which may all be one in the file
         return None
     if not single or not (dtype.kind in "biuf" or h5py.check_string_dtype(dtype)):
-        return _python_value((h5py.Group if isinstance(item, h5py.h5g.GroupID) else h5py.Dataset)(item).attrs[name])
+        return python_value((h5py.Group if isinstance(item, h5py.h5g.GroupID) else h5py.Dataset)(item).attrs[name])
     value = np.empty((), dtype)
     attribute.read(value)
-    return _python_value(value[()])
+    return python_value(value[()])
 
 
-def _python_value(value: Any) -> Any:
+def python_value(value: Any) -> Any:
+    """The value of an attribute as Python has it."""
     if isinstance(value, bytes):
         return (_text if len(value) < _SHORT else _text.__wrapped__)(value)
     if isinstance(value, str):
@@ -301,15 +333,6 @@ def scales_of(dataset: h5py.h5d.DatasetID, places: Mapping[int, str]) -> list[li
 def places(group: h5py.h5g.GroupID) -> dict[int, str]:
     """Where each array of a group lies in the file: HDF5 searches the whole file for the name of an object."""
     return {place: name for name, kind, place in links(group) if kind == h5py.h5l.TYPE_HARD}
-
-
-def dims(
-    dataset: h5py.h5d.DatasetID, own: str, places: Mapping[int, str], scales: list[list[str]] | None = None
-) -> tuple[str, ...]:
-    """Names of the axes, from the attached scales; an axis without one (in a foreign file) is named after its array."""
-    if h5py.h5ds.is_scale(dataset):
-        return (own,)
-    return named(scales_of(dataset, places) if scales is None else scales, own)
 
 
 def named(scales: Sequence[Sequence[str]], own: str) -> tuple[str, ...]:

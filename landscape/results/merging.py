@@ -222,7 +222,7 @@ def _roles(group: h5py.Group) -> tuple[list[str], list[str]]:
     """The axes of a result, and its arrays that hold one entry per unit, without `done`."""
     items = groups.datasets(group)
     where = handles.places(group.id)
-    of = {name: handles.dims(item, name, where) for name, item in items.items()}
+    of = {name: handles.Handle(item).dims(name, where) for name, item in items.items()}
     axes = [name for name in of if of[name] == (name,)]
     units = of.get("done", ())
     return axes, [n for n in of if n != "done" and n not in axes and units and of[n][: len(units)] == units]

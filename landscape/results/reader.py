@@ -20,8 +20,8 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from landscape.results import hdf5_file
-from landscape.results.group import checksum, handles, results_in
-from landscape.results.handles import Guard, Handle, OnDemand, attributes_of, named, places
+from landscape.results.group import Group, attributes_in, checksum, handles, places_in, results_in
+from landscape.results.handles import Guard, Handle, OnDemand, attributes_of
 from landscape.results.malformed import (
     REPAIR,
     check_array,
@@ -203,8 +203,7 @@ class Array:
     def dims(self) -> tuple[str, ...]:
         """Names of the axes."""
         with self._guard():
-            found = self._array.scales(self._places)
-        return (self._name,) if found is None else named(found, self._name)
+            return self._array.dims(self._name, self._places)
 
     @cached_property
     def attrs(self) -> Mapping[str, Any]:
@@ -326,15 +325,15 @@ def _array(array: Handle, lazy: bool) -> Any:
     return array.array()
 
 
-def dataset_of(group: h5py.Group, items: Mapping[str, Handle] | None = None) -> xr.Dataset:
-    """A stored result as a labelled dataset in memory; `items`: its arrays, where they are open already.
+def dataset_of(group: Group) -> xr.Dataset:
+    """A stored result, or one in memory, as a labelled dataset in memory.
 
     Raises:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
-    about, name = dict(attributes_of(group.id)), group.name.strip("/")
+    about, name = dict(attributes_in(group)), group.name.strip("/")
     check_attributes(about, name.partition("/")[0])
-    return _dataset(_arrays(places(group.id), items or handles(group), lazy=False), about, name)
+    return _dataset(_arrays(places_in(group), handles(group), lazy=False), about, name)
 
 
 def _dataset(arrays: Mapping[str, Array], about: Mapping[str, Any], name: str) -> xr.Dataset:

@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 
 from landscape.probe import Plan
+from landscape.results import creation, handles, hdf5_file, malformed, replacing, run_key, series, updating
 from landscape.results import group as groups
-from landscape.results import handles, hdf5_file, malformed, replacing, run_key, series, updating
 from landscape.results.group import results_in
 from landscape.results.journal import Busy, Journal, NotAJournal, Record, records_of
 
@@ -160,7 +160,9 @@ def check_plan(key: run_key.RunKey, *, stored: bool) -> None:
         raise ValueError(f"it declares {wrong[0]} of the type {declared[wrong[0]].dtype}")
     dims = [(*plan.over, *quantity.dims) for quantity in plan.quantities.values()]
     dims += [quantity.dims for quantity in plan.summaries.values()]
-    rows = {name: max(len(values), groups.GROWTH) if plan.grows else len(values) for name, values in plan.over.items()}
+    rows = {
+        name: max(len(values), creation.GROWTH) if plan.grows else len(values) for name, values in plan.over.items()
+    }
     size = 8 * sum(math.prod(rows.get(n) or len(plan.axis(n)) for n in names) for names in [*dims, tuple(plan.over)])
     if size > LARGEST and (plan.grows or not stored):
         raise ValueError(f"it declares {size:,} bytes, and no file holds that result; expected at most {LARGEST:,}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.probe import MICRO_BATCHES, Unit, Values
+from landscape.results import creation
 from landscape.results import group as groups
 from landscape.results import unmerged_journals as orphans
 from landscape.results.group import read_group
@@ -234,15 +234,14 @@ def _journal(path: Path, key: RunKey, *, sync: bool = False) -> Journal:
 class MemoryWriter:
     """Takes the finished units of one result like `Writer`; a context manager, after which the result is gone.
 
-    The group lies in an HDF5 file in memory, so that it is the same as in a results file to the last attribute.
+    It is the same as in a results file to the last attribute.
     """
 
     def __init__(self, key: RunKey, *, reduce_of: ReduceOf) -> None:
         self.key, self._reduce_of = key, reduce_of
         self._records: list[Record] = []
-        self._file = h5py.File(f"{uuid.uuid4()}", "w", driver="core", backing_store=False)
-        self._group = groups.open_or_create(self._file, key)
-        self.group, self._items = self._group.name.strip("/"), groups.handles(self._group)
+        self._group = creation.in_memory(key)
+        self.group = self._group.name
 
     def pending(self) -> list[Unit]:
         """All units: nothing was measured before."""
@@ -256,17 +255,14 @@ class MemoryWriter:
 
     def merge(self) -> None:
         """Store the units taken so far, with summaries."""
-        groups.merge(self._group, iter(self._records), self._reduce_of, items=self._items)
+        groups.merge(self._group, iter(self._records), self._reduce_of)
         self._records.clear()
 
     def result(self) -> xr.Dataset:
         self.merge()
-        return dataset_of(self._group, self._items)
+        return dataset_of(self._group)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    def __exit__(self, *error: object) -> None: ...
