@@ -15,6 +15,7 @@ beyond `--seconds` ends with its next unit, and its floor is that of what was ma
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import tempfile
@@ -171,6 +172,7 @@ def measured(probe: str, subject: Subject, most: float, folder: Path) -> tuple[f
             raise Enough
 
     counted = replace(subject, forward=Counted(subject.forward, needs))
+    gc.collect()  # what was made before is not collected in the time of this run
     start = time.process_time()
     with needs.counting(), suppress(Enough):
         landscape.measure(probe, counted, out=None, quiet=True, report=report, **options)
@@ -232,8 +234,9 @@ def _around_the_centre(maps: Tensor, layer: Layer, subject: Subject) -> None:
     for _ in range(2):
         _moments(maps, layer, subject)
         row, column = (side // 2 for side in maps.shape[2:])
-        window = maps[:, :, max(row - 7, 0) : row + 8, max(column - 7, 0) : column + 8].double()
-        torch.einsum("ncij,nc->nij", window, window[:, :, window.shape[2] // 2, window.shape[3] // 2])
+        window = maps[:, :, max(row - 7, 0) : row + 8, max(column - 7, 0) : column + 8]
+        points = window.double().flatten(2)
+        points[:, None, :, points.shape[2] // 2] @ points
 
 
 def _of_all_samples(maps: Tensor, layer: Layer, subject: Subject) -> None:

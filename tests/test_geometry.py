@@ -17,8 +17,10 @@ from landscape import models
 from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.selection import layers_of
 from landscape.plots.headlines import with_intervals
+from landscape.probes import geometry
 from landscape.probes.geometry import DIMENSIONS, OF_CLASSES, Geometry
 from landscape.results.headline_numbers import measured
+from landscape.statistics import feature_dimension
 from landscape.statistics.feature_dimension import (
     CENSORED,
     Estimate,
@@ -267,6 +269,14 @@ def test_the_probe_measures_pooled_features_of_the_first_images(pool: str) -> No
             at = (found[f"head_{name}"], found[f"head_{name}_se"]) if head else (
                 found[name][position], found[f"{name}_se"][position])  # fmt: skip
             np.testing.assert_allclose(at, one, rtol=1e-6, err_msg=f"{name} of place {position}")
+
+
+def test_the_features_of_a_place_are_multiplied_with_themselves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[np.ndarray] = []
+    monkeypatch.setattr(geometry, "scatter", lambda x: products.append(x.T @ x) or products[-1])
+    monkeypatch.setattr(feature_dimension, "scatter", None)
+    found = run_probe(Geometry(), vit())
+    assert len(products) == len(found["effective_rank"]) + 1
 
 
 def test_numbers_do_not_depend_on_the_size_of_mini_batches() -> None:

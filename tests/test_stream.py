@@ -255,6 +255,12 @@ def test_the_time_counts_a_pass_and_the_mean_behind_it() -> None:
     assert all(one < both for one, both in zip(seconds["deterministic"], seconds["smoothed"], strict=True))
 
 
+def test_the_frames_that_are_timed_are_the_first_ones_each_once() -> None:
+    taken = list(timing.single_inputs(subject_of(), FRAMES + 2))
+    torch.testing.assert_close(torch.cat(taken[:FRAMES]), video()[0])
+    torch.testing.assert_close(torch.cat(taken[FRAMES:]), video()[0][:2])
+
+
 def test_the_time_of_a_prediction_is_stored_with_its_interval_and_drawn() -> None:
     found = stream(subject_of(0.3, mc_dropout=3), tau="1", timed=5)
     assert found.attrs["frames_per_second_smoothed"] < found.attrs["frames_per_second_deterministic"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.models.blocks import Smoothing
 from landscape.options import OptionError
-from landscape.probes.uncertainty import Uncertainty
+from landscape.probes.uncertainty import Uncertainty, _products
 from landscape.subject.subject import Subject
 
 PROBE = Uncertainty(layers=("maps", "pooled", "tokens"), reach=2)
@@ -58,6 +58,12 @@ def test_covariance_of_data_is_that_of_numpy_with_one_mini_batch() -> None:
     assert found["data_neighbours"][0] == pytest.approx(near, rel=1e-10)
     assert np.isnan(found["data_covariance"][1][:, 0]).sum() == 2  # the pooled map has 3 rows
     assert found["data_covariance"][1][2, 2] == pytest.approx(1.0)
+
+
+def test_products_do_not_depend_on_the_order_of_channels_in_memory() -> None:
+    maps = maps_of(11, 3, 6, 8)
+    tokens = maps.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    torch.testing.assert_close(_products(tokens, 2), _products(maps, 2), rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
 def test_averages_of_noise_share_half_and_a_quarter_of_their_pixels() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeAlias
@@ -23,6 +24,8 @@ def tensors_in(value: Nested) -> Iterator[Tensor]:
     """All tensors, in a fixed order: of an object those of its attributes."""
     if isinstance(value, Tensor):
         return iter((value,))
+    if type(value) is tuple:  # arguments of a call, whose path needs no words
+        return itertools.chain.from_iterable(tensors_in(item) for item in value if type(item) not in LEAVES)
     return (tensor for _, tensor in named_tensors(value))
 
 

@@ -196,7 +196,6 @@ def hooked_calls(
     Unless None, the result of a hook on an output replaces the output. Each forward pass of the model counts the calls
     anew. The hooks are removed afterwards, also after an exception.
     """
-    modules = dict(model.named_modules())
     counts: dict[tuple[str, Side], int] = {}
 
     def count_and_call(name: str, side: Side, args: tuple[Any, ...], value: Any) -> Any:
@@ -212,9 +211,9 @@ def hooked_calls(
     handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
     for name, side in sides:
         if side == "input":
-            handles.append(modules[name].register_forward_pre_hook(partial(before, name), with_kwargs=True))
+            handles.append(model.get_submodule(name).register_forward_pre_hook(partial(before, name), with_kwargs=True))
         else:
-            handles.append(modules[name].register_forward_hook(partial(after, name)))
+            handles.append(model.get_submodule(name).register_forward_hook(partial(after, name)))
     try:
         yield
     finally:

@@ -107,6 +107,7 @@ class FrameProbabilities:
         self._subject, self._plain, self._others = subject, mc_dropout.as_is(subject), others
         sizes = [subject.samples(i) for i in range(len(subject.batches))]
         self._starts = np.cumsum([0, *sizes])
+        self._block = range(0)  # the last one that was asked for
         self._known: dict[
             int, tuple[Tensor, Tensor]
         ] = {}  # mini-batch -> log probabilities (prediction, N, ...), targets
@@ -127,11 +128,13 @@ class FrameProbabilities:
 
         They do not depend on those that are asked for, so that a resumed run rounds as a whole one.
         """
-        i = self._batch_of(t)
-        first, end = self._starts[i : i + 2].tolist()
-        size = max(1, TOGETHER // self._batch(i)[0][:, 0].numel())
-        start = t - (t - first) % size
-        return range(start, min(start + size, end))
+        if t not in self._block:
+            i = self._batch_of(t)
+            first, end = self._starts[i : i + 2].tolist()
+            size = max(1, TOGETHER // self._batch(i)[0][:, 0].numel())
+            start = t - (t - first) % size
+            self._block = range(start, min(start + size, end))
+        return self._block
 
     def forget(self, *, before: int) -> None:
         for i in [i for i in self._known if self._starts[i + 1] <= before]:

@@ -1,5 +1,6 @@
 """Time single predictions, with the work that they leave to an accelerator, and summarise the seconds they take."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -29,13 +30,14 @@ def timed(run: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, floa
 
 
 def single_inputs(subject: Subject, count: int) -> Iterator[Nested]:
-    """Inputs of single samples of the first mini-batch, as the subject takes them; from the start if they are few."""
-    inputs, _ = mc_dropout.as_is(subject).batch(0)
-    length = common_length(inputs) or 1
-    for t in range(count):
-        row = t % length
-        one = rows_of(inputs, slice(row, row + 1))
+    """Inputs of single samples, the first ones, as the subject takes them; from the start if they are few."""
+    for t, one in enumerate(itertools.islice(itertools.cycle(_rows(mc_dropout.as_is(subject))), count)):
         yield members.Positioned(one, torch.tensor([t], device=subject.device)) if subject.members else one
+
+
+def _rows(subject: Subject) -> Iterator[Nested]:
+    for inputs, _ in subject.each_batch():
+        yield from (rows_of(inputs, slice(row, row + 1)) for row in range(common_length(inputs) or 1))
 
 
 def probabilities(subject: Subject, inputs: Nested) -> Tensor:

@@ -13,7 +13,14 @@ from landscape.layers import forward_hooks, layer_patterns, padding, pooled_feat
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import neural_collapse, stored
-from landscape.statistics.feature_dimension import LEAST_SAMPLES, Estimate, effective_rank, participation_ratio, two_nn
+from landscape.statistics.feature_dimension import (
+    LEAST_SAMPLES,
+    Estimate,
+    effective_rank,
+    participation_ratio,
+    scatter,
+    two_nn,
+)
 from landscape.subject.loading.identity import protocol
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
@@ -167,11 +174,15 @@ class Geometry(Probe):
         layers, place = len(data["layer"]), data["feature_layer"]
         members = list(_members(data))
         labels = [neural_collapse.Labels(member["target"]) if "target" in member else None for member in members]
+        decisions = [_decisions(member["features"], data) for member in members]
+        weight = data["classifier_weight"].astype(np.float64) if "classifier_weight" in data else None
         rows: list[dict[str, Estimate]] = []
         for position in range(place.max() + 1):
             found = [
-                _measures(member, own, place == position, data, head=position == layers)
-                for member, own in zip(members, labels, strict=True)
+                _measures(
+                    _at(member["features"], place, position), own, decided, weight if position == layers else None
+                )
+                for member, own, decided in zip(members, labels, decisions, strict=True)
             ]
             rows.append({name: Estimate(*np.mean([one[name] for one in found], axis=0)) for name in found[0]})
         used = members[0]
@@ -244,28 +255,30 @@ def _members(data: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
         yield {name: data[name][at][counted] for name in ("features", "target") if name in data}
 
 
+def _at(features: np.ndarray, place: np.ndarray, position: int) -> np.ndarray:
+    """The features of one place, which lie side by side, float64."""
+    first, end = np.searchsorted(place, [position, position + 1])
+    return features[:, first:end].astype(np.float64)
+
+
+def _decisions(features: np.ndarray, data: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The class that the linear classifier chooses for every image; None where there is none."""
+    if "classifier_weight" not in data:
+        return None
+    read = _at(features, data["feature_layer"], data["feature_layer"].max())
+    return np.asarray((read @ data["classifier_weight"].T.astype(np.float64) + data["classifier_bias"]).argmax(axis=1))
+
+
 def _measures(
-    member: Mapping[str, np.ndarray],
-    labels: neural_collapse.Labels | None,
-    own: np.ndarray,
-    data: Mapping[str, np.ndarray],
-    *,
-    head: bool,
+    x: np.ndarray, labels: neural_collapse.Labels | None, decisions: np.ndarray | None, weight: np.ndarray | None
 ) -> dict[str, Estimate]:
     """Every measure of the features of one place; NaN where one of them is not finite."""
-    x = member["features"][:, own].astype(np.float64)
     x = x if np.isfinite(x).all() else x[:0]
     centred = x - x.mean(axis=0) if len(x) else x
-    found = dict(zip(DIMENSIONS, (estimate(centred) for estimate in (effective_rank, participation_ratio, two_nn)),
-                     strict=True))  # fmt: skip
-    if labels is None:
-        return found
-    weight = data["classifier_weight"].astype(np.float64) if "classifier_weight" in data else None
-    decisions = None
-    if weight is not None:
-        read = member["features"][:, data["feature_layer"] == data["feature_layer"].max()].astype(np.float64)
-        decisions = (read @ weight.T + data["classifier_bias"]).argmax(axis=1)[: len(x)]
-    return found | neural_collapse.collapse(x, labels, decisions, weight if head else None)
+    product = scatter(centred)
+    estimates = effective_rank(centred, product), participation_ratio(centred, product), two_nn(centred)
+    found = dict(zip(DIMENSIONS, estimates, strict=True))
+    return found if labels is None else found | neural_collapse.collapse(x, labels, decisions, weight)
 
 
 def _padded(rows: np.ndarray, length: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
@@ -38,7 +38,7 @@ SCALE = {"CLASS", "NAME"}  # attributes: that an array is a scale
 AUTOTUNED = ("chosen_for", "choices")  # attributes: the digest before autotuning, and what autotuning chose
 
 Handles = Mapping[str, Handle]
-Group = h5py.Group | InMemory
+Group: TypeAlias = h5py.Group | InMemory
 _log = logging.getLogger(__name__)
 
 

@@ -23,23 +23,27 @@ class Estimate(NamedTuple):
 UNKNOWN = Estimate(math.nan, math.nan)
 
 
-def effective_rank(centred: np.ndarray) -> Estimate:
+def scatter(centred: np.ndarray) -> np.ndarray:
+    """The smaller one of the products x'x and x x' of centred features (n, d)."""
+    return np.asarray(centred.T @ centred if centred.shape[1] <= len(centred) else centred @ centred.T)
+
+
+def effective_rank(centred: np.ndarray, product: np.ndarray | None = None) -> Estimate:
     """exp(-sum_k p_k ln p_k), p_k = s_k / sum_j s_j (Roy & Vetterli 2007) of the singular values s of centred features.
 
-    Features are (n, d) with mean 0. s_k^2 / n are the eigenvalues of their covariance, from the smaller one of
-    covariance and Gram matrix. The estimate is at most n - 1 and too low where n is not much larger than d. The error
-    is the root of variance and squared bias, of the first and second order of the expansion in the samples' covariance
-    (infinitesimal jackknife).
+    Features are (n, d) with mean 0, `product` is their `scatter`, if it is known already. s_k^2 / n are the eigenvalues
+    of their covariance, from the smaller one of covariance and Gram matrix. The estimate is at most n - 1 and too low
+    where n is not much larger than d. The error is the root of variance and squared bias, of the first and second order
+    of the expansion in the samples' covariance (infinitesimal jackknife).
     """
     n, d = centred.shape
     if n < LEAST_SAMPLES:
         return UNKNOWN
+    values, vectors = np.linalg.eigh((scatter(centred) if product is None else product) / n)
     if d <= n:
-        values, vectors = np.linalg.eigh(centred.T @ centred / n)
         keep = values > RESOLUTION * values[-1]
         squares = (centred @ vectors[:, keep]) ** 2  # (n, rank): squared principal components
     else:
-        values, vectors = np.linalg.eigh(centred @ centred.T / n)
         keep = values > RESOLUTION * values[-1]
         squares = n * values[keep] * vectors[:, keep] ** 2
     if not keep.any() or values[-1] <= 0:
@@ -79,11 +83,12 @@ def _bias(rank: float, logarithm: np.ndarray, singular: np.ndarray, slope: np.nd
     return float((second * (fourth - np.outer(values, values)) + turned * fourth).sum()) / 2
 
 
-def participation_ratio(centred: np.ndarray) -> Estimate:
+def participation_ratio(centred: np.ndarray, product: np.ndarray | None = None) -> Estimate:
     """(tr C)^2 / tr C^2 of the covariance C, both without bias: the bias of the ratio falls as 1/n, also for n < d.
 
-    Features are (n, d) with mean 0. Himeno & Yamada 2014 give the moments, which are those over distinct samples
-    (Chun et al. 2025, arXiv 2509.26560, rows). The error is the jackknife over samples, exact.
+    Features are (n, d) with mean 0, `product` their `scatter` if it is known. Himeno & Yamada 2014 give the moments,
+    which are those over distinct samples (Chun et al. 2025, arXiv 2509.26560, rows). The error is the jackknife over
+    samples, exact.
     """
     n = len(centred)
     if n <= LEAST_SAMPLES:
@@ -93,7 +98,7 @@ def participation_ratio(centred: np.ndarray) -> Estimate:
     if not total > 0:
         return UNKNOWN
     small = centred.shape[1] <= n
-    product = centred.T @ centred if small else centred @ centred.T
+    product = scatter(centred) if product is None else product
     # x_i' A x_i with the scatter matrix A, the sum over j of (x_i' x_j)^2
     form = np.einsum("ij,ij->i", centred @ product, centred) if small else np.einsum("ij,ij->i", product, product)
     ratio = float(_unbiased_ratio(n, total, form.sum(), (length**2).sum()))
@@ -157,8 +162,8 @@ def _dependent(neighbours: np.ndarray, at: np.ndarray, influence: np.ndarray) ->
 
     members = np.stack([at, *neighbours], axis=1).ravel()
     sets = csr_array((np.ones(len(members)), members, np.arange(0, len(members) + 1, 3)))
-    shared = (sets @ sets.T) > 0
-    return float(influence @ (shared @ influence))
+    shared = sets @ sets.T  # its places, each once
+    return float(np.repeat(influence, np.diff(shared.indptr)) @ influence[shared.indices])
 
 
 def nearest(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,10 +171,12 @@ def nearest(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     n = len(features)
     length = np.einsum("ij,ij->i", features, features)
     found, which = np.empty((2, n)), np.empty((2, n), dtype=int)
+    memory = np.empty((min(ROWS, n), n))  # once: the system clears new memory
     for start in range(0, n, ROWS):
         part = features[start : start + ROWS]
         rows = np.arange(len(part))
-        squared = (-2 * part) @ features.T + length  # without the part's own length, which does not change the order
+        squared = np.matmul(-2 * part, features.T, out=memory[: len(part)])
+        squared += length  # without the part's own length, which does not change the order
         squared[rows, start + rows] = np.inf
         for place, chosen in zip(found, which, strict=True):
             chosen[start : start + ROWS] = other = squared.argmin(axis=1)

@@ -37,16 +37,18 @@ class Labels:
     def __init__(self, classes: np.ndarray) -> None:
         every, y, count = np.unique(classes, return_inverse=True, return_counts=True)
         enough = count >= LEAST_OF_A_CLASS
-        self.kept = enough[y]  # samples of a class that counts, (n,)
+        order = np.argsort(y, kind="stable")
+        self.kept = order[enough[y[order]]]  # samples of a class that counts, (n,), class by class
         self.y, self.known = (np.cumsum(enough) - 1)[y[self.kept]], every[enough]  # positions among the known classes
-        self.of_class = [np.flatnonzero(self.y == c) for c in range(len(self.known))]
+        ends = np.cumsum(count[enough])
+        self.of_class = [slice(end - size, end) for end, size in zip(ends, count[enough], strict=True)]
 
     @cached_property
     def without_groups(self) -> np.ndarray:
         """1 for the samples of a set, of all and without each group, (set, n); a class's are in the groups in turn."""
         groups = np.empty(len(self.y), dtype=int)
         for c, own in enumerate(self.of_class):
-            groups[own] = (np.arange(len(own)) + c) % GROUPS
+            groups[own] = (np.arange(own.stop - own.start) + c) % GROUPS
         return np.concatenate([np.ones((1, len(groups))), groups != np.arange(GROUPS)[:, None]])
 
     @cached_property
@@ -54,7 +56,8 @@ class Labels:
         """How often each sample is drawn, (draw, n): as many of every class as there are, with replacement."""
         rng, times = np.random.default_rng(0), np.empty((DRAWS, len(self.y)))
         for row in times:
-            drawn = [own[rng.integers(len(own), size=len(own))] for own in self.of_class]
+            sizes = [(own.start, own.stop - own.start) for own in self.of_class]
+            drawn = [start + rng.integers(size, size=size) for start, size in sizes]
             row[:] = np.bincount(np.concatenate(drawn), minlength=len(row))
         return times
 
@@ -116,11 +119,8 @@ def _of_classes(weight: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 def _sums(x: np.ndarray, units: np.ndarray, labels: Labels, times: np.ndarray) -> _Sums:
     """The sums of sets in which each sample is so many `times`, (set, n)."""
-    count, total, unit = (
-        np.stack([times[:, own] @ rows[own] for own in labels.of_class], axis=1)
-        for rows in (np.ones((len(x), 1)), x, units)
-    )
-    return _Sums(count[..., 0], total, unit)
+    total, unit = (np.stack([times[:, own] @ rows[own] for own in labels.of_class], axis=1) for rows in (x, units))
+    return _Sums(np.add.reduceat(times, [own.start for own in labels.of_class], axis=1), total, unit)
 
 
 def _measures(sums: _Sums, x: np.ndarray, weights: np.ndarray, own: np.ndarray | None) -> np.ndarray:
@@ -139,7 +139,8 @@ def _measures(sums: _Sums, x: np.ndarray, weights: np.ndarray, own: np.ndarray |
     values = np.where(large, values, 1.0)
     # (set, feature, rank): eigenvectors of Sigma_B, 0 where there is none
     onto = means.swapaxes(1, 2) @ (sides * (large / np.sqrt(classes * values))[:, None])
-    projected = x @ onto - centre @ onto
+    projected = x @ onto
+    projected -= centre @ onto
     inside = (weights[:, None] @ np.square(projected, out=projected))[:, 0]
     inside -= classes * values * (sums.count[:, None] @ sides**2)[:, 0]
     within = inside / weights.sum(axis=1, keepdims=True)
@@ -190,13 +191,14 @@ def _nearest_mean(x: np.ndarray, labels: Labels, times: np.ndarray) -> np.ndarra
     `times`: how often each sample is in the sets, (set, n). A class without others is not the nearest.
     """
     y, sums = labels.y, _sums(x, x[:, :0], labels, times)
-    means = sums.total / sums.count[..., None]
-    squared = x @ means.swapaxes(1, 2)
-    squared *= -2
-    squared += (x**2).sum(axis=1)[:, None]
-    squared += (means**2).sum(axis=2)[:, None]
-    rows, count = np.arange(len(y)), sums.count[:, y]
-    others = count - times
+    means, length = sums.total / sums.count[..., None], np.einsum("ij,ij->i", x, x)[:, None]
+    # Squared distances less the samples' own squares, (n, set, class): one product for all sets.
+    squared = x @ (-2 * means.reshape(-1, x.shape[1])).T
+    squared += (means**2).sum(axis=2).ravel()
+    squared = squared.reshape(len(x), *means.shape[:2])
+    rows, count = np.arange(len(y)), sums.count[:, y].T
+    others = count - times.T
     with np.errstate(invalid="ignore", divide="ignore"):  # x - m without x is (x - m) count / others
-        squared[:, rows, y] = np.where(others > 0, squared[:, rows, y] * (count / others) ** 2, np.inf)
-    return np.asarray(squared.argmin(axis=2))
+        own = (squared[rows, :, y] + length) * (count / others) ** 2 - length
+    squared[rows, :, y] = np.where(others > 0, own, np.inf)
+    return np.asarray(squared.argmin(axis=2).T)
