@@ -94,12 +94,11 @@ def test_without_a_writable_folder_nothing_is_kept_and_that_is_said(
     assert stored_hessian.folder() is None
 
 
-def test_entries_used_longest_ago_are_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_hessian, "MOST_FILES", 3)
+def test_entries_used_longest_ago_are_deleted(folder: Path) -> None:
     for i in range(5):
         stored_hessian._write(f"{i}.json", {})
         os.utime(folder / f"{i}.json", (i, i))
-    stored_hessian._forget_oldest(folder)
+    user_cache.forget_oldest(folder, stored_hessian.MOST_BYTES, 3)
     assert sorted(path.name for path in folder.iterdir()) == ["2.json", "3.json", "4.json"]
 
 
@@ -109,7 +108,7 @@ def test_what_a_killed_process_left_behind_is_deleted_a_day_later(folder: Path) 
         (folder / f"{user_cache.UNFINISHED}{name}").write_text("{")
         then = time.time() - age
         os.utime(folder / f"{user_cache.UNFINISHED}{name}", (then, then))
-    stored_hessian._forget_oldest(folder)
+    user_cache.forget_oldest(folder, stored_hessian.MOST_BYTES)
     assert sorted(path.name for path in folder.iterdir()) == ["key.json", f"{user_cache.UNFINISHED}recent"]
 
 

@@ -1,14 +1,18 @@
 """The user's cache folder, for what takes long to make and is used by later runs too."""
 
+import contextlib
 import functools
 import logging
 import os
 import stat
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 VARIABLE = "LANDSCAPE_CACHE"  # another folder; empty: nothing is kept
 UNFINISHED = "unfinished-"  # start of the names of files that are being written
+ABANDONED = 86_400.0  # seconds after which nobody works on an unfinished file any more
 log = logging.getLogger(__name__)
 
 
@@ -74,3 +78,15 @@ def write(path: Path, content: bytes) -> None:
         os.replace(unfinished, path)
     finally:  # still there on a full disk
         Path(unfinished).unlink(missing_ok=True)
+
+
+def forget_oldest(place: Path, most_bytes: int, most_files: int = sys.maxsize, *, newest: Path | None = None) -> None:
+    """Delete the files used longest ago beyond the most that are kept, and what killed processes left behind."""
+    with contextlib.suppress(OSError):  # another process removes files, too
+        used = sorted(((file.stat().st_mtime, file) for file in place.iterdir()), reverse=True)
+        size = 0
+        for number, (last, file) in enumerate(used):
+            size += file.stat().st_size
+            abandoned = file.name.startswith(UNFINISHED) and time.time() - last > ABANDONED
+            if file != newest and (abandoned or number >= most_files or size > most_bytes):
+                file.unlink(missing_ok=True)

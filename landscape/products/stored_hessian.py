@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +28,6 @@ from landscape.subject.members import unpositioned
 from landscape.subject.subject import Subject
 
 MOST_BYTES, MOST_FILES = 2 * 2**30, 200  # the files used last stay
-ABANDONED = 86_400.0  # seconds after which nobody works on an unfinished file any more
 
 
 def key_of(subject: Subject, parameters: Mapping[str, Tensor], fixed: bool) -> str:
@@ -130,19 +128,7 @@ def _write(name: str, content: Mapping[str, Any]) -> None:
         return
     with contextlib.suppress(OSError):
         user_cache.write(path / name, json.dumps(content).encode())
-        _forget_oldest(path)
-
-
-def _forget_oldest(path: Path) -> None:
-    """Delete the files used longest ago, beyond the most that are kept, and what killed processes left behind."""
-    with contextlib.suppress(OSError):
-        used = sorted(((file.stat().st_mtime, file) for file in path.iterdir()), reverse=True)
-        size = 0
-        for number, (last, file) in enumerate(used):
-            size += file.stat().st_size
-            abandoned = file.name.startswith(user_cache.UNFINISHED) and time.time() - last > ABANDONED
-            if abandoned or number >= MOST_FILES or size > MOST_BYTES:
-                file.unlink()
+        user_cache.forget_oldest(path, MOST_BYTES, MOST_FILES)
 
 
 def _names(model: nn.Module, constants: Sequence[Tensor]) -> list[str] | None:

@@ -82,8 +82,7 @@ def store(key: str, control: Mapping[str, Tensor]) -> dict[str, Tensor]:
     except (OSError, RuntimeError) as error:  # a full disk, or one without hard links
         _log.warning("note: the trained curve is not kept, and is trained again by the next run: %s", error)
         return dict(control)
-    with contextlib.suppress(OSError):  # another process removes files, too
-        _forget_oldest(path)
+    user_cache.forget_oldest(path.parent, MOST_BYTES, newest=path)
     return dict(control)
 
 
@@ -94,15 +93,6 @@ def _path(key: str) -> Path | None:
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-
-
-def _forget_oldest(newest: Path) -> None:
-    """Remove the curves that were not used for longest where all take too much space."""
-    used = 0
-    for path in sorted(newest.parent.glob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True):
-        used += path.stat().st_size
-        if used > MOST_BYTES and path != newest:
-            path.unlink(missing_ok=True)
 
 
 MOMENTUM = 0.9
