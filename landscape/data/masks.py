@@ -92,7 +92,7 @@ def _of_batches(data: BatchList, ignored: int) -> BatchList:
     for i, (inputs, given) in enumerate(data.pairs):
         targets = given
         if isinstance(targets, Tensor) and targets.ndim >= 3:
-            targets = _flat(targets, first_tensor(inputs))
+            targets = _flat(targets, next(iter(inputs.values()), None) if isinstance(inputs, Mapping) else inputs)
         if are_masks(targets):
             targets = _marked(targets, ignored)
             empty = (targets < 0).flatten(1).all(dim=1).nonzero()
@@ -106,11 +106,6 @@ def _of_batches(data: BatchList, ignored: int) -> BatchList:
         return data
     classes = max((int(t.max()) + 1 for _, t in pairs if are_masks(t)), default=data.classes)
     return replace(data, pairs=pairs, classes=classes)
-
-
-def first_tensor(inputs: Any) -> Any:
-    """The tensor itself, or the first of several named inputs."""
-    return next(iter(inputs.values()), None) if isinstance(inputs, Mapping) else inputs
 
 
 PICTURES = ("images", "frames")

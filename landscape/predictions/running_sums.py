@@ -39,11 +39,6 @@ def orders_of(members: int, count: int, seed: int) -> np.ndarray:
     return np.stack([np.arange(members), *(generator.permutation(members) for _ in range(count - 1))])
 
 
-def subsets_of(orders: np.ndarray, sizes: Sequence[int]) -> list[list[frozenset[int]]]:
-    """The members of the ensemble of every order and size."""
-    return [[frozenset(order[:size].tolist()) for size in sizes] for order in orders]
-
-
 class RunningSums:
     """Sums over the members seen so far of one mini-batch's probabilities; members come in the order of their number.
 
@@ -56,7 +51,7 @@ class RunningSums:
     ) -> None:
         self._sizes, self._targets, self._members = sizes, targets, orders.shape[1]
         self._in_fit = np.zeros(len(targets), dtype=bool) if in_fit is None else in_fit
-        self.subsets = subsets_of(orders, sizes)
+        self.subsets = [[frozenset(order[:size].tolist()) for size in sizes] for order in orders]
         distinct = {subset for row in self.subsets for subset in row if len(subset) > 1}
         self._place = {subset: i for i, subset in enumerate(sorted(distinct, key=sorted))}
         self._sums: Tensor | None = None

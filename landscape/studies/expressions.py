@@ -4,8 +4,6 @@
 and arrays are added, subtracted, multiplied, divided and raised to a power, and given to the `FUNCTIONS`.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator
@@ -46,11 +44,6 @@ class Known(NamedTuple):
             listed = ", ".join(known[:LISTED]) + ", ..." * (len(known) > LISTED)
             near = did_you_mean(name, known)
             raise ValueError(f"{measurement} has no {what} {name}; expected one of {listed}{near}")
-
-
-def number_of(data: xr.Dataset, name: str) -> float:
-    """A headline number; NaN where the result declares it and has no value."""
-    return next((one.value for one in measured(data) if one.name == name), math.nan)
 
 
 def at(values: xr.DataArray, **place: float) -> Any:
@@ -241,7 +234,7 @@ def _taken(base: Any, key: str, *, headline: bool) -> Any:
             what = "number" if headline else "quantity"
             raise ValueError(f"the result has no {what} {key}{did_you_mean(key, known)}")
         if headline:
-            return _there(number_of(base, key))
+            return _there(next((one.value for one in measured(base) if one.name == key), math.nan))
         return _there(base.attrs[key] if key not in base else base[key] if base[key].ndim else base[key].item())
     if isinstance(base, Mapping):
         return base[key]

@@ -22,16 +22,7 @@ from landscape.statistics.flatness import ERROR_RISE, MEASURES
 from landscape.subject.linear_head import NormalisedLogits, linear_head, normalised
 from landscape.subject.sample_statistics import mean_and_standard_error
 from landscape.subject.subject import Subject
-from landscape.weight_space.moved_losses import (
-    Ball,
-    MovedLosses,
-    auto_pgd,
-    error_rises,
-    largest_noise,
-    mean_rise,
-    one_step,
-    separable,
-)
+from landscape.weight_space import moved_losses
 
 
 def relative_flatness(subject: Subject, i: int, part: slice = WHOLE) -> Tensor:
@@ -127,27 +118,27 @@ class FlatnessTerms:
             return self._mean(i, partial(relative_flatness, self.subject, i))
         if name == "fisher-rao":
             return self._mean(i, partial(fisher_rao_terms, self.subject, self.parameters, i))
-        with MovedLosses(self.subject, self.parameters, self.micro_batching) as losses:
+        with moved_losses.MovedLosses(self.subject, self.parameters, self.micro_batching) as losses:
             measure = MEASURES[name]
             scale = losses.weights.abs() if measure.adaptive else None
-            ball = Ball("linf" if measure.norm == "linf" else "l2", self.radii[name], scale)
+            ball = moved_losses.Ball("linf" if measure.norm == "linf" else "l2", self.radii[name], scale)
             if name == "sam":
-                rise = one_step(losses, i, ball)
+                rise = moved_losses.one_step(losses, i, ball)
             elif "worst" in name:
-                rise = auto_pgd(losses, i, ball, self.steps)
+                rise = moved_losses.auto_pgd(losses, i, ball, self.steps)
             else:
-                return mean_rise(losses, i, ball, self.draws // 2, derived_seed(self.seed, name, i))
+                return moved_losses.mean_rise(losses, i, ball, self.draws // 2, derived_seed(self.seed, name, i))
         return rise[0], math.nan if self.subject.traits.mean_only else rise[1]
 
     def largest_noise(self) -> Term:
         """`pac-bayes-sigma`: the noise at which the mean error over all samples has risen by `ERROR_RISE`."""
         seeds = [derived_seed(self.seed, "pac-bayes-sigma", k) for k in range(self.draws)]
-        with MovedLosses(self.subject, self.parameters, self.micro_batching) as losses:
+        with moved_losses.MovedLosses(self.subject, self.parameters, self.micro_batching) as losses:
             right = [losses.losses_and_right(i)[1] for i in range(len(self.subject.batches))]
             intact = torch.cat(right).mean().item()
             guess = FIRST_NOISE * losses.weights.double().square().mean().sqrt().item()
-            rises = partial(error_rises, losses, seeds=seeds, intact=intact)
-            return largest_noise(rises, ERROR_RISE, guess or FIRST_NOISE)
+            rises = partial(moved_losses.error_rises, losses, seeds=seeds, intact=intact)
+            return moved_losses.largest_noise(rises, ERROR_RISE, guess or FIRST_NOISE)
 
     def top_eigenvalue(self, product: Product) -> Term:
         """The largest eigenvalue of the Hessian over all samples, with the estimated error of the search."""
@@ -175,4 +166,6 @@ class FlatnessTerms:
 
     def _mean(self, i: int, terms: Callable[[slice], Tensor]) -> Term:
         """Of the terms of the samples of mini-batch i, which a function gives for some of them."""
-        return mean_and_standard_error(torch.cat(self.micro_batching.each(separable(self.subject, i), terms)))
+        return mean_and_standard_error(
+            torch.cat(self.micro_batching.each(moved_losses.separable(self.subject, i), terms))
+        )

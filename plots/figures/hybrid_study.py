@@ -53,7 +53,7 @@ def page(study: Study) -> Figure:
         draw(data, ax, color, marker, names)
     for data, look in zip(measured, shown, strict=True):
         value, low, high = last_layer(data)
-        weight = weight_of(data)
+        weight = WEIGHTS.get(str(stored(data, "configuration").get("objective", "")), np.nan)
         if np.isfinite(weight):
             ax.errorbar(
                 [weight], [value], yerr=style.bars(value, low, high), color=look.color, marker=look.marker,
@@ -83,11 +83,6 @@ def columns(data: xr.Dataset) -> list[str]:
 def in_words(name: str) -> str:
     """A column for the legend."""
     return escaped(name.removesuffix(ACCURACY).replace("_", " "))
-
-
-def weight_of(data: xr.Dataset) -> float:
-    """The weight that an encoder of ours was trained with; NaN of any other network."""
-    return WEIGHTS.get(str(stored(data, "configuration").get("objective", "")), np.nan)
 
 
 def last_layer(data: xr.Dataset) -> tuple[float, float, float]:

@@ -78,7 +78,7 @@ def _table(data: xr.Dataset, rows: Sequence[Row], age: str) -> Html:
         return element("p", f"{label}: no difference is stored.")
     caption = element("caption", f"Differences of {label}")
     head = element("tr", *(element("th", element("span", name, class_="title"), scope="col") for name in HEADS))
-    counts = Counter(_plain(row) for row in differences)
+    counts = Counter(str(row["verdict"] or "").partition(":")[0].partition(" (")[0] for row in differences)
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     summary = element("summary", f"{label}: {len(lines)} differences, {words}")
     body = element("table", caption, element("thead", head), element("tbody", join(lines)), class_="sortable")
@@ -86,11 +86,6 @@ def _table(data: xr.Dataset, rows: Sequence[Row], age: str) -> Html:
     notes = " ".join(filter(None, (f"This comparison is {age}." if age else "", str(data.attrs.get("notes", "")))))
     table = element("details", summary, element("div", body, class_="scroll", **region))
     return element("div", element("p", notes) if notes else "", table)
-
-
-def _plain(row: Row) -> str:
-    """The verdict without its reason."""
-    return str(row["verdict"] or "").partition(":")[0].partition(" (")[0]
 
 
 def _line(row: Row) -> Html:
