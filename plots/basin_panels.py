@@ -1,14 +1,12 @@
 """Draw scores of several data sets over the distance from a checkpoint, with the radii of their basins."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, style, theme
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Axes, Draw, Figure, Look
 from landscape.statistics.intervals import NORMAL
 
 NOTE = (
@@ -16,23 +14,6 @@ NOTE = (
     "95 % interval; arrows: not within the range."
 )
 MARKS = (("C0", "o"), ("C1", "s"), ("C2", "^"), ("C3", "D"), ("C4", "v"), ("C5", "P"))  # colour, marker
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The radius of a basin on the horizontal axis, and the ends of its interval."""
-
-    at: float
-    low: float
-    high: float
-
-
-class DrawsOne(Protocol):
-    """Draws one result in a panel for losses and one for accuracies; `known`: looks by data set."""
-
-    def __call__(
-        self, data: xr.Dataset, axes: tuple[Axes, ...], /, *, known: Mapping[tuple[str, str], Look]
-    ) -> Any: ...
 
 
 def panel_of(data: xr.Dataset, s: int) -> int:
@@ -84,19 +65,19 @@ def draw_curve(
 
 
 def draw_marks(
-    ax: Axes, edge: float, marks: Sequence[Mark], look: Look, *, hollow: bool = False, small: bool = False
+    ax: Axes, edge: float, marks: Sequence[Sequence[float]], look: Look, *, hollow: bool = False, small: bool = False
 ) -> None:
-    """Draw radii at the height of the edge of a score's interval."""
-    for mark in marks:
-        if not np.isfinite([mark.at, edge]).all():
+    """Draw radii with the ends of their intervals (at, low, high), at the height of the edge of a score's interval."""
+    for at, low, high in marks:
+        if not np.isfinite([at, edge]).all():
             continue
         limit = ax.get_xlim()
-        open_ended = not np.isfinite(mark.high)
-        low, high = mark.low, limit[1 if mark.at >= 0 else 0] if open_ended else mark.high
+        open_ended = not np.isfinite(high)
+        high = limit[1 if at >= 0 else 0] if open_ended else high
         ax.plot([low, high], [edge, edge], color=look.color, linewidth=0.9, solid_capstyle="butt")
-        arrow = ">" if mark.at >= 0 else "<"
+        arrow = ">" if at >= 0 else "<"
         face = "none" if hollow else look.color
-        ax.plot(mark.at, edge, arrow if open_ended else look.marker or "o", color=look.color, zorder=5,
+        ax.plot(at, edge, arrow if open_ended else look.marker or "o", color=look.color, zorder=5,
                 markersize=2.2 if small else 3.5, markerfacecolor=face)  # fmt: skip
         ax.set_xlim(limit)
 
@@ -119,7 +100,7 @@ def edge_line(ax: Axes, edge: float, look: Look) -> None:
         ax.axhline(edge, color=look.color, linewidth=0.5, linestyle=":", zorder=0)
 
 
-def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: DrawsOne, note: str = "") -> Figure:
+def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, note: str = "") -> Figure:
     """A row of two panels per result."""
     from matplotlib.lines import Line2D
 

@@ -1,13 +1,12 @@
 """Draw a quantity per layer over normalised depth, with bands at self-attentions and at reductions of the map."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, broken, style
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Axes, Draw, Figure, Look
 from landscape.plots.theme import ground
 from landscape.statistics.stored import error_of, half_width
 
@@ -15,12 +14,6 @@ STRIP = 0.045  # share of the height of axes of the strip of one of several netw
 STRIPS = "Strips above: attention filled, reductions hollow."
 ERRORS = "Error bars: 95 % intervals over samples."
 NOTE = f"Bands: self-attention (grey), blocks that reduce the map (blue), smoothing (green, hollow). {ERRORS}"
-
-
-class Draw(Protocol):
-    """Draws one result over depth, with or without bands."""
-
-    def __call__(self, data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes: ...
 
 
 def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None = None, shade: bool = True) -> Axes:

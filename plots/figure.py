@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -29,6 +29,7 @@ Color = str | tuple[float, float, float]
 Named = Literal["-", "--", "-.", ":", " "]
 Line = Named | tuple[float, tuple[float, ...]]
 Numbers = dict[str, float | str]  # headline numbers by name, or notes in words
+Draw = Callable[..., Any]  # draws one result in axes, such as the function of a figure module
 
 
 @dataclass(frozen=True)

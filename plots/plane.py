@@ -1,14 +1,14 @@
 """Draw what the surface figures share: cells of the grid, axis labels, marked checkpoints, pages of panels."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, style, theme
-from landscape.plots.figure import Axes, Figure, Look, Normalize
+from landscape.plots.figure import Axes, Draw, Figure, Look, Normalize
 
 COLORS = "viridis"
 VISIBLE, ABOVE = 2.0, 10.0  # of a vertical axis: times the rise of the flattest surface, and times the highest minimum
@@ -79,7 +79,7 @@ def annotate(ax: Axes, data: xr.Dataset, x: float, y: float, name: str) -> None:
 
 
 def page_of_maps(
-    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[[xr.Dataset, Axes], Any], note: str = ""
+    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, note: str = ""
 ) -> tuple[Figure, list[Axes]]:
     """One map per result with room for a colour bar; axis labels only on the outside where all share them."""
     alike = len({(axis_label(data, "x"), axis_label(data, "y")) for data in results}) == 1
@@ -90,14 +90,7 @@ def page_of_maps(
     return figure, axes
 
 
-def page_3d(
-    results: Sequence[xr.Dataset],
-    looks: Sequence[Look],
-    draw: Callable[[xr.Dataset, Any], Any],
-    *,
-    aspect: float,
-    note: str,
-) -> Figure:
+def page_3d(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, *, aspect: float, note: str) -> Figure:
     """One three-dimensional panel per result."""
     figure, axes = style.panels(results, looks, aspect=aspect, share=False, projection="3d", note=note)
     for data, ax in zip(results, axes, strict=True):

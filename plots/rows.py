@@ -2,29 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, broken, style, theme
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Axes, Draw, Figure, Look
 from landscape.statistics.intervals import Ends
 
 HEAD = 0.6  # inches of a panel beside its rows
 ROW, MOST = 0.13, 40  # inches of a row of one network; rows that are named, and have that height, at most
-
-
-class Draws(Protocol):
-    """Draws one result in one column, moved down by a share of a row."""
-
-    def __call__(self, data: xr.Dataset, ax: Axes, column: str, /, *, look: Look, shift: float) -> Any: ...
-
-
-class DrawsOne(Protocol):
-    """Draws one result in a panel of its own."""
-
-    def __call__(self, data: xr.Dataset, ax: Axes, /, *, look: Look) -> Any: ...
 
 
 def names(data: xr.Dataset, label: str) -> list[str]:
@@ -55,7 +43,7 @@ def page(
     results: Sequence[xr.Dataset],
     looks: Sequence[Look],
     columns: Sequence[str],
-    draw: Draws,
+    draw: Draw,
     rows: Callable[[xr.Dataset], Sequence[str]],
     *,
     note: str,
@@ -63,6 +51,7 @@ def page(
 ) -> tuple[Figure, Any]:
     """A panel per column; results with other rows get panels of their own below.
 
+    `draw` draws a result in the axes of a column, in its `look`, moved down by the `shift`, a share of a row.
     `below` inches stay free under the panels, as the second figure that is returned (None without them).
     """
     kinds = list(dict.fromkeys(tuple(rows(data)) for data in results))
@@ -85,7 +74,7 @@ def page(
 
 
 def panel_each(
-    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: DrawsOne, axis: str, row: float, *, note: str = ""
+    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, axis: str, row: float, *, note: str = ""
 ) -> Figure:
     """A panel per result, up to three side by side, as high as the longest `axis` needs with `row` inches each."""
     columns = min(len(results), 3)

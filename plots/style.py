@@ -3,14 +3,14 @@
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots.appearance import escaped
-from landscape.plots.figure import Axes, Figure, Line2D, Look, Patch
+from landscape.plots.figure import Axes, Draw, Figure, Line2D, Look, Patch
 from landscape.plots.theme import COLUMN as COLUMN
 from landscape.plots.theme import PAGE as PAGE
 from landscape.plots.theme import RC as RC
@@ -125,7 +125,7 @@ def panels(
 
 
 def overlaid(
-    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Callable[..., Any], *, height: float, **how: Any
+    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, *, height: float, **how: Any
 ) -> tuple[Figure, Axes]:
     """All results over each other in one pair of axes, `height` high; `how` is of `page`."""
     figure = page(results, looks, height=height, **how)

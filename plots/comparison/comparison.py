@@ -12,12 +12,10 @@ import xarray as xr
 
 from landscape.headline import FLATTER, FLATTER_ABOVE, HIGHER
 from landscape.options import OptionError, did_you_mean, invalid
-from landscape.plots.comparison.grouping import Groups
 from landscape.plots.comparison.networks import Compared, Entry, compared
 from landscape.plots.figure import Pairing, Unpaired
 from landscape.plots.headlines import main_figure
 from landscape.results import headline_numbers, reader
-from landscape.results.protocols import Protocol
 from landscape.statistics.intervals import quantile
 from landscape.statistics.paired import Difference, unpaired
 from landscape.statistics.seed_groups import FEWEST, Effect, hedges_g, holm, mean_interval, two_groups
@@ -61,18 +59,14 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Everything that is compared, and what was decided on the way."""
+class Comparison(Compared):
+    """What is compared, with the differences and what was decided on the way."""
 
     networks: tuple[str, ...]
     sides: tuple[str, ...]  # what is compared: networks, or groups
-    groups: Groups | None
     against: str
-    protocols: Mapping[str, Sequence[Protocol]]  # by probe
-    entries: tuple[Entry, ...]
     means: tuple[GroupMean, ...]
     contrasts: tuple[Contrast, ...]
-    notes: tuple[str, ...]
     tests: Mapping[str, int]  # by probe: over how many p is corrected
 
 
@@ -89,8 +83,8 @@ def compare_results(
     means = tuple(_means(found.entries)) if found.groups else ()
     networks = tuple(dict.fromkeys(e.network for e in found.entries if not reader.parameters_of(e.data).get("members")))
     tests = Counter(c.probe for c in made if np.isfinite(c.adjusted))
-    parts = found.protocols, found.entries, means, made, found.notes
-    return Comparison(networks, sides, found.groups, against, *parts, tests)
+    return Comparison(**vars(found), networks=networks, sides=sides, against=against, means=means, contrasts=made,
+                      tests=tests)  # fmt: skip
 
 
 def chosen(comparison: Comparison, rows: Sequence[str]) -> Comparison:

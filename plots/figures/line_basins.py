@@ -6,7 +6,6 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, basin_panels
-from landscape.plots.basin_panels import Mark
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -42,7 +41,7 @@ def draw(
             basin_panels.draw_curve(ax, t, value, error, look, thin=several)
             ends = [data[f"basin_radius{end}"].transpose("direction", "side", "score").values[k, :, s]
                     for end in ("", "_low", "_high")]  # fmt: skip
-            marks = [Mark(*(side * end for end in found)) for side, *found in zip(sides, *ends, strict=True)]
+            marks = [[side * end for end in found] for side, *found in zip(sides, *ends, strict=True)]
             basin_panels.draw_marks(ax, edge, marks, look, small=several)
     units = appearance.escaped(str(data["t"].attrs.get("units", "1")))
     basin_panels.finish(axes, data, f"position on the line ({units})", values)

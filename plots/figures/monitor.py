@@ -1,14 +1,14 @@
 """Draw the sharpness of a run over its steps, with the threshold at which its optimiser becomes unstable."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, style, theme
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Axes, Draw, Figure, Look
 
 MEANING = (
     "The largest Hessian eigenvalue of the loss on one mini-batch (solid) and the largest one that the optimiser can "
@@ -17,6 +17,7 @@ MEANING = (
     "gradients and momentum keep a run below it, and it says nothing about optimisers with a preconditioner."
 )
 ABOVE = 10.0  # times the largest eigenvalue, above which thresholds are not shown
+LIMIT = "stability threshold of the optimiser"
 MARKS = 14  # of a line: with more rows not every one has a mark
 
 
@@ -61,12 +62,7 @@ def announced(data: xr.Dataset) -> np.ndarray:
 
 
 def overlaid(
-    results: Sequence[xr.Dataset],
-    looks: Sequence[Look],
-    draw: Callable[..., Axes],
-    quantity: str,
-    threshold: str,
-    limit: str = "stability threshold of the optimiser",
+    results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, quantity: str, threshold: str, limit: str = LIMIT
 ) -> Figure:
     """Runs in one panel, logarithmic where their largest values lie decades apart."""
     note = _about_threshold(results, quantity, threshold, limit)

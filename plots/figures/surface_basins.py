@@ -7,7 +7,6 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, basin_panels
-from landscape.plots.basin_panels import Mark
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -44,7 +43,7 @@ def draw(
             values[panel].append(value)
             curve = replace(look, line=":") if worst else look
             basin_panels.draw_curve(ax, r, value, np.full(len(r), np.nan) if worst else error, curve, thin=worst)
-            mark = Mark(*(float(data[f"{basin}{end}"].values[s]) for end in ("", "_low", "_high")))
+            mark = [float(data[f"{basin}{end}"].values[s]) for end in ("", "_low", "_high")]
             basin_panels.draw_marks(ax, edge, [mark], look, hollow=worst)
     units = appearance.escaped(str(data["x"].attrs.get("units", "1")))
     basin_panels.finish(axes, data, f"distance from the checkpoint ({units})", values)
