@@ -12,8 +12,6 @@ Importing this package is cheap: torch is imported by `load` and `measure`, not 
 `probes`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

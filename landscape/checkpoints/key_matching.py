@@ -1,7 +1,5 @@
 """Match the weight names of a file to those of a model: wrappers, prefixes, other networks, older timm releases."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter
@@ -41,7 +39,7 @@ class KeyMatch:
     unexpected: tuple[str, ...] = ()  # the file's other names that the model does not have
     missing: tuple[str, ...] = ()  # the model's names that the file does not have
 
-    def without(self, names: Collection[str]) -> KeyMatch:
+    def without(self, names: Collection[str]) -> "KeyMatch":
         """The same match with some of the model's names missing."""
         return replace(
             self,

@@ -1,7 +1,5 @@
 """Read outlines of checkpoint files: content with shapes in place of tensors. Nothing is loaded, run or imported."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import io
@@ -184,7 +182,7 @@ class _Storage:
         return self.numel * ITEM_BYTES.get(self.kind, 1)
 
     @classmethod
-    def of(cls, pid: Any) -> _Storage:
+    def of(cls, pid: Any) -> "_Storage":
         """The storage that a persistent id describes: ("storage", kind, key, location, numel, ...)."""
         word, kind, key, _, numel = pid[:5]
         if restricted_unpickler.text(word) != "storage" or not isinstance(numel, int) or numel < 0:

@@ -5,8 +5,6 @@ takes three bytes per level and doubles with each: to hash it, to compare it or 
 many keys of one hash into a dict.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import math
@@ -143,7 +141,7 @@ class Dtype:
         """Numbers from their bytes. Raises ValueError: the type is not one of plain numbers."""
         return np.frombuffer(raw, np.dtype(self.checked().order + self.code))
 
-    def checked(self) -> Dtype:
+    def checked(self) -> "Dtype":
         """The dtype itself, if it is one of plain numbers. Raises ValueError: it is not."""
         if not re.fullmatch(r"[biuf][1248]", self.code) or self.order not in ("|", "<", ">", "="):
             raise ValueError(f"an array of type {self.code!r}, expected plain numbers")

@@ -1,7 +1,5 @@
 """The diagonal blocks of the Hessian: how parameters are divided into them, Lanczos runs on all, and what is stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,7 +31,7 @@ class Partition:
     _slices: tuple[slice, ...]  # of every parameter in a flat vector, (n,)
 
     @staticmethod
-    def of(parameters: Mapping[str, Tensor], kind: BlockKind) -> Partition:
+    def of(parameters: Mapping[str, Tensor], kind: BlockKind) -> "Partition":
         """One block per tensor, per module that owns parameters, or per module that holds such modules."""
         levels = {"tensor": 0, "module": 1, "layer": 2}[kind]
         groups: dict[str, list[int]] = {}

@@ -3,8 +3,6 @@
 Without torch, so that searches on any device can ask with the numbers of one row each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -52,7 +50,7 @@ class RitzPairs:
         rounding = VALUE_ROUNDING * self.least if self.size > 1 else 0.0
         return np.asarray(np.maximum(np.minimum(r, squared), rounding))
 
-    def recomputed(self, positions: np.ndarray, values: np.ndarray, residuals: np.ndarray) -> RitzPairs:
+    def recomputed(self, positions: np.ndarray, values: np.ndarray, residuals: np.ndarray) -> "RitzPairs":
         """The pairs with some values and residuals replaced by those of fresh products."""
         replaced, couplings = self.values.copy(), self.couplings.copy()
         replaced[positions], couplings[positions] = values, residuals
@@ -91,7 +89,7 @@ class Copies:
         return self.further(outermost, which) or bool((ritz.hidden(np.array(self.values)) <= UNSEEN).all())
 
     @classmethod
-    def of(cls, values: np.ndarray, errors: np.ndarray, which: Which) -> Copies:
+    def of(cls, values: np.ndarray, errors: np.ndarray, which: Which) -> "Copies":
         """Those of wanted values in the order of the request, that are further out than the last one by the errors."""
         out, margin = _outward(values, which), errors.sum()
         sign = -1.0 if which == "SA" or (which == "LM" and values[-1] < 0) else 1.0

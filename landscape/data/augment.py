@@ -6,8 +6,6 @@ image draws its own operations, strengths and signs; the loop is over operations
 Differences: one colour (mid-grey) fills empty areas, and geometry is always bilinear.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -234,7 +232,7 @@ class Augmentation:
         require(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "at least 0 and below 1")
 
     @classmethod
-    def of_recipe(cls, recipe: Mapping[str, Any]) -> Augmentation:
+    def of_recipe(cls, recipe: Mapping[str, Any]) -> "Augmentation":
         """The augmentation of a training recipe, whose other entries are ignored."""
         return cls(**{field.name: recipe[field.name] for field in fields(cls) if field.name in recipe})
 

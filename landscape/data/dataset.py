@@ -1,7 +1,5 @@
 """Data sets in memory, and the mini-batches that probes and trainer read from them."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -52,19 +50,19 @@ class Images:
         tokens = self.inputs.dim() == 2 and not self.inputs.is_floating_point() and self.targets.dim() == 2
         return f"{len(self)} sequences of {self.inputs.shape[1]} tokens" if tokens else ""
 
-    def to(self, device: torch.device | str) -> Images:
+    def to(self, device: torch.device | str) -> "Images":
         """The same images on another device."""
         moved = replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
         vars(moved)["_copies"] = moved.inputs is not self.inputs and moved.targets is not self.targets
         return moved
 
-    def for_device(self, device: torch.device) -> Images:
+    def for_device(self, device: torch.device) -> "Images":
         """As `to`; inputs that a GPU has no room for stay on the host, and `Batches` copies its mini-batches."""
         if not memory.stays_on_host(self.name, self.inputs.nbytes, device):
             return self.to(device)
         return replace(self, inputs=memory.page_locked(self.inputs), targets=self.targets.to(device))
 
-    def take(self, rows: np.ndarray) -> Images:
+    def take(self, rows: np.ndarray) -> "Images":
         index = torch.from_numpy(rows).to(self.inputs.device)
         return replace(self, inputs=self.inputs[index], targets=self.targets[index])
 
@@ -227,7 +225,7 @@ class BatchList(BatchSource):
     def __getitem__(self, index: int | slice) -> tuple[Nested, Nested] | list[tuple[Nested, Nested]]:
         return list(self.pairs[index]) if isinstance(index, slice) else self.pairs[index]
 
-    def to(self, device: torch.device | str) -> BatchList:
+    def to(self, device: torch.device | str) -> "BatchList":
         """The same mini-batches on another device."""
         moved: dict[int, Tensor] = {}  # tensors that a pair shares with its whole are moved once
 
@@ -239,7 +237,7 @@ class BatchList(BatchSource):
         vars(made)["_copies"] = all(id(tensor) != source for source, tensor in moved.items())
         return made
 
-    def for_device(self, device: torch.device) -> BatchList:
+    def for_device(self, device: torch.device) -> "BatchList":
         """As `to`; mini-batches that a GPU has no room for together stay on the host."""
         size = sum(tensor.nbytes for tensor in {id(t): t for t in tensors_in([*self.pairs, *self.wholes])}.values())
         return self if memory.stays_on_host(self.name, size, device) else self.to(device)

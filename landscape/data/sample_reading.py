@@ -1,7 +1,5 @@
 """Read samples of Python objects: what is asked for, and how a sample becomes a pair of tensors."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -49,7 +47,7 @@ class Request:
         only = not self.whole or (isinstance(sample, tuple | list) and len(sample) == 2)
         return only and all(map(_is_plain, parts)) and parts[0] is not parts[1]
 
-    def tensors(self, what: str, sample: Nested) -> tuple[Tensor, Tensor, Request]:
+    def tensors(self, what: str, sample: Nested) -> "tuple[Tensor, Tensor, Request]":
         """A sample as two tensors, pictures decoded; and the request for the other samples, with the same size."""
         value, target = self.read(what, sample)
         pictured = value.size if isinstance(value, Image.Image) else None

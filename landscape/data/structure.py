@@ -1,7 +1,5 @@
 """Tensors in nested structures (tuples, lists, dicts, dataclasses, objects), and which go to the model or the loss."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools
@@ -148,7 +146,7 @@ class BatchLayout:
     called_by_loss: bool = False  # the loss calls the model, with whatever parts of the batch it likes
 
     @classmethod
-    def of(cls, forward: Callable[..., Any]) -> BatchLayout:
+    def of(cls, forward: Callable[..., Any]) -> "BatchLayout":
         """From the signature of a model's forward pass; one without a signature takes one input."""
         try:
             parameters = inspect.signature(forward).parameters.values()

@@ -1,7 +1,5 @@
 """A layer of a network: a point of its residual stream, how to hook it, and how its tensor becomes feature maps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args

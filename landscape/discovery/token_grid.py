@@ -4,8 +4,6 @@ A map that was partitioned into windows and left so (as in MaxViT, Hiera, Mobile
 row-major order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ sample in the data and position of the element within the sample. It is thus the
 device, and takes no memory between passes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math
@@ -31,11 +29,10 @@ CHANNELS = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.
 ALPHA = {F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
 ALPHA_CHANNELS = {F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_}
 DROPOUTS = ELEMENTS | CHANNELS | ALPHA | ALPHA_CHANNELS
-ATTENTIONS = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 SATURATED = -1.7580993408473766  # what alpha dropout sets an element to: the limit of SELU
 ATTENTION_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 _hooking = threading.Lock()  # torch counts hooks without one, and two with one number would replace each other
-_active: ContextVar[FrozenMasks | None] = ContextVar("masks", default=None)
+_active: "ContextVar[FrozenMasks | None]" = ContextVar("masks", default=None)
 
 
 class DropoutCall(NamedTuple):
@@ -274,7 +271,7 @@ class _Listener(FrozenMasks):
     def leave(self) -> None:
         self.running.pop()
 
-    def hear(self, model: nn.Module, run: Callable[[], object]) -> _Listener:
+    def hear(self, model: nn.Module, run: Callable[[], object]) -> "_Listener":
         """Listen to a forward pass."""
         with frozen_masks(model, self):
             run()

@@ -1,7 +1,5 @@
 """Stacked recurrent layers one by one, so that their dropout, which lies between them, can be replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,7 +26,7 @@ class RecurrentCall(NamedTuple):
     layout: list[bool]  # `batch_first`; empty for packed sequences
 
     @classmethod
-    def of(cls, function: Callable[..., tuple[Tensor, ...]], *arguments: Any) -> RecurrentCall:
+    def of(cls, function: Callable[..., tuple[Tensor, ...]], *arguments: Any) -> "RecurrentCall":
         """From the arguments of the function."""
         packed = int(isinstance(arguments[3], list | tuple))
         hidden, weights, biases, layers, rate, _, both, *layout = arguments[1 + packed :]

@@ -1,7 +1,5 @@
 """Measure the Hessian's spectral density by stochastic Lanczos quadrature (Ubaru et al. 2017; Ghorbani et al. 2019)."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +135,7 @@ class Density(Probe):
             return {}
         return autotuned(subject, self.params, self.hvp, planned=self._planned(subject, self.vectors), kinks=self.kinks)
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Density, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Density, Subject]":
         return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:

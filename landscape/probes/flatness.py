@@ -1,7 +1,5 @@
 """Measure how flat the loss is around the weights, by the common measures (Andriushchenko et al., arXiv 2302.07011)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -115,7 +113,7 @@ class Flatness(Probe):
         measured, planned = _measured(subject, self.normalize_logits), self._planned(subject)
         return hvp_backends.autotuned(measured, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Flatness, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Flatness, Subject]":
         return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:

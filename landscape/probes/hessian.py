@@ -1,7 +1,5 @@
 """Measure the max-eigenvalue spectrum of the Hessian, per mini-batch (Park & Kim, arXiv 2105.12639, Algorithm 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -138,7 +136,7 @@ class Hessian(Probe):
             planned = self._planned(passes, at_once, self._stored(subject))
             return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks, batched=not self.whole)
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Hessian, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Hessian, Subject]":
         return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:

@@ -1,7 +1,5 @@
 """Measure robustness to noise of one frequency band (Park & Kim 2022, Fig. 2b and Fig. D.6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -101,7 +99,7 @@ class Noise(Probe):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise OptionError(f"--{name.replace('_', '-')} {getattr(self, name)} needs --classifier linear")
 
-    def variants(self) -> list[Noise]:
+    def variants(self) -> "list[Noise]":
         """One study per size of the noise."""
         return [replace(self, eps=str(size)) for size in parse_numbers("eps", self.eps)]
 

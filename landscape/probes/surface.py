@@ -1,7 +1,5 @@
 """Measure the loss on a plane through the weights (Li et al. 2018, arXiv 1712.09913)."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +112,7 @@ class Surface(Probe):
         for name in ("resolution", "range", "margin"):  # numbers are accepted from Python
             object.__setattr__(self, name, str(getattr(self, name)))
 
-    def variants(self) -> list[Surface]:
+    def variants(self) -> "list[Surface]":
         """One surface per pair of directions; they share the budget."""
         budget = self.budget
         if budget and self.directions > 1:
@@ -127,7 +125,7 @@ class Surface(Probe):
             return {}
         return _choices(subject, replace(self, seed=0))
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Surface, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Surface, Subject]":
         """Probe and subject as if the choices had been given as options."""
         own = {name: choices[name] for name in ("resolution", "memory_format") if name in choices}
         subject = other_samples.on_first(subject, choices.get("samples", len(subject)))

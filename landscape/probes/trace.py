@@ -1,7 +1,5 @@
 """Measure the Hessian's trace, per mini-batch and over all samples (Epperly, Tropp & Webber 2024; Hutchinson 1989)."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,7 +162,7 @@ class Trace(Probe):
             planned = PlannedProducts(batches, self.vectors, at_once=at_once, stored=self._stored(subject))
             return hvp_backends.autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> tuple[Trace, Subject]:
+    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Trace, Subject]":
         return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:

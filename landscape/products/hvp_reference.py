@@ -1,7 +1,5 @@
 """Double backward on the first mini-batch, to compare other backends with, and a forecast of how long they take."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -69,7 +67,7 @@ class Costs:
         """Seconds from now on."""
         return self.start + (planned.prepared * self.once + planned.total * self.each) / planned.at_once
 
-    def faster(self, other: Costs, planned: PlannedProducts) -> bool:
+    def faster(self, other: "Costs", planned: PlannedProducts) -> bool:
         """Whether this takes less time than another backend."""
         return self.total(planned) < other.total(planned)
 

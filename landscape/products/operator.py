@@ -1,7 +1,5 @@
 """The loss curvature of a subject as an operator: products of the Hessian, Gauss-Newton or empirical Fisher matrix."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,7 +132,7 @@ class Curvature:
         """Whether a mini-batch did not fit into memory as a whole."""
         return self._micro_batching.count > 1
 
-    def of(self, *, operator: Operator = "hessian", blocks: tuple[tuple[int, ...], ...] = ()) -> Curvature:
+    def of(self, *, operator: Operator = "hessian", blocks: tuple[tuple[int, ...], ...] = ()) -> "Curvature":
         """Another matrix of the same mini-batches, or its diagonal blocks, by double backward."""
         return replace(self, hvp="double-backward", operator=operator, blocks=blocks, _traced=None)
 

@@ -1,7 +1,5 @@
 """Select the parameters to measure: those that match a regular expression, as a whole or layer by layer."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,7 +54,7 @@ class Blocks:
     per_layer: bool  # whether there is an axis `group`
 
     @staticmethod
-    def of(parameters: Mapping[str, Tensor], *, per_layer: bool) -> Blocks:
+    def of(parameters: Mapping[str, Tensor], *, per_layer: bool) -> "Blocks":
         return Blocks(by_module(parameters) if per_layer else {"": parameters}, per_layer)
 
     @property

@@ -4,8 +4,6 @@ The forward-over-reverse derivative of the loss is recorded once per shape as a 
 not depend on the vector run once per mini-batch; the rest run once per product, without autograd.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging
@@ -77,7 +75,7 @@ class TracedHessian:
 
     def at_batches(
         self, batches: Sequence[tuple[Inputs, Tensor]], *, patterns: Sequence[Sequence[Tensor]] = (), shift: float = 0.0
-    ) -> BatchedProduct:
+    ) -> "BatchedProduct":
         """As `at`, for `batched` mini-batches at once, each with its activation pattern."""
         weights = self._weights()
         given = [[*tensors_of(inputs), targets] for inputs, targets in batches]
@@ -94,7 +92,7 @@ class TracedHessian:
         """Whether the trace is valid for a mini-batch."""
         return shape_of(inputs, targets) == self.shape
 
-    def interpreted(self) -> TracedHessian:
+    def interpreted(self) -> "TracedHessian":
         """The same products by torch's interpreter, in which several threads do not wait for each other."""
         once, each = self.graphs
         assert isinstance(once, fx.GraphModule)
@@ -106,7 +104,7 @@ class TracedHessian:
         """What runs once per mini-batch, and once per product."""
         return self._once.function, self._each.function
 
-    def with_graphs(self, once: Graph, each: Graph, **options: Any) -> TracedHessian:
+    def with_graphs(self, once: Graph, each: Graph, **options: Any) -> "TracedHessian":
         """The same with other graphs, and options of their `GraphReplay`."""
         recorded = replays(once, each, **options)
         return replace(self, _once=recorded[0], _each=recorded[1])

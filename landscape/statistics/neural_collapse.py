@@ -5,8 +5,6 @@ groups of samples at a time, each with its share of every class. NC4 counts samp
 a jackknife overstates: its error is that of samples around fixed class means and that of the means, see `_nc4_error`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

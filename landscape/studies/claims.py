@@ -1,7 +1,5 @@
 """Judge claims: what decides each, how that is measured of trained networks, the verdicts, and their table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

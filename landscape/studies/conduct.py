@@ -1,7 +1,5 @@
 """Carry a study out: train its networks, measure them, write the table; what is done is kept and not repeated."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +41,7 @@ class Progress:
     left_out: dict[str, str] = field(default_factory=dict)  # measurements that do not apply to a network
 
     @classmethod
-    def of(cls, study: StudyFile, out: Path) -> Progress:
+    def of(cls, study: StudyFile, out: Path) -> "Progress":
         """The progress that a folder holds. Raises ValueError: it is that of another study."""
         file = out / STATE
         if not file.exists():

@@ -3,8 +3,6 @@
 Of each kind: the studies that a results file holds, and the rows of the table. What is measured says its file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """Read the tables of a study's file with their keys checked, and make its networks from them."""
 
-from __future__ import annotations
-
 import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Carry out one step of a study, a training or a measurement of a network, in this process or in another one."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

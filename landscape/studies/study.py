@@ -4,8 +4,6 @@ A cell is a network and a measurement of it: a probe, or a probe in a setting. W
 measured again, see `results.run_key`, so that a study that was stopped goes on with the cells that are left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -67,7 +65,7 @@ class Study:
         return in_words(network.configuration.get(self.argument))
 
     @classmethod
-    def of(cls, stored: Stored, place: Place) -> Study:
+    def of(cls, stored: Stored, place: Place) -> "Study":
         """The results of a file that have a place in the study; of several in one place the last counts."""
         study = cls()
         for name, data in stored:

@@ -3,8 +3,6 @@
 The file is TOML, see `docs/studies.md`. Its tables become the objects of `claims` and expressions; nothing runs here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product

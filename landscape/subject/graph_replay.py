@@ -5,8 +5,6 @@ the kernels once, with the addresses of their arguments, and launches all of the
 those addresses first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import weakref
@@ -101,7 +99,7 @@ class GraphReplay:
             self._kept: list[Tensor] = []
             self._owner = None
 
-    def at(self, kept: Sequence[Tensor], *, of: GraphReplay | None = None) -> BoundReplay:
+    def at(self, kept: Sequence[Tensor], *, of: "GraphReplay | None" = None) -> "BoundReplay":
         """The function with its first arguments; its results are overwritten by the next call of any `at`.
 
         `of`: what has computed them. Where it has replayed a recording they stay at their addresses and are not copied.
@@ -131,7 +129,7 @@ class GraphReplay:
             owner.kept = [tensor.clone() for tensor in self._kept]
         self._owner = None
 
-    def run(self, bound: BoundReplay, given: Sequence[Tensor]) -> Sequence[Tensor]:
+    def run(self, bound: "BoundReplay", given: Sequence[Tensor]) -> Sequence[Tensor]:
         """The results of a bound function, see `at`."""
         if not self._records(given):
             return self.function(*bound.kept, *given)
@@ -149,7 +147,7 @@ class GraphReplay:
             return False
         return self._replay is None or [t.shape for t in given] == [t.shape for t in self._given]
 
-    def _load(self, bound: BoundReplay, given: Sequence[Tensor]) -> None:
+    def _load(self, bound: "BoundReplay", given: Sequence[Tensor]) -> None:
         """Record if necessary, and copy the arguments to the addresses of the recording."""
         if self._replay is None:
             device = given[0].device

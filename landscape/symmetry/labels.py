@@ -4,8 +4,6 @@ A tensor's labels are arrays that broadcast against it. Where an array has an ax
 depend on the position along it. Several arrays are several units of one element, such as row and column of a weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -28,12 +26,12 @@ class Labels:
     ordered: tuple[bool, ...] = ()
 
     @classmethod
-    def in_order(cls, shape: Sequence[int]) -> Labels:
+    def in_order(cls, shape: Sequence[int]) -> "Labels":
         """Of a tensor that knows nothing of units: every axis has an order of its own."""
         return cls(tuple(shape), (), tuple(n > 1 for n in shape))
 
     @classmethod
-    def constant(cls, shape: Sequence[int]) -> Labels:
+    def constant(cls, shape: Sequence[int]) -> "Labels":
         """Of a tensor with equal values."""
         return cls(tuple(shape), (), (False,) * len(shape))
 

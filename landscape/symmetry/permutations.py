@@ -1,7 +1,5 @@
 """The permutations of a network's units that leave its function unchanged, from one recorded forward pass."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -199,7 +197,7 @@ class Permutations:
                 tensor = tensor.gather(1, index.reshape(*index.shape, *[1] * (tensor.dim() - 2)).expand(tensor.shape))
         return tensor
 
-    def without(self, families: Iterable[int]) -> Permutations:
+    def without(self, families: Iterable[int]) -> "Permutations":
         """The same without some families, whose units stay."""
         dropped = {k for family in families for k in self.families[family]}
         kept = [k for k in range(len(self.groups)) if k not in dropped]

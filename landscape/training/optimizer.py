@@ -1,7 +1,5 @@
 """Build the optimiser of a recipe: which parameters get weight decay, and the learning rate of every step."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -63,7 +61,7 @@ class Schedule:
     steps: int  # updates of the run
 
     @classmethod
-    def of_recipe(cls, recipe: Recipe, samples: int, *, processes: int = 1) -> Schedule:
+    def of_recipe(cls, recipe: Recipe, samples: int, *, processes: int = 1) -> "Schedule":
         """The schedule on so many samples; a smaller last batch counts if it has two rows a process, for batch norm."""
         whole, left = divmod(samples, recipe.batch_size * recipe.accumulate)
         per_epoch = whole + (left >= 2 * processes)

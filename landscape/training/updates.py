@@ -1,7 +1,5 @@
 """Make the updates of a training run: shuffled and augmented mini-batches, gradients, optimiser steps."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -151,7 +149,7 @@ class Trainer:
     @classmethod
     def of(
         cls, network: nn.Module, images: Images, recipe: Recipe, *, seed: int, processes: ProcessGroup = SINGLE_PROCESS
-    ) -> Trainer:
+    ) -> "Trainer":
         """The trainer of a network, which it moves to the images' device, from its present weights."""
         network.to(images.inputs.device)
         network.to(memory_format=_memory_format(recipe))  # type: ignore[call-overload]  # typed for four axes alone

@@ -3,8 +3,6 @@
 Everything follows from stored values and a seed, so that a preview that was stopped continues as if it had not been.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +58,7 @@ class Preview:
         """Error at the hold-outs and number of evaluations."""
         return {"hold_out_error": self._step(data).error, "evaluations": float((data["evaluated"] == 1).sum())}
 
-    def _step(self, data: Mapping[str, np.ndarray]) -> Step:
+    def _step(self, data: Mapping[str, np.ndarray]) -> "Step":
         axes, evaluated = (data["x"], data["y"]), data["evaluated"] == 1
         return step(axes, data["loss"], evaluated, tolerance=self.tolerance, seed=self.seed)
 

@@ -1,7 +1,5 @@
 """Random directions in weight space, normalised by filter (Li et al. 2018, section 4), and coordinates along them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,12 +73,12 @@ class Filters:
     summed: tuple[int, ...]
 
     @classmethod
-    def along_rows(cls, shape: tuple[int, ...]) -> Filters:
+    def along_rows(cls, shape: tuple[int, ...]) -> "Filters":
         """One filter per index of dim 0: linear layers, convolutions, tables of embeddings."""
         return cls(tuple(shape), tuple(range(1, len(shape))))
 
     @classmethod
-    def of_transposed_convolution(cls, shape: tuple[int, ...], groups: int = 1) -> Filters:
+    def of_transposed_convolution(cls, shape: tuple[int, ...], groups: int = 1) -> "Filters":
         """One filter per output channel of a weight (in, out / groups, kernel ...)."""
         kernel = range(2, len(shape))
         if groups == 1:

@@ -4,8 +4,6 @@ One setting of the weights serves all data sets. A score is the mean over sample
 differences are worse. What is derived from them is in `statistics.basins`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence
@@ -61,7 +59,7 @@ class Scores:
         *,
         recalibrate: int = 0,
         mode: ExecutionMode = REFERENCE,
-    ) -> Scores | None:
+    ) -> "Scores | None":
         """None where neither option is given. Raises OptionError: a data set has the name of the subject's own."""
         if not (also or margin):
             return None

@@ -1,7 +1,5 @@
 """Write weights into a model in place, and restore it bit for bit, batch norm's statistics included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -90,7 +88,7 @@ class RunningStatistics:
     recalibrate: int = 0  # mini-batches over which they are averaged anew at every point; 0 for none
 
     @classmethod
-    def parse(cls, text: str, *, interpolate: bool = False) -> RunningStatistics:
+    def parse(cls, text: str, *, interpolate: bool = False) -> "RunningStatistics":
         """The value of `--bn`; `interpolate`: whether there are checkpoints to interpolate between.
 
         Raises:
