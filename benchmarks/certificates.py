@@ -10,8 +10,6 @@ alone; of a `torus`, points of it; `pairs` of normal variables. The truth of a m
 population, on which no interval depends; others are computed here, densely or in closed form.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -100,7 +98,7 @@ class Case:
     batch: int = 32
     options: Mapping[str, Any] = field(default_factory=dict)
     beside: str = ""  # option that takes another network
-    exact: Callable[[Case], Truths] | None = None
+    exact: "Callable[[Case], Truths] | None" = None
     whole: Mapping[str, Any] = field(default_factory=dict)  # options of the measurement of the whole population
     loading: Mapping[str, Any] = field(default_factory=dict)
     pool: int = POOL

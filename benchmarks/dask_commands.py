@@ -1,7 +1,5 @@
 """A dask scheduler and its workers, started by the commands that a user types, on the loopback interface."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

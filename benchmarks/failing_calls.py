@@ -11,8 +11,6 @@ numbers of one that nothing happened to, and leaves no other file. A training is
 snapshots that cannot be written. `--stride n` tries every n-th point.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes
@@ -223,19 +221,8 @@ def reported(folder: Path) -> None:
 
 HOW_RUN = ["--out", "results.h5", "--fsync", "--log", "log.json"]
 RUN = Case([[*LINE, *HOW_RUN], ["variance", "final.pt", *SMALL, *HOW_RUN]], "results.h5", checkpoint)
-TRAIN = [
-    "train",
-    "resnet_demo",
-    "--data",
-    "digits",
-    "--epochs",
-    "2",
-    "--fraction",
-    "1e-1",
-    "--device",
-    "cpu",
-    "--quiet",
-]
+TRAIN = ["train", "resnet_demo", "--data", "digits", "--epochs", "2", "--fraction", "1e-1", "--device", "cpu",
+         "--quiet"]  # fmt: skip
 CASES: Mapping[str, Case] = {
     "run": RUN,
     "merge": Case([["merge", "1.h5", "2.h5", "--out", "all.h5", "--quiet"]], "all.h5", shards),

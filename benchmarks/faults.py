@@ -5,8 +5,6 @@
 Every check runs real commands on a small network of digits, in a folder of its own. Exit code 1 if one fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import tempfile

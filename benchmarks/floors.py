@@ -13,8 +13,6 @@ beyond `--seconds` ends with its next unit, and its floor is that of what was ma
 `--rounds`, each on a freshly loaded subject; loading is not timed.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import statistics
@@ -129,7 +127,7 @@ class Counted:
         self.needs.passed(inputs, outputs)
         return outputs
 
-    def __deepcopy__(self, memo: Any) -> Counted:
+    def __deepcopy__(self, memo: Any) -> "Counted":
         return self
 
 

@@ -10,8 +10,6 @@ says what is left; a second call measures that, also after a kill. A row that fa
 to try again. TF32 is off for all engines. GPU.md lists the packages to carry to a machine without a network.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

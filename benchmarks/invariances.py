@@ -9,8 +9,6 @@ within four standard errors of the difference; `×3` of numbers that are multipl
 empty cell: the number may change.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import re

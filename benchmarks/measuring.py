@@ -1,11 +1,9 @@
 """Shared parts of the benchmarks: arguments, time and table rows."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,3 +48,7 @@ def row(*cells: object) -> str:
 
 def header(*names: str) -> str:
     return f"{row(*names)}\n{row(*['---'] * len(names))}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return "\n".join([header(*columns), *(row(*cells) for cells in rows)])

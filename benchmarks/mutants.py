@@ -7,8 +7,6 @@ with the tests of `make quick`, and if it survives with those of `make test`, of
 mutant that they kill is killed by the whole suite. Exit code 1 if `make test` kills not all.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

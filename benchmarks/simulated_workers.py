@@ -3,8 +3,6 @@
 Workers differ in speed, stall now and then, and die; one process receives every result, one after the other.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ the file has are not measured again; exit code 1 if one of the measured failed, 
 with.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -1,7 +1,5 @@
 """The networks of three libraries with random weights: their names, and how each is built with its mini-batches."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import re

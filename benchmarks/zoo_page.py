@@ -1,7 +1,5 @@
 """The page of what works on networks of three libraries, from rows that `zoo.py` measures."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -7,8 +7,6 @@ Exact values are closed forms, or dense matrices in double precision. A peer wit
 definition.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import importlib.metadata
@@ -241,23 +239,25 @@ def density_mean() -> Found:
     return Found(exact / n, float((nodes * weights).sum(axis=1).mean()), float(ours))
 
 
+def half(width: int, part: int, *before: nn.Module) -> nn.Sequential:
+    """A linear network that keeps the first or the second half of its inputs."""
+    linear = nn.Linear(2 * width, width, bias=False)
+    linear.weight.data = torch.eye(2 * width)[part * width : (part + 1) * width]
+    return nn.Sequential(*before, linear)
+
+
 def cka(samples: int, width: int, shared: float, theirs: Callable[[Tensor, Tensor], float]) -> Found:
     """CKA of Gaussian features with `shared` of the variance in common, over all possible samples: shared."""
     draw = torch.Generator().manual_seed(0)
     x, noise = (torch.randn(samples, width, generator=draw).double() for _ in range(2))
     y = shared**0.5 * x + (1 - shared) ** 0.5 * noise
     both = torch.stack([x, y])
-
-    def kept(part: int) -> nn.Module:
-        network = nn.Sequential(nn.Flatten(), nn.Linear(2 * width, width, bias=False)).double()
-        network[1].weight.data = torch.eye(2 * width).double()[part * width : (part + 1) * width]
-        return network
-
+    first, second = (half(width, part, nn.Flatten()).double() for part in (0, 1))
     subject = landscape.load(
-        kept(0), data=(torch.cat([x, y], dim=1), torch.zeros(samples, dtype=torch.long)), batch_size=samples,
+        first, data=(torch.cat([x, y], dim=1), torch.zeros(samples, dtype=torch.long)), batch_size=samples,
         device="cpu",
     )  # fmt: skip
-    found = landscape.measure("similarity", subject, out=None, quiet=True, against=kept(1), layers=("1",))
+    found = landscape.measure("similarity", subject, out=None, quiet=True, against=second, layers=("1",))
     return Found(shared, theirs(*both), float(found["cka"][0, 0]))
 
 
@@ -268,12 +268,7 @@ def biased_cka(x: Tensor, y: Tensor) -> float:
 
 
 def torch_cka(x: Tensor, y: Tensor) -> float:
-    width = x.shape[1]
-    ends = []
-    for part in (0, 1):
-        network = nn.Sequential(nn.Linear(2 * width, width, bias=False))  # it computes in single precision
-        network[0].weight.data = torch.eye(2 * width)[part * width : (part + 1) * width]
-        ends.append(network)
+    ends = [half(x.shape[1], part) for part in (0, 1)]  # it computes in single precision
     made = import_module("torch_cka").CKA(*ends, "a", "b", ["0"], ["0"])
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.cat([x, y], dim=1).float(), torch.zeros(len(x))), batch_size=len(x)
@@ -284,55 +279,46 @@ def torch_cka(x: Tensor, y: Tensor) -> float:
 
 
 def simtorch_cka(x: Tensor, y: Tensor, batches: int = 1) -> float:
-    ends, width = [], x.shape[1]
-    model = import_module("simtorch.model").SimilarityModel
-    for part in (0, 1):
-        network = nn.Sequential(nn.Linear(2 * width, width, bias=False))  # it computes in single precision
-        network[0].weight.data = torch.eye(2 * width)[part * width : (part + 1) * width]
-        ends.append(model(network, layers_to_include=["0"]))
+    model = import_module("simtorch.model").SimilarityModel  # it computes in single precision
+    ends = [model(half(x.shape[1], part), layers_to_include=["0"]) for part in (0, 1)]
     made = import_module("simtorch.similarity").CKA(*ends)
     with contextlib.redirect_stderr(io.StringIO()):
         made.compute([(part,) for part in torch.cat([x, y], dim=1).float().chunk(batches)])
     return float(made.sim_matrix[0, 0])
 
 
-def gradient_noise() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+def backpack_sums(extension: str, reduction: str) -> tuple[list[nn.Parameter], Tensor, Any]:
+    """Parameters with what the package adds to a pass; gradients of all samples; and what our probe stores."""
     network, x, y = problem("tanh", samples=256)
-    values = dict(network.named_parameters())
+    start = {name: p.detach().clone() for name, p in network.named_parameters()}
 
     def loss(p: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
         return functional.cross_entropy(torch.func.functional_call(network, p, (a[None],)), b[None])
 
-    made = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))({k: p.detach() for k, p in values.items()}, x, y)
-    return network, x, y, torch.cat([part.flatten(1) for part in made.values()], dim=1)
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(start, x, y)
+    backpack, extensions = import_module("backpack"), import_module("backpack.extensions")
+    subject = landscape.load(problem("tanh", samples=256)[0], data=(x, y), device="cpu")
+    found = landscape.measure("noise-scale", subject, out=None, quiet=True, groups=32, simple=True)
+    model, criterion = backpack.extend(network), backpack.extend(nn.CrossEntropyLoss(reduction=reduction))
+    with backpack.backpack(getattr(extensions, extension)()):
+        criterion(model(x), y).backward()
+    return list(network.parameters()), torch.cat([part.flatten(1) for part in each.values()], dim=1), found
 
 
 def backpack_noise() -> Found:
     """Trace of the covariance of a sample's gradient, from the sums of squares that the package adds to a pass."""
-    network, x, y, each = gradient_noise()
-    backpack, extensions = import_module("backpack"), import_module("backpack.extensions")
-    exact = float(each.var(dim=0, correction=0).sum())
-    model, loss = backpack.extend(network), backpack.extend(nn.CrossEntropyLoss())
-    with backpack.backpack(extensions.Variance()):
-        loss(model(x), y).backward()
-    theirs = sum(float(p.variance.sum()) for p in network.parameters()) * len(x) ** 2
-    subject = landscape.load(gradient_noise()[0], data=(x, y), device="cpu")
-    found = landscape.measure("noise-scale", subject, out=None, quiet=True, groups=32, simple=True)
-    return Found(exact, theirs, float(found["gradient_noise"]))
+    parameters, each, found = backpack_sums("Variance", "mean")
+    theirs = sum(float(p.variance.sum()) for p in parameters) * len(each) ** 2
+    return Found(float(each.var(dim=0, correction=0).sum()), theirs, float(found["gradient_noise"]))
 
 
 def backpack_squares() -> Found:
     """The sum over samples of the squared norms of their gradients."""
-    network, x, y, each = gradient_noise()
-    backpack, extensions = import_module("backpack"), import_module("backpack.extensions")
-    model, loss = backpack.extend(network), backpack.extend(nn.CrossEntropyLoss(reduction="sum"))
-    with backpack.backpack(extensions.BatchL2Grad()):
-        loss(model(x), y).backward()
-    theirs = sum(float(p.batch_l2.sum()) for p in network.parameters())
-    subject = landscape.load(gradient_noise()[0], data=(x, y), device="cpu")
-    found = landscape.measure("noise-scale", subject, out=None, quiet=True, groups=32, simple=True)
-    ours = float(found["gradient_noise"] + found["squared_gradient"]) * len(x)
-    return Found(float(each.square().sum()), theirs, ours)
+    parameters, each, found = backpack_sums("BatchL2Grad", "sum")
+    theirs = sum(float(p.batch_l2.sum()) for p in parameters)
+    return Found(
+        float(each.square().sum()), theirs, float(found["gradient_noise"] + found["squared_gradient"]) * len(each)
+    )
 
 
 def pyhessian_top(network: nn.Module, x: Tensor, y: Tensor) -> list[float]:

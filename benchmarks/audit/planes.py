@@ -1,7 +1,5 @@
 """Cases of attacks, lines and permutations, whose exact values are closed forms of linear or permuted networks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from importlib import import_module

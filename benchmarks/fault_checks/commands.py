@@ -1,7 +1,5 @@
 """Start commands in a folder, wait for units of theirs, and compare the files that they write."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

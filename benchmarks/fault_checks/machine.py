@@ -1,7 +1,5 @@
 """Faults of machines: disks, files and clocks."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

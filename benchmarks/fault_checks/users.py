@@ -1,7 +1,5 @@
 """What users and batch systems do while commands measure: signals, the same file several times, files that change."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

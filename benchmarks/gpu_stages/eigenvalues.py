@@ -1,7 +1,5 @@
 """Stage `hessian`: the top five eigenvalues of mini-batches of 16, by this package and by two others."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math
@@ -142,7 +140,7 @@ def _measured(name: str, size: int, state: str, engine: str, i: int, settings: S
     row["missed"], row["worst"], row["referenced"] = 0, 0.0, 0
     for k, values in zip(range(i, i + one.group), found, strict=True):
         if k < (1 if case.tiny else REFERENCES):
-            worst, _, missed = errors(np.array(values["values"]), reference(case, k))
+            worst, missed = errors(np.array(values["values"]), reference(case, k))
             row["missed"] += missed
             row["worst"] = max(row["worst"], worst)
             row["referenced"] += 1
@@ -199,8 +197,7 @@ def tables(rows: Rows) -> str:
     lines = [header(*columns)]
     groups: dict[Key, dict[int, Row]] = {}
     for (*case, i), one in rows.items():
-        if "error" not in one:
-            groups.setdefault(tuple(case), {})[int(i)] = one
+        groups.setdefault(tuple(case), {})[int(i)] = one
     for key, found in sorted(groups.items(), key=lambda item: _place(item[0])):
         lines.append(row(*key[:3], *_cells(str(key[3]), found, groups.get((*key[:3], "PyHessian"), {}))))
     return "\n".join(lines)

@@ -1,7 +1,5 @@
 """Stage `language`: the largest decoder whose top five Hessian eigenvalues fit, each size in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import header, row
+from measuring import table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -138,17 +136,13 @@ def measured(name: str, device: torch.device) -> Row:
 
 def tables(rows: Rows) -> str:
     columns = ("size", "parameters", "products", "converged", "s", "s / product", "peak GiB", "weights' copies")
-    lines = [header(*columns, "largest eigenvalue")]
-    for (name,), one in rows.items():
-        if "error" not in one:
-            copies = one["peak"] * 2**30 / (4 * one["parameters"])
-            lines.append(row(
-                name, f"{one['parameters'] / 1e6:.4g} M", f"{one['products']:.0f}",
-                f"{one['converged']} of {len(one['values'])}", f"{one['seconds']:.1f}",
-                f"{one['seconds'] / one['products']:.4f}", shown(one["peak"], "{:.1f}"), shown(copies, "{:.1f}"),
-                f"{one['values'][0]:.4g}",
-            ))  # fmt: skip
-    return "\n".join(lines)
+    return table((*columns, "largest eigenvalue"), (
+        (name, f"{one['parameters'] / 1e6:.4g} M", f"{one['products']:.0f}",
+         f"{one['converged']} of {len(one['values'])}", f"{one['seconds']:.1f}",
+         f"{one['seconds'] / one['products']:.4f}", shown(one["peak"], "{:.1f}"),
+         shown(one["peak"] * 2**30 / (4 * one["parameters"]), "{:.1f}"), f"{one['values'][0]:.4g}")
+        for (name,), one in rows.items()
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

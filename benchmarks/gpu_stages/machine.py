@@ -1,7 +1,5 @@
 """What a run was made on: device, driver, libraries and settings."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Networks and synthetic data of the stages, made from a seed on any machine: nothing is downloaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stage `probes`: every stored quantity of every probe, once on the CPU and once on the device."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -187,8 +185,6 @@ def tables(rows: Rows) -> str:
     lines = [header("network", "probe", "quantities", "CPU s", "device s", "ratio", "worst judged", "difference", "")]
     fails = []
     for (network, probe), one in rows.items():
-        if "error" in one:
-            continue
         judged = {n: d for n, d in one["differences"].items() if tolerance(str(probe), n) is not None}
         worst = max(judged, key=judged.__getitem__, default="")
         here, there = one["seconds"]

@@ -1,13 +1,11 @@
 """Stage `products`: probes whose time is Hessian products, over several mini-batches and random vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from measuring import header, row
+from measuring import table
 
 import landscape
 from gpu_stages.networks import prepared
@@ -65,12 +63,9 @@ def _measured(name: str, size: int, way: str, settings: Settings) -> Row:
 
 
 def tables(rows: Rows) -> str:
-    lines = [header("network", "px", "way", "products", "s", "ms / product", "first", "outside kernels", "peak GiB")]
-    for key, one in rows.items():
-        if "error" not in one:
-            each = 1e3 * one["seconds"] / max(one["products"], 1)
-            lines.append(row(
-                *key, one["products"], f"{one['seconds']:.3f}", f"{each:.2f}", f"{one['first']:.2f}",
-                shown(one["outside"], "{:.0%}"), shown(one["peak"], "{:.2f}"),
-            ))  # fmt: skip
-    return "\n".join(lines)
+    columns = ("network", "px", "way", "products", "s", "ms / product", "first", "outside kernels", "peak GiB")
+    return table(columns, (
+        (*key, one["products"], f"{one['seconds']:.3f}", f"{1e3 * one['seconds'] / max(one['products'], 1):.2f}",
+         f"{one['first']:.2f}", shown(one["outside"], "{:.0%}"), shown(one["peak"], "{:.2f}"))
+        for key, one in rows.items()
+    ))  # fmt: skip

@@ -1,7 +1,5 @@
 """Stage `features`: the shared pass of the layer probes against the bare forward pass."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from measuring import clock_of, header, row
+from measuring import clock_of, table
 
 import landscape
 from gpu_stages.networks import build, images, subject
@@ -83,16 +81,11 @@ def _bare(made: Subject) -> None:
 
 
 def tables(rows: Rows) -> str:
-    lines = [
-        header("network", "way", "ms / mini-batch", "images / s", "x bare", "before s", "peak GiB", "outside kernels")
-    ]
-    for (name, column), one in rows.items():
-        if "error" in one:
-            continue
-        base = rows.get((name, BARE), {}).get("seconds", float("nan"))
-        lines.append(row(
-            name, column, f"{1e3 * one['seconds']:.2f}", f"{one['images'] / max(one['seconds'], 1e-9):.0f}",
-            f"{one['seconds'] / max(base, 1e-9):.2f}", f"{one['before']:.2f}", shown(one["peak"], "{:.2f}"),
-            shown(one["outside"], "{:.0%}"),
-        ))  # fmt: skip
-    return "\n".join(lines)
+    columns = ("network", "way", "ms / mini-batch", "images / s", "x bare", "before s", "peak GiB", "outside kernels")
+    bare = {name: max(one["seconds"], 1e-9) for (name, column), one in rows.items() if column == BARE}
+    return table(columns, (
+        (name, column, f"{1e3 * one['seconds']:.2f}", f"{one['images'] / max(one['seconds'], 1e-9):.0f}",
+         f"{one['seconds'] / bare.get(name, float('nan')):.2f}", f"{one['before']:.2f}",
+         shown(one["peak"], "{:.2f}"), shown(one["outside"], "{:.0%}"))
+        for (name, column), one in rows.items()
+    ))  # fmt: skip

@@ -1,7 +1,5 @@
 """Steps of a stage: each makes one row, which is appended to a file at once; a budget of time ends a stage early."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging
@@ -57,7 +55,7 @@ class Stage(Protocol):
 
     def steps(self, settings: Settings) -> Sequence[Step]: ...
 
-    def tables(self, rows: Rows) -> str: ...
+    def tables(self, rows: Rows) -> str: ...  # of rows without an error
 
 
 class OutOfTime(Exception):

@@ -1,7 +1,5 @@
 """Stage `surface`: points of a loss surface in every execution mode against the bare forward pass."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -156,10 +154,9 @@ def tables(rows: Rows) -> str:
         "first call s", "deviation, SE", "51 x 51 x 10,000 (extrapolated)",
     )  # fmt: skip
     lines = [header(*columns)]
-    cases = dict.fromkeys((name, size, way) for (name, size, _, way), one in rows.items() if "error" not in one)
+    cases = dict.fromkeys((name, size, way) for name, size, _, way in rows)
     for name, size, way in cases:
         own = {key[2]: one for key, one in rows.items() if (key[0], key[1], key[3]) == (name, size, way)}
-        own = {i: one for i, one in own.items() if "error" not in one}
         took = statistics.median(max(one["seconds"], 1e-9) for one in own.values())
         base = {i: rows.get((name, size, i, BARE[0]), {}).get("seconds") for i in own}  # none where it failed
         ratios = [one["seconds"] / base[i] for i, one in own.items() if base[i]]

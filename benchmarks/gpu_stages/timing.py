@@ -1,7 +1,5 @@
 """Time, memory and idle time of work on a device."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

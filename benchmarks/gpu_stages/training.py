@@ -1,14 +1,12 @@
 """Stage `training`: updates of the bundled trainer on synthetic images that lie on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any
 
 import torch
-from measuring import header, row
+from measuring import table
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpu_stages.networks import CLASSES, TINY
@@ -49,7 +47,9 @@ def _measured(name: str, batch_size: int, way: str, settings: Settings) -> Row:
     size, samples = (16, 64) if settings.small else (32, 50_000)
     own = TINY[name] if settings.small else {}
     network = models.build(name, classes=CLASSES, image_size=size, **own)
-    flops = _forward_flops(network, batch_size, size)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network.eval()(torch.zeros(2, 3, size, size))
+    flops = int(counter.get_total_flops()) * batch_size // 2
     inputs = torch.randint(256, (samples, 3, size, size), dtype=torch.uint8)
     targets = torch.randint(CLASSES, (samples,))
     images = dataset.Images(inputs, targets, "random", CLASSES, size, (0.5,) * 3, (0.25,) * 3).to(settings.device)
@@ -75,19 +75,10 @@ def _updates(trainer: Trainer) -> Iterator[None]:
             yield
 
 
-def _forward_flops(network: torch.nn.Module, batch_size: int, size: int) -> int:
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network.eval()(torch.zeros(2, 3, size, size))
-    return int(counter.get_total_flops()) * batch_size // 2
-
-
 def tables(rows: Rows) -> str:
     columns = ("network", "batch size", "way", "layout", "ms / update", "images / s", "TFLOP/s", "peak GiB")
-    lines = [header(*columns, "outside kernels")]
-    for key, one in rows.items():
-        if "error" not in one:
-            lines.append(row(
-                *key, one["layout"], f"{1e3 * one['seconds']:.2f}", f"{one['rate']:.0f}", f"{one['tflops']:.2f}",
-                shown(one["peak"], "{:.2f}"), shown(one["outside"], "{:.0%}"),
-            ))  # fmt: skip
-    return "\n".join(lines)
+    return table((*columns, "outside kernels"), (
+        (*key, one["layout"], f"{1e3 * one['seconds']:.2f}", f"{one['rate']:.0f}", f"{one['tflops']:.2f}",
+         shown(one["peak"], "{:.2f}"), shown(one["outside"], "{:.0%}"))
+        for key, one in rows.items()
+    ))  # fmt: skip

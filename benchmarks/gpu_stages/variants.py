@@ -1,7 +1,5 @@
 """Variants of this package's computations that no option selects, for comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
