@@ -161,12 +161,11 @@ def measure_all(
 
 def _print_table(command: str, out: Path, outcomes: Sequence[Outcome], *, quiet: bool) -> None:
     """Print the table of all results of a command, where it has one."""
-    from landscape.plots.figure import Tabled
     from landscape.plots.headlines import main_figure
     from landscape.results import reader
 
     outcomes = [outcome for outcome in outcomes if not outcome.failed]
-    if outcomes and not quiet and isinstance(module := main_figure(command), Tabled):
+    if outcomes and not quiet and hasattr(module := main_figure(command), "table"):
         rows, below = module.table([reader.result(out, one.group) for one in outcomes])
         typer.echo("\n".join([text_table(rows), "", *below]))
 

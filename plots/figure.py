@@ -1,14 +1,12 @@
 """Define what a figure module offers (`FigureModule`), check it on loading, and describe its row in the table."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 import xarray as xr
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Figure
     from matplotlib.lines import Line2D as Line2D
     from matplotlib.patches import Patch as Patch
-
-    from landscape.statistics.paired import Difference
 else:
     Axes = BoundaryNorm = Figure = Line2D = Normalize = Patch = Any  # for modules that do not import matplotlib
 
@@ -53,7 +49,7 @@ class Look:
 
 
 class FigureModule(Protocol):
-    """A module that draws one figure. `Selective`, `Noted` and `Comparing` are optional.
+    """A module that draws one figure; it may define functions of `OPTIONAL` too.
 
     The main figure of a probe imports matplotlib inside its functions: `landscape show` reads its notes only.
     """
@@ -67,64 +63,17 @@ class FigureModule(Protocol):
         """The whole figure, with all results."""
 
 
-@runtime_checkable
-class Selective(Protocol):
-    """A figure module that draws only some of the results that hold its quantities."""
-
-    def select(self, results: Sequence[xr.Dataset], /) -> list[int]:
-        """Positions of the results to draw."""
-
-
-@runtime_checkable
-class Noted(Protocol):
-    """The main figure module of a probe (named like it), with what its headline says besides numbers."""
-
-    def notes(self, data: xr.Dataset, /) -> Mapping[str, str]:
-        """What is not converged, not finite or only a bound, in words by name."""
-
-
-@runtime_checkable
-class Dated(Protocol):
-    """The module of a study whose stored rows are of other results of the file, which may have changed since."""
-
-    def outdated(self, data: xr.Dataset, stored: Sequence[tuple[str, xr.Dataset]], /) -> str:
-        """That they have, in words; else ""."""
-
-
-@runtime_checkable
-class Comparing(Protocol):
-    """A `Pairing` module of a probe whose results are compared sample by sample wherever they stand together."""
-
-    def alike(self, results: Sequence[xr.Dataset], /) -> list[int]:
-        """Positions of the results on the same samples, the first such set; empty where there is none."""
-
-
-@runtime_checkable
-class Pairing(Protocol):
-    """The main figure module of a probe whose results hold more than one value per number."""
-
-    def paired(self, data: xr.Dataset, other: xr.Dataset, /) -> Mapping[str, Difference]:
-        """A result minus another one of the same samples, by the names of those numbers that are paired."""
-
-
-@runtime_checkable
-class Unpaired(Protocol):
-    """Likewise, with what is said of a number that is not paired."""
-
-    def unpaired(self, name: str, data: xr.Dataset, other: xr.Dataset, /) -> Difference | str:
-        """The difference of two results, or why it is not paired, for that by the errors of both."""
-
-
-@runtime_checkable
-class Tabled(Protocol):
-    """The main figure module of a probe whose command prints a table of its results."""
-
-    def table(self, results: Sequence[xr.Dataset], /) -> tuple[list[dict[str, Any]], list[str]]:
-        """Rows by name of the column, and lines that stand below them."""
-
-
 REQUIRED = ("MEANING", "draw", "page")
-OPTIONAL = ("select", "notes", "against", "paired", "unpaired", "table")
+# Functions that a module may define besides; others than the figure ask the main module of a probe, named like it.
+OPTIONAL: Mapping[str, str] = {
+    "select": "(results): positions of the results to draw, where these are not all that hold its quantities",
+    "notes": "(data): what is not converged, not finite or only a bound, in words by name, beside the headline numbers",
+    "alike": "(results): positions of the first set on equal samples, which are compared wherever they are drawn",
+    "paired": "(data, other): the difference on the same samples, by the names of those numbers that are paired",
+    "unpaired": "(name, data, other): the difference of a number that is not paired, or why it is not, in words",
+    "table": "(results): rows by name of the column and lines below them, which the probe's command prints",
+    "outdated": "(data, stored): of a study, in words, that results its rows are of have changed since; else empty",
+}
 
 
 @cache
@@ -200,6 +149,5 @@ class FigureEntry:
     def selected(self, results: Sequence[xr.Dataset]) -> list[xr.Dataset]:
         """The drawable results that belong in the figure."""
         drawable = [data for data in results if self.drawable(data)]
-        if drawable and isinstance(module := self.module, Selective):
-            return [drawable[i] for i in module.select(drawable)]
-        return drawable
+        select = getattr(self.module, "select", None) if drawable else None  # importing takes time
+        return [drawable[i] for i in select(drawable)] if select else drawable

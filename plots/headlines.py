@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, study_module
-from landscape.plots.figure import Comparing, Dated, Noted, Numbers, Pairing
+from landscape.plots.figure import Numbers
 from landscape.probe import MICRO_BATCHES
 from landscape.results import headline_numbers, reader
 
@@ -38,7 +38,8 @@ def _found(data: xr.Dataset, form: Callable[[headline_numbers.Measured], float |
 def notes_of(probe: str) -> Callable[[xr.Dataset], Mapping[str, str]]:
     """What the figure of a probe, or of a study, notes about a result besides its numbers."""
     module = study_module(probe) if probe in STUDIES else main_figure(probe)
-    return module.notes if isinstance(module, Noted) else lambda data: {}
+    notes: Callable[[xr.Dataset], Mapping[str, str]] = getattr(module, "notes", lambda data: {})
+    return notes
 
 
 def change(data: xr.Dataset) -> str:
@@ -113,7 +114,7 @@ def headline(path: Path | str, group: str) -> str:
     """
     found = _or_why(reader.result(path, group))
     probe = group.partition("/")[0]
-    return text(found | compared(group, reader.find(path, probe) if isinstance(main_figure(probe), Comparing) else []))
+    return text(found | compared(group, reader.find(path, probe) if hasattr(main_figure(probe), "alike") else []))
 
 
 def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
@@ -122,10 +123,10 @@ def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
     Of a stored study, that the file holds other numbers than it was made from.
     """
     probe = group.partition("/")[0]
-    if probe in STUDIES and isinstance(study := study_module(probe), Dated):
+    if probe in STUDIES and hasattr(study := study_module(probe), "outdated"):
         old = study.outdated(dict(stored)[group], stored)
         return {"out of date": old.removeprefix("out of date: ")} if old else {}
-    if not isinstance(module := main_figure(probe), Comparing):
+    if not hasattr(module := main_figure(probe), "alike"):
         return {}
     alike = [name for name, _ in stored if name.partition("/")[0] == probe]
     if group not in alike[1:]:
@@ -133,7 +134,7 @@ def compared(group: str, stored: Sequence[tuple[str, xr.Dataset]]) -> Numbers:
     results = dict(stored)
     data, others = results[group], [results[name] for name in alike[: alike.index(group)]]
     same = module.alike([*others, data])
-    if not isinstance(module, Pairing) or not same or same[-1] != len(others):
+    if not hasattr(module, "paired") or not same or same[-1] != len(others):
         return {}
     first = others[same[0]]
     said = (

@@ -13,7 +13,6 @@ import xarray as xr
 from landscape.headline import FLATTER, FLATTER_ABOVE, HIGHER
 from landscape.options import OptionError, did_you_mean, invalid
 from landscape.plots.comparison.networks import Compared, Entry, compared
-from landscape.plots.figure import Pairing, Unpaired
 from landscape.plots.headlines import main_figure
 from landscape.results import headline_numbers, reader
 from landscape.statistics.intervals import quantile
@@ -200,7 +199,7 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
     """
     module, sha256 = main_figure(str(data.attrs.get("probe", ""))), data.attrs.get("data_sha256")
     same = sha256 and sha256 == other.attrs.get("data_sha256")
-    return module.paired(data, other) if same and isinstance(module, Pairing) else {}
+    return module.paired(data, other) if same and hasattr(module, "paired") else {}
 
 
 def _of_two(name: str, first: Entry, second: Entry) -> Difference:
@@ -209,7 +208,7 @@ def _of_two(name: str, first: Entry, second: Entry) -> Difference:
     if min(map(len, planes)) >= FEWEST:
         return two_groups(planes[0], planes[1], "planes")
     module = main_figure(first.probe)
-    why = module.unpaired(name, first.data, second.data) if isinstance(module, Unpaired) else ""
+    why: Difference | str = module.unpaired(name, first.data, second.data) if hasattr(module, "unpaired") else ""
     if not isinstance(why, str):
         return why
     one, other = first.numbers[name], second.numbers[name]

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from landscape.plots.report import findings
 from landscape.plots.report.page import document
-from landscape.plots.report.sections import Check
 from landscape.plots.report.table import summary_table as summary_table
 from landscape.results import reader
 from landscape.results.replacing import check_place, write_text
@@ -17,7 +17,7 @@ def report(
     path: Path | str,
     out: Path | str,
     figures: Sequence[Path],
-    examined: Sequence[Check] | None = None,
+    examined: Sequence[Any] | None = None,
     group: Sequence[str] = (),
 ) -> Path:
     """Write the page: one file that loads nothing from elsewhere; of PNG and SVG figures it shows the SVG.

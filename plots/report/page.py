@@ -18,7 +18,7 @@ from landscape.plots.report.markup import Html, element, join
 from landscape.plots.report.next_steps import unfinished
 from landscape.plots.report.panels import PARTS, Drawn
 from landscape.plots.report.protocols import Protocols
-from landscape.plots.report.sections import Check, checks
+from landscape.plots.report.sections import checks
 from landscape.plots.report.table import checkpoints, comparison
 from landscape.results import reader
 from landscape.results.protocols import of_several
@@ -31,7 +31,7 @@ def document(
     stored: Stored,
     file: Path,
     figures: Sequence[Path],
-    examined: Sequence[Check] | None = None,
+    examined: Sequence[Any] | None = None,
     group: Sequence[str] = (),
 ) -> str:
     """The whole page of a study, with what the doctor found in it where it was examined, in groups over seeds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import xarray as xr
 
@@ -263,21 +263,8 @@ COMMAND = "run: "  # begins a remedy that is a command
 MOST = 30
 
 
-class Check(Protocol):
-    """A finding of the doctor: how bad, about which results, what, and what to do."""
-
-    @property
-    def severity(self) -> str: ...
-    @property
-    def groups(self) -> tuple[str, ...]: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def remedy(self) -> str: ...
-
-
-def checks(found: Sequence[Check], file: Path) -> Html:
-    """The findings, the worst first, each with its remedy, and the command that examines the file again."""
+def checks(found: Sequence[Any], file: Path) -> Html:
+    """The doctor's findings, the worst first, each with its remedy, and the command that examines the file again."""
     command = shlex.join(["landscape", "doctor", str(file)])
     counts = {word: sum(one.severity == word for one in found) for word in ("wrong", "suspicious", "note")}
     named = [f"{count} {word}{'s' * (word == 'note' and count > 1)}" for word, count in counts.items() if count]
@@ -290,7 +277,7 @@ def checks(found: Sequence[Check], file: Path) -> Html:
     )  # fmt: skip
 
 
-def _item(one: Check) -> Html:
+def _item(one: Any) -> Html:
     about = one.groups[0] + (f" and {len(one.groups) - 1} more" if len(one.groups) > 1 else "") if one.groups else ""
     remedy = one.remedy.removeprefix(COMMAND)
     what = copied(remedy) if remedy != one.remedy else escape(remedy)
