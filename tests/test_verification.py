@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.curvature.lanczos import Spectrum, lanczos
 from landscape.curvature.spectrum import verified
-from landscape.curvature.stopping import Which
+from landscape.curvature.stopping import StoppingRule, Which
 from landscape.products.vectors import random_unit
 
 BULK = [0.001 * i for i in range(60)]
@@ -24,7 +24,7 @@ def _both(values: list[float], k: int, which: Which = "LM", tol_residual: float 
     product = _product(symmetric(values))
     start = random_unit(len(values), 0, device=torch.device("cpu"), dtype=torch.float64)
     found = lanczos(product, start, k, which=which, tol_residual=tol_residual, vectors=True)
-    return found, verified(product, found, which=which, tol_residual=tol_residual, seed=17)
+    return found, verified(product, found, StoppingRule(1, which, None, tol_residual), 17)
 
 
 @pytest.mark.parametrize("copies", [2, 3, 5])
@@ -77,4 +77,4 @@ def test_verifying_needs_the_vectors() -> None:
     start = random_unit(4, 0, device=torch.device("cpu"), dtype=torch.float64)
     product = _product(symmetric([4.0, 3.0, 2.0, 1.0]))
     with pytest.raises(ValueError, match="vectors=True"):
-        verified(product, lanczos(product, start, 1), which="LM")
+        verified(product, lanczos(product, start, 1), StoppingRule(1))

@@ -80,7 +80,11 @@ def batched_lanczos(
     **how: Any,
 ) -> list[Spectrum | None]:
     """Run the `searches` of M operators with one product for all; the other arguments are those of `StoppingRule`."""
-    running = searches(starts, StoppingRule(k, which, tol, tol_residual, ends, unseen), **how)
+    return run(product, searches(starts, StoppingRule(k, which, tol, tol_residual, ends, unseen), **how))
+
+
+def run(product: Products, running: Searches) -> list[Spectrum | None]:
+    """Run searches of M operators with one product for all."""
     rows = next(running)
     try:
         while True:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.curvature.lanczos import Products, Spectrum, batched_lanczos, finite, lanczos
+from landscape.curvature.lanczos import Products, Spectrum, batched_lanczos, finite, lanczos, run, searches
 from landscape.curvature.stopping import Copies, StoppingRule, Which, wanted
 from landscape.data.memory import available_on, limit
 from landscape.probe import derived_seed
@@ -23,14 +23,7 @@ PER_VALUE = ("values", "residuals", "converged", "errors")  # arrays of a spectr
 
 
 def completed(
-    product: Products,
-    found: Sequence[Spectrum | None],
-    *,
-    which: Which,
-    tol: float | None = None,
-    tol_residual: float | None = None,
-    seeds: Sequence[int],
-    **memory: Any,
+    product: Products, found: Sequence[Spectrum | None], rule: StoppingRule, seeds: Sequence[int], **memory: Any
 ) -> list[Spectrum | None]:
     """Spectra of several operators with the eigenvalues that their start vectors missed; None stays None.
 
@@ -39,8 +32,8 @@ def completed(
     """
     complete: list[Spectrum | None] = list(found)
     suspects: set[int] = set()
-    for end in ("LA", "SA") if which == "both" else (which,):
-        told = _suspected(product, found, which, end, seeds, **memory)
+    for end in ("LA", "SA") if rule.which == "both" else (rule.which,):
+        told = _suspected(product, found, rule.which, end, seeds, **memory)
         suspects |= {i for i, one in enumerate(told) if one.suspected}
         complete = [
             one and replace(one, products=one.products + spent.products)
@@ -48,20 +41,12 @@ def completed(
         ]
     for i in suspects:
         if (one := complete[i]) is not None:
-            row = _row(product, i, len(found))
-            complete[i] = verified(row, one, which=which, tol=tol, tol_residual=tol_residual, seed=seeds[i], **memory)
+            complete[i] = verified(_row(product, i, len(found)), one, rule, seeds[i], **memory)
     return complete
 
 
 def verified(
-    product: Callable[[Tensor], Tensor],
-    found: Spectrum,
-    *,
-    which: Which,
-    tol: float | None = None,
-    tol_residual: float | None = None,
-    seed: int = 0,
-    **memory: Any,
+    product: Callable[[Tensor], Tensor], found: Spectrum, rule: StoppingRule, seed: int = 0, **memory: Any
 ) -> Spectrum:
     """Search the orthogonal complement of the found eigenvectors, until none further out than the last one is likely.
 
@@ -70,9 +55,9 @@ def verified(
     joins V and the search goes on, so that a value of any multiplicity is found, one search per copy. Its residual is
     that on H, from one more product. Vectors that are off by r / gap let P H P be off by r^2 / gap, as the values are.
 
-    With `both` one end is searched after the other. `tol` and `tol_residual` are those of the first search, `memory`
-    its `room`, `storage` and `max_steps`, which caps the products of one search. The missed values get their places in
-    the spectrum; `missed` counts them, and `products` includes the search.
+    With `both` one end is searched after the other. Order and tolerances of the `rule` are those of the first search,
+    `memory` its `room`, `storage` and `max_steps`, which caps the products of one search. The missed values get their
+    places in the spectrum; `missed` counts them, and `products` includes the search.
 
     Raises:
         ValueError: the spectrum has no vectors.
@@ -80,10 +65,9 @@ def verified(
     """
     if found.vectors is None:
         raise ValueError("verifying needs the eigenvectors; call lanczos with vectors=True")
-    rule = StoppingRule(1, which, tol, tol_residual)
-    if which != "both":
+    if rule.which != "both":
         return _searched(product, found, None, rule, seed, **memory)
-    upper, lower = (_end(found, end, which) for end in ("LA", "SA"))
+    upper, lower = (_end(found, end, rule.which) for end in ("LA", "SA"))
     upper = _searched(product, upper, lower.vectors, replace(rule, which="LA"), seed, **memory)
     lower = _searched(product, lower, upper.vectors, replace(rule, which="SA"), seed + 1, **memory)
     products, missed = upper.products + lower.products - found.products, upper.missed + lower.missed
@@ -91,23 +75,15 @@ def verified(
 
 
 def _searched(
-    product: Callable[[Tensor], Tensor],
-    found: Spectrum,
-    excluded: Tensor | None,
-    rule: StoppingRule,
-    seed: int,
+    product: Callable[[Tensor], Tensor], found: Spectrum, excluded: Tensor | None, rule: StoppingRule, seed: int,
     **memory: Any,
-) -> Spectrum:
+) -> Spectrum:  # fmt: skip
     k, known, missed, which = len(found.values), found, 0, rule.which
-
-    def alone(rows: Tensor) -> Tensor:
-        return product(rows[0])[None]
-
     while True:
         off = _orthonormal(known.vectors, excluded)
         best = _part(known, wanted(known.values, k, which))
         copies = Copies.of(best.values, best.errors, which)
-        only = Complement(alone, off[None], [_aside(known, which)])
+        only = Complement(lambda rows: product(rows[0])[None], off[None], [_aside(known, which)])
         if len(off) == off.shape[1] or not copies.values:
             break
         (told,) = _told(only, [copies], which, [seed + 1000 * missed], **memory)
@@ -304,14 +280,14 @@ def spectra(
     """The eigenvalues of several matrices with one product for all, (M, n) -> (M, n); None where one is not finite."""
     room, storage = memory(starts[0])
     rows = starts[0][None] if len(starts) == 1 else torch.stack(list(starts))
-    how: dict[str, Any] = {"which": request.which, "tol": request.tol, "tol_residual": request.tol_residual}
-    how |= {"max_steps": request.max_products, "room": max(room // len(starts), 1), "storage": storage}
+    rule = StoppingRule(request.top, request.which, request.tol, request.tol_residual, request.ends)
+    how: dict[str, Any] = {"max_steps": request.max_products, "room": max(room // len(starts), 1), "storage": storage}
     further = request.ranks if request.searched and storage is None else 0  # where memory is short, fewer vectors
     wanted = request.vectors or request.searched
-    found = batched_lanczos(product, rows, request.top, ends=request.ends, vectors=wanted, further=further, **how)
+    found = run(product, searches(rows, rule, vectors=wanted, further=further, **how))
     if not request.searched:
         return found
-    complete = completed(product, found, seeds=[derived_seed(seed, "verify") for seed in seeds], **how)
+    complete = completed(product, found, rule, [derived_seed(seed, "verify") for seed in seeds], **how)
     return [one and replace(one, further=None, vectors=one.vectors if request.vectors else None) for one in complete]
 
 
