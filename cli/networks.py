@@ -20,6 +20,7 @@ from landscape.cli.command_options import (
     with_options,
 )
 from landscape.cli.loading import CHECKPOINT, chosen_checkpoints, load, several_checkpoints
+from landscape.options import first_line
 from landscape.reporting.progress import text_table
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ def _model_and_example(checkpoint: Path | None, values: dict[str, Any]) -> tuple
     """The model, and a few inputs that it accepts: the first of the data if they are named."""
     import torch
 
-    from landscape.checkpoints.user_code import first_line
     from landscape.subject.loading import load as loading
     from landscape.subject.spec import Spec
 

@@ -254,6 +254,11 @@ def printable(value: Any) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def parse_bytes(name: str, text: str) -> int | None:
     """Parse an amount of memory such as `8GiB` or `500MB`; None for "".
 

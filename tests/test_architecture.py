@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from landscape.options import first_line
 from landscape.plots import FIGURES
 from landscape.probes import PROBES
 
@@ -252,6 +253,13 @@ def test_intervals_are_made_in_one_place() -> None:
         if numbers & {1.96, 0.975, 0.025, 97.5} or (names & {"stdtrit", "NormalDist"} and part(module) != "doctor"):
             found.add(module)
     assert found == {"landscape.statistics.intervals"}
+
+
+def test_the_first_line_of_an_error_is_worked_out_in_one_place() -> None:
+    """Messages of libraries may begin with an empty line, have none, or go on for pages."""
+    cut = re.compile(r"""str\(\w*err\w*\)(\.strip\(\))?\.(splitlines|(partition|split)\("\\n"\))""")
+    assert {name for name, file in modules().items() if cut.search(file.read_text())} == {"landscape.options"}
+    assert [first_line(ValueError(text)) for text in ("\n one\ntwo", "", " \n")] == ["one", "ValueError", "ValueError"]
 
 
 def test_no_number_is_printed_with_a_standard_error_for_its_interval() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.checkpoints.containers import is_average
 from landscape.checkpoints.key_matching import RENAMED, KeyMatch, grouped, is_head, listed, match_keys, renamed_by_timm
+from landscape.options import first_line
 
 LIBRARY = "transformers.modeling_utils"
 
@@ -40,7 +41,7 @@ def read_by_transformers(model: Any, folder: Path) -> dict[str, Tensor]:
                 ignore_mismatched_sizes=True, trust_remote_code=False,
             )  # fmt: skip
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ValueError(f"{folder} cannot be read by transformers ({str(error).strip().splitlines()[0]})") from None
+        raise ValueError(f"{folder} cannot be read by transformers ({first_line(error)})") from None
     finally:
         library_log.set_verbosity(verbosity)
         if bars:

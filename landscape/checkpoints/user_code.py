@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from landscape.options import first_line
+
 HOST = torch.device("cpu")
 _ran: dict[Path, str] = {}  # SHA-256 of files that were imported: they may be replaced afterwards
 
@@ -117,11 +119,6 @@ def refusing_exit() -> Iterator[None]:
         raise ValueError(
             f"a user's code called sys.exit({error.code!r}); everything finished is kept, remove that call"
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def spec_sha256(spec: str) -> str | None:

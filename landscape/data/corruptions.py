@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from landscape.data import memory, user_cache
-from landscape.options import OptionError, did_you_mean
+from landscape.options import OptionError, did_you_mean, first_line
 from landscape.probe import derived_seed
 
 NAMES = (
@@ -103,7 +103,7 @@ def corrupted(images: Tensor, name: str, severity: int, seed: int, *, first: int
             try:
                 found = getattr(library, name)(Image.fromarray(picture), severity, **more)
             except Exception as error:  # such as a name that newer libraries no longer have
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                reason = first_line(error)
                 raise ValueError(
                     f"{name} of severity {severity} cannot be made for images of {images.shape[3]} x "
                     f"{images.shape[2]} px by {maker()} ({reason}); pip install -U {PACKAGE}, or leave it out with "

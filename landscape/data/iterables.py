@@ -16,7 +16,7 @@ from landscape.data.dataset import BatchList, Images, count_of, number_of_classe
 from landscape.data.memory import GrowingTensor
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
 from landscape.data.structure import Nested, as_tensors, common_length, map_tensors, rows_of, tensors_in
-from landscape.options import parse_count
+from landscape.options import first_line, parse_count
 
 
 class ShapesDiffer(ValueError):
@@ -86,7 +86,7 @@ def _collated(items: Sequence[Nested], request: Request) -> Nested:
     try:
         return default_collate(list(items))
     except (RuntimeError, TypeError, KeyError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise ValueError(
             f"{request.name}: its samples cannot be stacked to mini-batches ({reason}); return a DataLoader with a "
             "collate_fn that forms them"

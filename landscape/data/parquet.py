@@ -16,6 +16,7 @@ from landscape.data.dataset import Images
 from landscape.data.numpy_files import PACKED
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Resize
 from landscape.data.sampling import Samples, Split, subset
+from landscape.options import first_line
 from landscape.results.declared_size import SLACK, refuse_oversized, refuse_special
 
 SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}  # the first with labels
@@ -84,7 +85,7 @@ def _opened(path: Path) -> Any:
     except Exception as error:
         if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] != "pyarrow":
             raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise ValueError(f"{path} is not a readable parquet file ({reason}); download it again") from None
 
 

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from landscape.data.structure import common_length
 from landscape.monitoring.shards import Shards, own_parts
-from landscape.options import OptionError
+from landscape.options import OptionError, first_line
 from landscape.products.vectors import flat, inner
 from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.spec import Spec
@@ -98,7 +98,7 @@ def check_other(subject: Subject) -> None:
     try:
         finite = len(subject.batches) < 2 or math.isfinite(loss_on(subject, 1))
     except Exception as error:  # whatever the caller's model and loss raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ValueError(
             f"other= cannot be measured with this model and loss ({reason}); give a mini-batch of the form and the "
             "classes of batch="

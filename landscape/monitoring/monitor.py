@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from landscape.monitoring import followed_model, gradients, shards, stored_series
 from landscape.monitoring.budget import Budget, Kind
 from landscape.monitoring.measurement import Measurement, optimizer_in_use
-from landscape.options import at_least, require
+from landscape.options import at_least, first_line, require
 from landscape.results import reader, series
 from landscape.subject.loading.load import measuring
 from landscape.subject.optimizer_rules import parts_of, rule_of
@@ -283,7 +283,7 @@ class Monitor:
             self._on_row = None
             _log.warning(
                 "warning: on_row raised %s (%s) at step %d and is not called again; the training goes on",
-                type(error).__name__, (str(error).splitlines() or [""])[0], self.number,
+                type(error).__name__, first_line(error), self.number,
             )  # fmt: skip
 
     def _say_when(self) -> None:
@@ -304,7 +304,7 @@ class Monitor:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         self._skipped += 1
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if self._shards.divided:
             raise RuntimeError(
                 f"step {self.number} is not measured ({reason}), and the training ends: with weights divided among "

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.data.structure import Nested, tensors_in
+from landscape.options import first_line
 from landscape.products.vectors import flat, unflat
 from landscape.subject.subject import Subject
 
@@ -177,7 +178,7 @@ def second_derivative_errors() -> Iterator[None]:
     except (RuntimeError, AssertionError) as error:
         if out_of_memory(error) or str(error).startswith(OF_DEVICE):
             raise
-        said = next(iter(str(error).splitlines()), type(error).__name__)
+        said = first_line(error)
         raise ValueError(f"the model cannot be differentiated twice ({said})") from error
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.data.memory import available_on
+from landscape.options import first_line
 from landscape.products import kinks as patterns
 from landscape.products import stored_hessian
 from landscape.products.chunked_cross_entropy import tokens_at_once
@@ -120,7 +121,7 @@ def _can_fix_pattern(subject: Subject) -> bool:
     except Exception as error:  # whatever a model's own code raises
         if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
             return True  # micro-batches may fit
-        why = str(error).strip().partition("\n")[0]
+        why = first_line(error)
         log.info("the activation pattern stays that of single precision: the model cannot be run in double (%s)", why)
         return False
     return True
@@ -199,7 +200,7 @@ def _measured(
             made = _prepared(subject, parameters, fixed, together, layout)
             costs = Costs(0.0, *seconds_of(replace(made, patterns=expected.patterns)))
         except Exception as error:  # whatever a model's code or a pass over its graph raises
-            log.debug("no traced Hessian products: %s", str(error).partition("\n")[0] or type(error).__name__)
+            log.debug("no traced Hessian products: %s", first_line(error))
             continue
         if best is None or costs.faster(best[1], planned):
             if best is not None:
@@ -245,7 +246,7 @@ def _prepared(
         try:
             return _traced(subject, parameters, fixed, together, torch.contiguous_format)
         except Exception as error:  # whatever a model's code or its batched operations raise
-            log.debug("one mini-batch at a time: %s", str(error).partition("\n")[0] or type(error).__name__)
+            log.debug("one mini-batch at a time: %s", first_line(error))
     return _traced(subject, parameters, fixed, 0, layout)
 
 

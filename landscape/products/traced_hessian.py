@@ -21,6 +21,7 @@ from torch.func import functional_call, functionalize, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from landscape.data.structure import Forward, call_model
+from landscape.options import first_line
 from landscape.probe import report_products
 from landscape.products import double_precision, graph_passes, kinks
 from landscape.products.hessian_product import Product, differentiable_attention
@@ -238,7 +239,7 @@ def _recorded(model: nn.Module, function: Callable[..., list[Tensor]], arguments
             with double_precision.attributes_restored(model), _code_when_called():
                 return make_fx(function, _decompositions())(*arguments)
         except Exception as error:
-            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            why = first_line(error)
             raise ValueError(f"the model cannot be traced ({why})") from error
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from landscape.data.memory import page_locked
-from landscape.options import invalid
+from landscape.options import first_line, invalid
 
 HALF = (torch.float16, torch.bfloat16)
 NARROWEST = 8  # channels before a strided 1 x 1 convolution whose gradient in channels_last is safe on every CPU
@@ -95,7 +95,7 @@ def converted_copy(module: nn.Module, device: torch.device) -> nn.Module:
     try:
         model = converted(copy.deepcopy(module), device)
     except (RuntimeError, TypeError, copy.Error) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ValueError(
             f"the module ({type(module).__name__}, {first.dtype} on {first.device}) cannot be copied to measure it in "
             f"single precision on {device} ({reason}); convert it yourself: module.float().to({str(device)!r})"

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from landscape.data.memory import available_on
 from landscape.discovery.operation_mode import OperationMode
+from landscape.options import first_line
 
 Function = Callable[..., Sequence[Tensor]]
 Work = Callable[[], Sequence[Tensor]]
@@ -139,7 +140,7 @@ class GraphReplay:
             self._replay()
             return self._checked() if self._checks else self._results
         except (RuntimeError, AssertionError, AttributeError) as error:  # of CUDA, or of a torch without it
-            self._give_up(str(error).strip().partition("\n")[0])
+            self._give_up(first_line(error))
         return self.function(*bound.kept, *given)
 
     def _records(self, given: Sequence[Tensor]) -> bool:
@@ -235,7 +236,7 @@ def _captured(
                 generator.graphsafe_set_state(generator.clone_state())
             results = work()
     except BaseException as error:
-        _failed_captures.append(str(error).strip().partition("\n")[0])
+        _failed_captures.append(first_line(error))
         raise
     drawn = generator.get_offset()
     generator.graphsafe_set_state(marked)

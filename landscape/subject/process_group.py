@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.options import OptionError
+from landscape.options import OptionError, first_line
 from landscape.subject.device import device as device_named
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        why = first_line(error)[:120]
         raise Disconnected(
             f"another process of the group has ended ({why}); everything finished is kept, run the same command to "
             "resume"

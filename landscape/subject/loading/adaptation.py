@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from landscape.checkpoints.user_code import fixed_rng, parameters_of
 from landscape.data import dataset, structure
 from landscape.data.structure import logits_or_none
+from landscape.options import first_line
 from landscape.subject.losses import Loss, per_sample, reduction
 from landscape.subject.precision import at_least_single, exact
 from landscape.subject.restoration import refusing_written_weights
@@ -276,7 +277,7 @@ def _logits_of(forward: structure.Forward) -> structure.Forward:
 
 def misfit(subject: Subject, inputs: structure.Nested, error: Exception) -> ValueError:
     """The error of a model that fails on its inputs."""
-    reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    reason = first_line(error)
     own = "labels" in parameters_of(getattr(subject.model, "forward", subject.model))
     loss = ", or take the loss of the model itself, a function (model, batch): model(**batch).loss" if own else ""
     if isinstance(inputs, Mapping) and not isinstance(inputs, structure.KeywordInputs):
@@ -307,7 +308,7 @@ def _causes(subject: Subject, inputs: structure.Nested) -> str:
 
 
 def _failed(loss: Loss, error: Exception, targets: structure.Nested = None) -> ValueError:
-    reason = next(iter(str(error).strip().splitlines()), "")
+    reason = first_line(error)
     if isinstance(error, UserWarning):
         return ValueError(
             f"{_named(loss)} compares every output with every target ({reason.partition('. ')[0]}); give both the same "

@@ -20,7 +20,7 @@ from landscape.discovery.layer import Layer, Tap
 from landscape.discovery.residual_blocks import node_at
 from landscape.discovery.token_grid import consumer_is_linear
 from landscape.models.blocks import Smoothing
-from landscape.options import matching
+from landscape.options import first_line, matching
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.spec import SmoothingOptions, Spec, smoothing_of
 from landscape.subject.subject import Subject
@@ -113,7 +113,7 @@ def insert(
     try:
         record(model, few(example), forward)
     except Exception as error:  # whatever a foreign model raises
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        reason = first_line(error)
         hint = (
             "padding=same keeps the size of the maps" if options.padding == "grow" else "name others with --smooth-at"
         )
