@@ -113,7 +113,7 @@ def _draw_spectrum(data: xr.Dataset, axes: Sequence[Any], results: Sequence[xr.D
     ranges = hessian.axis_ranges(results)
     hessian.draw(data, (axes[0], axes[1]), look=look, ranges=ranges)
     sides = [hessian.density(hessian.eigenvalues(one), np.linspace(*side, 400)) for one in results for side in ranges]
-    top = max(float(side.max()) for side in sides)
+    top = max(float(side.max()) for side in sides) or 1.0
     for ax in axes:
         ax.set_yscale("log")
         ax.set_ylim(1e-4 * top, 2 * top)

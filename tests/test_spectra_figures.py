@@ -154,7 +154,12 @@ def test_few_eigenvalues_of_a_side_are_ticks_and_a_side_without_any_is_narrow(wi
     ticks = [ax.findobj(PathCollection) for ax in page.axes]
     assert [len(found) for found in ticks] == [1, 0]
     assert len(ticks[0][0].get_offsets()) == 3
+    assert [line.get_ydata().any() for line in page.axes[0].lines] == [False, False]  # no hill beside the ticks
     assert any("Ticks: the eigenvalues" in text.get_text() for text in page.findobj(Text))
+    few["eigenvalue"][0, 9:] = np.nan  # few on both sides, and then of both networks
+    for shown in (results, [few, few]):
+        hessian.page(shown, looks).canvas.draw()
+    assert not hessian.density(hessian.eigenvalues(few), np.linspace(-1, 1, 9)).any()
 
 
 @pytest.mark.slow

@@ -84,10 +84,7 @@ def _draw_spectra(axes: Sequence[Axes], networks: Sequence[Network], spectra: Se
             data = one.results.get(("hessian", kind))
             if data is None:
                 continue
-            curve = hessian.density(hessian.eigenvalues(data), at)
-            ax.plot(at, curve, color=look.color, linestyle=look.line)
-            ax.fill_between(at, curve, color=look.color, alpha=0.07, linewidth=0)
-            peaks.append(float(curve.max()))
+            peaks.append(float(hessian.draw_density(ax, hessian.eigenvalues(data), at, look).max()))
             lines.append(_numbers(data, look))
         for i, (text, color) in enumerate(lines):
             ax.text(0.98, 0.97 - 0.13 * i, text, color=color, transform=ax.transAxes, ha="right", va="top",
@@ -95,6 +92,7 @@ def _draw_spectra(axes: Sequence[Axes], networks: Sequence[Network], spectra: Se
         ax.set(xlim=(at[0], at[-1]), xlabel="Hessian eigenvalue")
         ax.xaxis.label.set_fontsize(style.SMALL + 1)
         ax.tick_params(labelsize=style.SMALL)
+    peaks = list(filter(None, peaks)) or [1.0]
     for ax in axes:
         if max(peaks) > UNEVEN * min(peaks):
             ax.set_yscale("log")

@@ -21,7 +21,7 @@ MEANING = (
     "results of one protocol; of the preconditioned Hessian, a dotted line is the stability threshold."
 )
 Range = tuple[float, float]
-FEW = 10  # eigenvalues of a side that are marked one by one, because a kernel would make a hill of each
+FEW = 10  # eigenvalues of a side from which it has a density: of fewer each is a tick, of which a kernel makes a hill
 UNEVEN = 10.0  # ratio of the widths of spectra from which a linear axis hides the lower one
 FAR = 2.0  # a stability threshold beyond so many times the largest eigenvalues is not drawn
 PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
@@ -37,20 +37,27 @@ def draw(
     look = look or appearance.look_of(data)
     values = eigenvalues(data)
     for ax, (low, high) in zip(axes, ranges or axis_ranges([data]), strict=True):
-        at = np.linspace(low, high, 400)
-        curve = density(values, at)
-        ax.plot(at, curve, color=look.color, linestyle=look.line, label=look.label)
-        ax.fill_between(at, curve, color=look.color, alpha=0.07, linewidth=0)
-        if 0 < (few := values[(low < values) & (values < high)]).size < FEW:
-            ax.scatter(few, np.zeros(few.size), 40, color=look.color, marker="|", linewidths=0.8, clip_on=False)
+        draw_density(ax, values, np.linspace(low, high, 400), look)
         ax.set(xlim=(low, high), xlabel=f"{'preconditioned ' if 'threshold' in data else ''}Hessian eigenvalue")
         if low < (limit := threshold(data)) <= high:
             ax.axvline(limit, color=look.color, linestyle=":", linewidth=0.9)
     top = max(float(np.max(line.get_ydata())) for ax in axes for line in ax.lines)
     for ax in axes:
-        ax.set_ylim(0, 1.05 * top)
+        ax.set_ylim(0, 1.05 * top or 1.0)
     axes[0].set_ylabel("density")
     return axes
+
+
+def draw_density(ax: Axes, values: np.ndarray, at: np.ndarray, look: Look) -> np.ndarray:
+    """Draw the density of eigenvalues, which is returned, and those of a side with few as ticks on the axis."""
+    curve = density(values, at)
+    ax.plot(at, curve, color=look.color, linestyle=look.line, label=look.label)
+    ax.fill_between(at, curve, color=look.color, alpha=0.07, linewidth=0)
+    few = [float(v) for side in sides(values) if side.size < FEW for v in side if at[0] < v < at[-1]]
+    if few:
+        foot, across = [0.03] * len(few), ax.get_xaxis_transform()
+        ax.scatter(few, foot, 40, color=look.color, marker="|", linewidths=0.8, transform=across, clip_on=False)
+    return curve
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[Range, Range] | None = None) -> Figure:
@@ -58,9 +65,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="") for data, look in pairs]
     note = "In brackets: 95 % intervals over mini-batches."
-    sides = [int((sign * eigenvalues(data) > 0).sum()) for data in results for sign in (-1, 1)]
-    if any(0 < count < FEW for count in sides):
-        note += f" Ticks: the eigenvalues of a side with fewer than {FEW}."
+    if any(0 < side.size < FEW for data in results for side in sides(eigenvalues(data))):
+        note += f" Ticks: the eigenvalues of a side with fewer than {FEW}, which has no density."
     if uneven(results):
         note += f" Logarithmic density, as the spectra differ in width by more than {UNEVEN:g} times."
     figure = style.page(results, looks, height=2.1, legend=legend, note=note)
@@ -90,7 +96,7 @@ def even_out(axes: tuple[Axes, Axes], results: Sequence[xr.Dataset]) -> None:
             max(float(np.max(line.get_ydata())) for line in pair) for pair in zip(left.lines, right.lines, strict=True)
         ]
         left.set_yscale("log")
-        left.set_ylim(0.03 * min(peaks), 2 * max(peaks))
+        left.set_ylim(0.03 * min(filter(None, peaks), default=1.0), 2 * (max(peaks) or 1.0))
     left.set_title("negative")
     right.set_title("positive")
     right.set_ylabel("")
@@ -120,15 +126,20 @@ def axis_ranges(results: Sequence[xr.Dataset]) -> tuple[Range, Range]:
     return (low or -0.1 * high, 0.0), (0.0, high)
 
 
+def sides(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The negative eigenvalues, and the others."""
+    return values[values < 0], values[values >= 0]
+
+
 def density(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Gaussian kernel density, each side of 0 by itself: the areas on both sides are NEP and 1 - NEP.
+    """Gaussian kernel density, each side of 0 by itself: the areas are NEP and 1 - NEP, or 0 of fewer than `FEW`.
 
     Kernels are reflected at 0, since those of many small positive eigenvalues would reach far into the negative ones.
     """
     positive = at >= 0 if at.max() > 0 else np.zeros(len(at), dtype=bool)  # 0 ends a range of negative ones
     found = np.zeros(len(at))
-    for own, there in ((values[values < 0], ~positive), (values[values >= 0], positive)):
-        if own.size and there.any():
+    for own, there in zip(sides(values), (~positive, positive), strict=True):
+        if own.size >= FEW and there.any():
             width = _bandwidth(own) or 0.01 * float(np.abs(at).max())  # a spike that can be seen
             z = (at[there][:, None] - np.concatenate([own, -own])) / width  # (points, values)
             found[there] = np.exp(-0.5 * z**2).sum(axis=1) / (values.size * width * np.sqrt(2 * np.pi))

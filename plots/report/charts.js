@@ -2,7 +2,7 @@
 
 const MARKS = {
   conv: "M-4 0L0-4 4 0 0 4z", msa: "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z", mlp: "M-3-3H3V3H-3z",
-  other: "M-3.5 3L0-4 3.5 3z",
+  other: "M-3.5 3L0-4 3.5 3z", tick: "M-.6 0V-11H.6V0z",
 };
 const mark = (kind) => MARKS[kind] || MARKS.other;
 
@@ -95,7 +95,7 @@ function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
       group.append(draw("path", { d: `M${px} ${low}V${sy(p.y + p.error)}`, stroke: color }));
     }
     let shape = null;
-    if (s.marks !== false) {
+    if (s.marks !== false || p.kind === "tick") {
       shape = draw("path", { d: mark(p.kind), fill: color, class: "mark" });
       group.append(draw("g", { transform: `translate(${px} ${py})` }, shape)); // a mark is scaled about its own place
     }
@@ -114,11 +114,13 @@ function bandwidth(values) {
   return 0.9 * (Math.min(deviation, spread) || deviation) * n ** -0.2 || 0.1 * extent(values.map(Math.abs))[1];
 }
 
-/** Kernel density; each side of zero by itself, its kernels reflected, so that the areas are NEP and 1 - NEP. */
-function density(values, low, high, factor, count = 240) {
+const sides = (values) => [values.filter((v) => v < 0), values.filter((v) => v >= 0)];
+
+/** Kernel density; each side of zero by itself, its kernels reflected, so that the areas are NEP and 1 - NEP; none of few. */
+function density(values, low, high, factor, few, count = 240) {
   const points = [];
-  for (const side of [values.filter((v) => v < 0), values.filter((v) => v >= 0)]) {
-    if (!side.length) continue;
+  for (const side of sides(values)) {
+    if (side.length < few) continue;
     const width = factor * bandwidth(side) || 1, negative = side[0] < 0;
     const [from, to] = negative ? [low, 0] : [0, high];
     for (let i = 0; i <= count; i++) {
@@ -149,10 +151,15 @@ function spectraPart(host) {
     const all = panels.flatMap((p) => p.v), negative = all.filter((v) => v < 0);
     const low = negative.length ? 1.15 * quantile(negative, 0.01) : 0, high = 1.15 * Math.max(quantile(all, 0.99), 0) || -low || 1;
     charts.push(chart(place, "Max-eigenvalue spectra of mini-batches", () => {
-      const series = shown(panels).map((p) => ({ name: p.name, color: p.color, marks: false, points: density(p.v, low, high, factor) }));
+      const series = shown(panels).map((p) => ({ name: p.name, color: p.color, marks: false, points: density(p.v, low, high, factor, p.few) }));
       const top = extent(series.flatMap((s) => s.points.map((p) => p.y)))[1];
       const axis = logarithmic ? { scale: "log", domain: [1e-4 * top, top] } : { domain: [0, 1.05 * top] };
       if (logarithmic) for (const s of series) s.points = s.points.map((p) => (p.y >= 1e-4 * top ? p : { ...p, y: NaN }));
+      shown(panels).forEach((p, i) => { // those of a side with few: each by itself, without a line to the next
+        for (const v of sides(p.v).filter((side) => side.length < p.few).flat().filter((v) => v >= low && v <= high)) {
+          series[i].points.push({ x: NaN, y: NaN }, { x: v, y: axis.domain[0], kind: "tick", note: text(v) });
+        }
+      });
       return { series, x: { label: "Hessian eigenvalue", domain: [low, high] }, y: { label: "density", ...axis } };
     }));
     for (const p of panels.filter((p) => p.unsure || p.missing)) {

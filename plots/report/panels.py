@@ -11,7 +11,7 @@ import xarray as xr
 
 from landscape.plots import FIGURES
 from landscape.plots.figure import LayerPlot
-from landscape.plots.figures import density
+from landscape.plots.figures import density, hessian
 from landscape.results import reader
 from landscape.statistics.stored import half_width
 
@@ -173,13 +173,16 @@ def trajectories(drawn: Sequence[Drawn]) -> list[Panel]:
 
 
 def spectra(drawn: Sequence[Drawn]) -> list[Panel]:
-    """Max-eigenvalue spectra: the finite eigenvalues of all mini-batches, and how many did not converge."""
+    """Max-eigenvalue spectra: the finite eigenvalues of all mini-batches, and how many did not converge.
+
+    A side with fewer than `few` is drawn as the figure draws it.
+    """
     found = []
     for one in _drawable(drawn, "hessian"):
         values = one.data.variables["eigenvalue"].values
         known = np.isfinite(values)
         unsure = int((known & (one.data.variables["converged"].values == 0)).sum()) if "converged" in one.data else 0
-        found.append(one.head | {"values": float32(values[known][:MOST_NODES]), "unsure": unsure})
+        found.append(one.head | {"values": float32(values[known][:MOST_NODES]), "unsure": unsure, "few": hessian.FEW})
     return found
 
 
