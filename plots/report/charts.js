@@ -106,32 +106,30 @@ function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
 
 // --- spectra ---
 
+const bell = (z) => Math.exp(-0.5 * z * z) / Math.sqrt(2 * Math.PI);
+const sampled = (from, to, f) => Array.from({ length: 301 }, (_, i) => f(from + ((to - from) * i) / 300));
+
 /** Silverman's robust bandwidth. */
 function bandwidth(values) {
   const n = values.length, mean = values.reduce((a, b) => a + b, 0) / n;
-  const deviation = n > 1 ? Math.sqrt(values.reduce((a, v) => a + (v - mean) ** 2, 0) / (n - 1)) : 0;
+  const deviation = Math.hypot(...values.map((v) => v - mean)) / Math.sqrt(n - 1);
   const spread = (quantile(values, 0.75) - quantile(values, 0.25)) / 1.34;
   return 0.9 * (Math.min(deviation, spread) || deviation) * n ** -0.2 || 0.1 * extent(values.map(Math.abs))[1];
 }
 
-const sides = (values) => [values.filter((v) => v < 0), values.filter((v) => v >= 0)];
-
-/** Kernel density; each side of zero by itself, its kernels reflected, so that the areas are NEP and 1 - NEP; none of few. */
-function density(values, low, high, factor, few, count = 240) {
-  const points = [];
-  for (const side of sides(values)) {
-    if (side.length < few) continue;
-    const width = factor * bandwidth(side) || 1, negative = side[0] < 0;
-    const [from, to] = negative ? [low, 0] : [0, high];
-    for (let i = 0; i <= count; i++) {
-      const x = from + ((to - from) * i) / count;
-      let sum = 0;
-      for (const v of side) sum += Math.exp(-0.5 * ((x - v) / width) ** 2) + Math.exp(-0.5 * ((x + v) / width) ** 2);
-      points.push({ x, y: sum / (values.length * width * Math.sqrt(2 * Math.PI)) });
+/** Kernel density; each side of zero by itself, its kernels reflected: the areas are NEP and 1 - NEP. Ticks of `few`. */
+function density(values, low, high, factor, few) {
+  return [values.filter((v) => v < 0), values.filter((v) => v >= 0)].flatMap((side, positive) => {
+    const [from, to] = positive ? [0, high] : [low, 0], end = { x: NaN, y: NaN };
+    if (side.length < few) {
+      return side.filter((x) => from <= x && x <= to).flatMap((x) => [{ x, y: 0, kind: "tick", note: text(x) }, end]);
     }
-    points.push({ x: NaN, y: NaN });
-  }
-  return points;
+    const width = factor * bandwidth(side) || 1;
+    return [...sampled(from, to, (x) => {
+      const sum = side.reduce((a, v) => a + bell((x - v) / width) + bell((x + v) / width), 0);
+      return { x, y: sum / (values.length * width) };
+    }), end];
+  });
 }
 
 function spectraPart(host) {
@@ -151,15 +149,10 @@ function spectraPart(host) {
     const all = panels.flatMap((p) => p.v), negative = all.filter((v) => v < 0);
     const low = negative.length ? 1.15 * quantile(negative, 0.01) : 0, high = 1.15 * Math.max(quantile(all, 0.99), 0) || -low || 1;
     charts.push(chart(place, "Max-eigenvalue spectra of mini-batches", () => {
-      const series = shown(panels).map((p) => ({ name: p.name, color: p.color, marks: false, points: density(p.v, low, high, factor, p.few) }));
-      const top = extent(series.flatMap((s) => s.points.map((p) => p.y)))[1];
+      const series = shown(panels).map((p) => ({ ...p, marks: false, points: density(p.v, low, high, factor, p.few) }));
+      const top = extent(series.flatMap((s) => s.points.map((p) => p.y)))[1] || 1;
       const axis = logarithmic ? { scale: "log", domain: [1e-4 * top, top] } : { domain: [0, 1.05 * top] };
-      if (logarithmic) for (const s of series) s.points = s.points.map((p) => (p.y >= 1e-4 * top ? p : { ...p, y: NaN }));
-      shown(panels).forEach((p, i) => { // those of a side with few: each by itself, without a line to the next
-        for (const v of sides(p.v).filter((side) => side.length < p.few).flat().filter((v) => v >= low && v <= high)) {
-          series[i].points.push({ x: NaN, y: NaN }, { x: v, y: axis.domain[0], kind: "tick", note: text(v) });
-        }
-      });
+      if (logarithmic) for (const s of series) s.points = s.points.map((p) => (p.y >= 1e-4 * top ? p : { ...p, y: p.kind ? 1e-4 * top : NaN }));
       return { series, x: { label: "Hessian eigenvalue", domain: [low, high] }, y: { label: "density", ...axis } };
     }));
     for (const p of panels.filter((p) => p.unsure || p.missing)) {
@@ -171,15 +164,11 @@ function spectraPart(host) {
     charts.push(chart(place, "Density of all eigenvalues per unit of this axis", () => {
       const from = Math.asinh((1.3 * low) / width), to = Math.asinh((1.3 * high) / width), sigma = nodes[0].kernel * factor;
       const series = shown(nodes).map((p) => {
-        const points = [];
-        for (let i = 0; i <= 300; i++) {
-          const at = from + ((to - from) * i) / 300, x = width * Math.sinh(at);
-          let y = 0;
-          p.v.forEach((v, k) => { y += p.w[k] * Math.exp(-0.5 * ((at - Math.asinh(v / width)) / sigma) ** 2); });
-          y /= sigma * Math.sqrt(2 * Math.PI);
-          points.push({ x, y: logarithmic && y < 1e-7 ? NaN : y });
-        }
-        return { name: p.name, color: p.color, marks: false, points };
+        const points = sampled(from, to, (at) => {
+          const y = p.v.reduce((a, v, k) => a + p.w[k] * bell((at - Math.asinh(v / width)) / sigma), 0) / sigma;
+          return { x: width * Math.sinh(at), y: logarithmic && y < 1e-7 ? NaN : y };
+        });
+        return { ...p, marks: false, points };
       });
       const axis = logarithmic ? { scale: "log" } : {};
       return { series, x: { label: "Hessian eigenvalue", scale: "asinh", width, domain: [1.3 * low, 1.3 * high] }, y: { label: "density", ...axis } };
