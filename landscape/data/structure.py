@@ -23,7 +23,10 @@ def tensors_in(value: Nested) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         return iter((value,))
     if type(value) is tuple:  # arguments of a call, whose path needs no words
-        return itertools.chain.from_iterable(tensors_in(item) for item in value if type(item) not in LEAVES)
+        items = (item for item in value if type(item) not in LEAVES)
+        return itertools.chain.from_iterable(map(tensors_in, items))
+    if type(value) is dict and not value:
+        return iter(())
     return (tensor for _, tensor in named_tensors(value))
 
 

@@ -215,23 +215,27 @@ class _Recorder(TorchFunctionMode):
     def before_hooks_of_output(self, module: nn.Module, args: Any, output: Any) -> None:
         self.before_hooks(module, output)
 
-    def _forget_hooks(self, values: Any) -> None:
-        """Drop the operations of hooks that only read: what they read is not what the network reads."""
-        position, calls, nodes = self._before_hooks.pop()
-        if nodes == tuple(self._recorded(values)):
+    def _forget_hooks(self, values: Any) -> tuple[Node, ...]:
+        """Drop the operations of hooks that only read: what they read is not what the network reads.
+
+        Returns:
+            the nodes of the values.
+        """
+        (position, calls, before), nodes = self._before_hooks.pop(), tuple(self._recorded(values))
+        if nodes == before:
             del self.flow.operations[position:], self.flow.calls[calls:]
+        return nodes
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._forget_hooks((args, kwargs))
+        reads = self._forget_hooks((args, kwargs))
         number = self._counts[name] = self._counts.get(name, -1) + 1
-        reads = tuple(self._recorded((args, kwargs)))
         self.flow.calls.append(Call(name, number, self._open[-1], len(self.flow.operations), reads))
         self._open.append(len(self.flow.calls) - 1)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._forget_hooks(output)
+        nodes = self._forget_hooks(output)
         call = self.flow.calls[self._open.pop()]
-        call.writes, call.stop = tuple(self._recorded(output)), len(self.flow.operations)
+        call.writes, call.stop = nodes, len(self.flow.operations)
 
     def add(self, tensor: Tensor, *, ancestors: int, maker: int, positions: Positions | None) -> Node:
         node = len(self.flow.shapes)

@@ -179,8 +179,10 @@ def _thin(positions: Tensor) -> Tensor:
     for axis in reversed(range(positions.ndim)):  # channels, which mostly share a position, first
         if (size := positions.shape[axis]) == 1:
             continue
-        first, last = thin.narrow(axis, 0, 1), thin.narrow(axis, size - 1, 1)
-        if thin.stride(axis) == 0 or (torch.equal(first, last) and bool((thin == first).all())):
+        first = thin.narrow(axis, 0, 1)
+        if thin.stride(axis) == 0 or (
+            torch.equal(first, thin.narrow(axis, size - 1, 1)) and bool((thin == first).all())
+        ):
             thin = first
     return thin.view(torch.float64).expand(positions.shape)
 

@@ -93,9 +93,11 @@ class AttentionPictures(Probe):
         found = np.full((samples, len(layers), len(self._places), rows, columns), np.nan)
 
         def on_attention(position: int, maps: attention_maps.AttentionMaps) -> None:
-            height, width = layers[position].grid
+            layer = layers[position]
+            assert layer.attention is not None
+            (kind,), (height, width) = statistics.kinds_of(layer.attention, (1.0, 1.0), maps.device), layer.grid
             for image in range(min(samples, self.images)):
-                some = self._attended(layers[position], maps, image)
+                some = self._attended(layer, kind, maps.chunk(slice(image, image + 1)))
                 found[image, position, :, :height, :width] = some.double().cpu().numpy()
 
         def nothing(position: int, tensor: Tensor) -> None: ...
@@ -103,12 +105,11 @@ class AttentionPictures(Probe):
         run_with_hooks(subject, (batch,), [FeatureHooks(layers, nothing, dict, on_attention)])
         return found
 
-    def _attended(self, layer: Layer, maps: attention_maps.AttentionMaps, image: int) -> Tensor:
+    def _attended(self, layer: Layer, kind: statistics.Kind, maps: Tensor) -> Tensor:
         """Mean over heads of the rows of the wanted queries of one image, (query, H, W)."""
         assert layer.attention is not None
         height, width = layer.grid
-        (kind,) = statistics.kinds_of(layer.attention, (1.0, 1.0), maps.device)
-        kept = statistics.between(maps.chunk(slice(image, image + 1)), kind.queries, kind.keys)[0].mean(dim=0)
+        kept = statistics.between(maps, kind.queries, kind.keys)[0].mean(dim=0)
         at = [(min(int(y * height), height - 1), min(int(x * width), width - 1)) for y, x in self._places.tolist()]
         if layer.attention.windows is not None:
             places = [place for place in layer.attention.windows.queries[0] if place != NOWHERE]
