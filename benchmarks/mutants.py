@@ -26,9 +26,9 @@ FILES = {
     "writer": ("writer", "writer_interference", "journal"),
     "merge": ("merging",),
     "reader": ("reader", "compare"),
-    "statistics": ("statistics", "intervals", "compare"),
+    "statistics": ("statistics", "intervals", "compare", "seed_groups"),
     "figures": ("plots_from_python", "not_finite_figures", "plots", "report"),
-    "cli": ("cli", "options", "messages", "api", "doctor"),
+    "cli": ("cli", "evaluation", "options", "messages", "api", "doctor"),
 }
 
 
