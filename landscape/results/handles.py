@@ -24,7 +24,6 @@ CONVENTION = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LA
 
 # Types that are read as they are, without asking HDF5 every time how it calls them.
 _IN_MEMORY = {np.dtype(name): h5py.h5t.py_create(np.dtype(name)) for name in ("f8", "f4", "i8", "i4", "u1")}
-_STORED_TEXT, _SCALAR = h5py.h5t.py_create(h5py.string_dtype(), logical=True), h5py.h5s.create(h5py.h5s.SCALAR)
 _TEXT, _REFERENCES = (h5py.h5t.py_create(t) for t in (h5py.string_dtype(), h5py.vlen_dtype(h5py.ref_dtype)))
 _FORMS: Mapping[int, Sequence[tuple[np.dtype, h5py.h5t.TypeID]]] = {  # of attributes, by their bytes
     16: [(np.dtype(object), _TEXT)],
@@ -181,16 +180,6 @@ class MemoryHandle(Handle):
 
     def modify(self, attribute: str, value: float) -> None:
         self._known[attribute] = float(value)
-
-
-def describe(item: ObjectID, about: Mapping[str, str | float]) -> None:
-    """Give an object attributes, each a text or a number, that it does not have yet."""
-    for name, value in about.items():
-        text = isinstance(value, str)
-        form, values = (
-            (_TEXT, np.array(value, object)) if text else (_IN_MEMORY[np.dtype("f8")], np.array(value, float))
-        )
-        h5py.h5a.create(item, name.encode(), _STORED_TEXT if text else form, _SCALAR).write(values, mtype=form)
 
 
 def links(group: h5py.h5g.GroupID) -> list[tuple[str, int, int]]:
