@@ -27,22 +27,24 @@ def _small(**changed: np.ndarray) -> Grid:
     return Grid({"x": x, "y": y}, {"loss": loss, "accuracy": loss / 10, **changed}, np.ones((3, 2), bool))
 
 
-def _vtp(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    exporting.write_vtp(path, _small())
+def _vtp(path: Path, kind: str = "Lines", count: int = 1) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Points (points, 3), the indices that join them into polygons (count, corners) or a line, and values by name."""
     piece = ElementTree.parse(path).getroot().find("PolyData/Piece")
     assert piece is not None
 
     def numbers(where: str) -> dict[str, np.ndarray]:
         return {str(a.get("Name")): np.array(str(a.text).split(), float) for a in piece.findall(f"{where}/DataArray")}
 
-    assert (piece.get("NumberOfPoints"), piece.get("NumberOfPolys")) == ("6", "2")
-    polygons = numbers("Polys")
-    assert polygons["offsets"].tolist() == [4, 8]
-    return numbers("Points")["points"].reshape(-1, 3), polygons["connectivity"].reshape(-1, 4), numbers("PointData")
+    points, joined = numbers("Points")["points"].reshape(-1, 3), numbers(kind)["connectivity"].reshape(count, -1)
+    declared = [piece.get(f"NumberOf{name}", "0") for name in ("Points", "Lines", "Polys")]
+    assert declared == [str(len(points)), *(str(count * (name == kind)) for name in ("Lines", "Polys"))]
+    assert numbers(kind)["offsets"].tolist() == [joined.shape[1] * (i + 1) for i in range(count)]
+    return points, joined, numbers("PointData")
 
 
 def test_polygons_join_neighbours_and_carry_every_quantity(tmp_path: Path) -> None:
-    points, quads, values = _vtp(tmp_path / "s.vtp")
+    exporting.write_vtp(tmp_path / "s.vtp", _small())
+    points, quads, values = _vtp(tmp_path / "s.vtp", "Polys", 2)
     np.testing.assert_array_equal(points[:, 2], values["loss"])
     found = {tuple(point[:2]): point[2] for point in points}
     assert found == {(0, 0): 1, (0, 2): 2, (1, 0): 3, (1, 2): 4, (3, 0): 5, (3, 2): 6}
@@ -89,25 +91,12 @@ def test_a_path_comes_over_its_surface_and_goes_back(tmp_path: Path) -> None:
     with h5py.File(back) as file:
         assert (file["proj_xcoord"][()].tolist(), file["proj_ycoord"][()].tolist()) == (x, y)
     (curve,) = (file for file in written if file.name.endswith("-path.vtp"))
-    points, lines, values = _curve(curve)
-    assert lines.tolist() == [0, 1, 2]  # the last snapshot lies outside
+    points, lines, values = _vtp(curve)
+    assert lines.tolist() == [[0, 1, 2]]  # the last snapshot lies outside
     np.testing.assert_allclose(points[:, :2], np.stack([x, y], axis=1)[:3])
     heights = RegularGridInterpolator((X, Y), np.array([[loss_at(a, b) for b in Y] for a in X]))(points[:, :2])
     np.testing.assert_allclose(points[:, 2], heights)
     np.testing.assert_array_equal(values["snapshot"], [0, 1, 2])
-
-
-def _curve(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    piece = ElementTree.parse(path).getroot().find("PolyData/Piece")
-    assert piece is not None
-    assert (piece.get("NumberOfLines"), piece.get("NumberOfPolys")) == ("1", "0")
-
-    def numbers(where: str) -> dict[str, np.ndarray]:
-        return {str(a.get("Name")): np.array(str(a.text).split(), float) for a in piece.findall(f"{where}/DataArray")}
-
-    lines = numbers("Lines")
-    assert lines["offsets"].tolist() == [len(lines["connectivity"])]
-    return numbers("Points")["points"].reshape(-1, 3), lines["connectivity"], numbers("PointData")
 
 
 @pytest.mark.slow
@@ -122,7 +111,7 @@ def test_lines_go_to_that_tool_and_come_back(tmp_path: Path) -> None:
         (grid,) = tomgoldstein.read_surface(path)
         np.testing.assert_array_equal(grid.values["loss"], data["loss"].sel(direction=k))
         np.testing.assert_allclose(grid.values["accuracy"], data["accuracy"].sel(direction=k), rtol=1e-15)
-        points, _, values = _curve(written[2 + k])
+        points, _, values = _vtp(written[2 + k])
         np.testing.assert_array_equal(points[:, 0], data["t"])
         np.testing.assert_array_equal(values["loss"], data["loss"].sel(direction=k))
         np.testing.assert_array_equal(values["loss_se"], data["loss_se"].sel(direction=k))
@@ -142,7 +131,7 @@ def test_a_trajectory_goes_to_that_tool_with_its_principal_coordinates(tmp_path:
     data = only(tmp_path / "r.h5", "trajectory")
     path, curve = export(tmp_path / "r.h5", tmp_path / "out", ["tomgoldstein", "vtp"])
     np.testing.assert_array_equal(tomgoldstein.read_trajectory(path).positions, [data["pc1"], data["pc2"]])
-    points, _, _ = _curve(curve)
+    points, _, _ = _vtp(curve)
     np.testing.assert_array_equal(points[:, 2], data["plane_loss"])
 
 
