@@ -14,7 +14,7 @@ from landscape.results.run_key import RunKey, fixed_width, safe_label
 from landscape.statistics.stored import store_reasons
 
 GROWTH = 128  # rows by which the datasets of a series grow on the disk
-# HDF5's low-level interface takes two thirds of the time of h5py's objects.
+# HDF5's low-level interface takes three quarters of the time of h5py's objects.
 _TEXT, _NUMBER, _COUNT = (h5py.h5t.py_create(np.dtype(kind)) for kind in (h5py.string_dtype(), float, "i8"))
 _STORED_TEXT, _SCALAR = h5py.h5t.py_create(h5py.string_dtype(), logical=True), h5py.h5s.create(h5py.h5s.SCALAR)
 _UNTIMED = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
