@@ -164,9 +164,9 @@ def wrong(case: Case, folder: Path, start: Path, whole: Path, at: int, how: str)
     if "repair" in case.commands[0] and out.exists():
         out.unlink()  # whole, as we know; it is not written again
     again = attempt(case, folder)
-    names = {path.name for path in folder.rglob("*")} - {path.name for path in whole.rglob("*")}
+    names, known = ({str(path.relative_to(of)) for path in of.rglob("*")} for of in (folder, whole))
     nobodys = rf"tmp.*|\.{case.writes}\.[0-9a-f]{{8}}|.*\.lock"  # a living process might have them; locks are empty
-    left = {name for name in names if not re.fullmatch(nobodys, name)}
+    left = {name for name in names - known if not re.fullmatch(nobodys, name)}
     second = expect(
         (again.code == 0, f"again: {again.said!r}"), (again.code != 0 or same(out, finished), "again: other numbers"),
         (again.code != 0 or not left, f"files are left: {left}"),
