@@ -76,7 +76,7 @@ MUTANTS = (
            "--prefer does not prefer"),
     Mutant("reader", "landscape/results/reader.py", 'str(item[1].attrs.get("created", ""))', '""',
            "results are not in the order of their creation"),
-    Mutant("reader", "landscape/results/reader.py", "label in (None, group.attrs.get(\"label\"))", "True",
+    Mutant("reader", "landscape/results/reader.py", "label in (None, data.attrs.get(\"label\"))", "True",
            "a label selects all networks"),
     Mutant("reader", "landscape/results/reader.py", 'return f"{done:,} of {units:,} units" if done < units else ""',
            'return ""', "an unfinished result is not named"),

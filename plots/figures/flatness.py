@@ -1,13 +1,15 @@
 """Draw measures of flatness of several networks, each relative to the first one, with intervals."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from landscape.headline import FLATTER, FLATTER_ABOVE
 from landscape.plots import appearance, broken, style, theme
 from landscape.plots.figure import Axes, Figure, Look
+from landscape.results.headline_numbers import Measured
 from landscape.statistics import flatness, intervals, rounding, seed_groups
 from landscape.statistics.paired import Difference, paired_t
 
@@ -27,26 +29,14 @@ BESIDE = 0.7  # share of a row over which networks are drawn
 LEAST = 1e-3  # lower end of an interval, as a share of its value, where it is not above 0: the axis has no 0
 
 
-class Row(NamedTuple):
-    """A measure of one result."""
-
-    name: str
-    value: float
-    error: float
-    units: str
-    flatter: str  # which values are flatter: lower or higher
-    n: float  # independent values behind the error
-    low: float  # ends of the 95 % interval
-    high: float
-
-
-def rows_of(data: xr.Dataset) -> Iterator[Row]:
+def rows_of(data: xr.Dataset) -> Iterator[Measured]:
     """The measures of a result, in the order of its table."""
     texts = [data[name].values.astype(str) for name in ("measure_name", "measure_units", "flatter")]
     numbers = [data[name].values for name in ("value", "se", "n")]
     for name, units, flatter, value, error, n in zip(*texts, *numbers, strict=True):
         low, high = intervals.interval(value, error, n)
-        yield Row(str(name), float(value), float(error), str(units), str(flatter), float(n), float(low), float(high))
+        reading = FLATTER_ABOVE if flatter == "higher" else FLATTER
+        yield Measured(str(name), float(value), float(error), float(low), float(high), str(units), reading, float(n))
 
 
 def draw(
@@ -101,16 +91,16 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     return figure
 
 
-def _relative(row: Row, reference: Mapping[str, float]) -> tuple[float, float, float]:
+def _relative(row: Measured, reference: Mapping[str, float]) -> tuple[float, float, float]:
     """A measure over that of the reference, sharper to the right, with the ends of its interval."""
     unit = reference[row.name]
     value, low, high = (end / unit for end in (row.value, row.low, row.high))
     low = max(low, LEAST * value) if value > 0 else low
-    return (1 / value, 1 / high, 1 / low) if row.flatter == "higher" and value > 0 else (value, low, high)
+    return (1 / value, 1 / high, 1 / low) if row.reading == FLATTER_ABOVE and value > 0 else (value, low, high)
 
 
-def _number(row: Row) -> str:
-    units = {"loss per squared weight": "", "nats per squared weight": ""}.get(row.units, f" {row.units}")
+def _number(row: Measured) -> str:
+    units = {"loss per squared weight": "", "nats per squared weight": ""}.get(row.unit, f" {row.unit}")
     return f"{rounding.plus_minus(row.value, row.high - row.value)}{units}"
 
 
