@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_monitor import ALL, data, dense, network, train
+from test_monitor import ALL, data, network, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -76,12 +76,13 @@ def test_rows_between_those_with_eigenvalues_come_from_forward_passes_along_the_
     assert np.isnan(found["critical_sharpness"].values[0])
     assert np.abs(found["critical_sharpness"].values[1:] / sharpness - 1).max() < 2**-4
     assert np.abs(found["relative_critical_sharpness"].values[1:] / sharpness - 1).max() < 2**-4
-    assert found["gradient_norm"].values[1:] == pytest.approx(norms, rel=1e-9)
+    assert found["gradient_norm"].values[5] == pytest.approx(norms[4], rel=1e-9)
     assert found["predicted_change"].values[1:] == pytest.approx(first, rel=1e-9)
     assert found["actual_change"].values[1:] == pytest.approx(np.diff(found["loss"].values), rel=1e-9)
     assert found["critical_passes"].values[1] <= 8
     assert found["critical_passes"].values[2:].mean() <= 5
-    assert np.flatnonzero(np.isfinite(found["eigenvalue"].values[:, 0])).tolist() == [0, 5]
+    for name in ("eigenvalue", "gradient_norm"):
+        assert np.flatnonzero(np.isfinite(found[name].values.reshape(13, -1)[:, 0])).tolist() == [0, 5]
     assert found["norm_sharpness"].values[5] == pytest.approx(sharpness[4], rel=1e-9)
     assert [row["step"] for row in rows] == list(range(9))
     assert rows[8]["critical_sharpness"] == found["critical_sharpness"].values[8]
@@ -122,9 +123,8 @@ def test_every_row_has_what_is_promised_of_the_group_that_made_the_update_in_the
     assert found["critical_passes"].values.tolist() == passes
     sharper = found["critical_sharpness"].values * found["critical_multiple"].values
     assert sharper == pytest.approx(2 / np.array(rates), nan_ok=True)
-    for name in ("gradient_norm", "update_norm", "distance", "loss", "predicted_change", "actual_change"):
+    for name in ("update_norm", "distance", "loss", "predicted_change", "actual_change"):
         assert np.isfinite(found[name].values).all(), name
-    assert found["gradient_norm"].values[-1] == pytest.approx(dense(model, batch)[0].norm().item(), rel=1e-9)
 
 
 def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:

@@ -13,11 +13,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from landscape.data.structure import common_length
 from landscape.monitoring.shards import Shards, own_parts
 from landscape.options import OptionError, first_line
-from landscape.products.vectors import flat, inner
 from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
-from landscape.weight_space.optimizer_step import WIDTH, critical_step, loss_on
+from landscape.weight_space.optimizer_step import critical_step, loss_on
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
 
@@ -120,7 +119,6 @@ def followed(model: nn.Module) -> nn.Module:
 
 
 NEAR = 8.0  # updates, within which the parabola through three losses says where the loss is back at its start
-AGREE = 0.25  # with the last critical rate, to take the end of the parabola also where that is far
 NOTHING = dict.fromkeys(
     ("update_norm", "predicted_change", "actual_change", "critical_sharpness", "critical_multiple", "critical_passes",
      "relative_critical_sharpness"), math.nan,
@@ -130,17 +128,17 @@ NOTHING = dict.fromkeys(
 class AlongUpdate:
     """The last update, as the difference of the weights before and after it, whatever made it.
 
-    With w the weights before the update u, the losses at w and w + u and the gradient at w + u give the parabola along
-    u, and with it the change to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u
-    the shortest multiple of the update that ends above the start) is then bracketed within 2^-4, around the last
-    critical rate or, where that is near or about the same, around the end of the parabola: four passes where it is
-    right. Relative critical sharpness is that of a second mini-batch along the same update, whose parabola takes the
-    loss at w - u in place of a gradient.
+    With w the weights before the update u, the losses at w - u, w and w + u give the parabola along u, and with it the
+    change to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u the shortest
+    multiple of the update that ends above the start) is then searched from the end of the parabola or, where that is
+    far, from the last critical rate: four passes where the guess is right. Relative critical sharpness is that of a
+    second mini-batch along the same update.
     """
 
     def __init__(self, subject: Subject, shards: Shards) -> None:
         self._subject, self._shards = subject, shards
         self._before: dict[str, Tensor] = {}
+        self._norm = math.nan  # of the update
         self._critical: dict[int, float] = {}  # the last critical learning rate by mini-batch
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
@@ -154,27 +152,21 @@ class AlongUpdate:
         if before.keys() != parameters.keys():
             return {}
         update = {name: p - before[name].to(p.dtype) for name, p in parameters.items()}
-        return update if 0 < self._squared(update) < math.inf else {}
+        self._norm = self._shards.norm(update.values())
+        return update if 0 < self._norm < math.inf else {}
 
-    def _squared(self, update: Mapping[str, Tensor]) -> float:
-        return self._shards.total(inner(update.values(), update.values()))
-
-    def values(self, update: Mapping[str, Tensor], rate: float, end: float, gradient: Tensor) -> dict[str, Any]:
-        """The quantities of an update made with a learning rate, by the loss and gradient after it; NaN without one."""
+    def values(self, update: Mapping[str, Tensor], rate: float, end: float) -> dict[str, Any]:
+        """The quantities of an update made with a learning rate, by the loss after it; NaN without one."""
         subject, values = self._subject, dict(NOTHING)
         if update:
-            values["update_norm"] = math.sqrt(self._squared(update))
-            fall = self._shards.total(inner([gradient], [flat(update.values())]))
-            values |= self._along(update, rate, 0, end, fall)
+            values |= {"update_norm": self._norm, **self._along(update, rate, 0, end)}
         if update and len(subject.batches) > 1:
-            other = self._along(update, rate, 1, self._shards.mean(loss_on(subject, 1)), None)
+            other = self._along(update, rate, 1, self._shards.mean(loss_on(subject, 1)))
             values["relative_critical_sharpness"] = other["critical_sharpness"]
         return values
 
-    def _along(
-        self, update: Mapping[str, Tensor], rate: float, batch: int, end: float, fall: float | None
-    ) -> dict[str, float]:
-        """The quantities of one mini-batch by the loss after the update and its derivative there along it."""
+    def _along(self, update: Mapping[str, Tensor], rate: float, batch: int, end: float) -> dict[str, float]:
+        """The quantities of one mini-batch by the loss after the update."""
         passes = 1  # that of the end
         with torch.no_grad(), WeightsInPlace(self._subject, update) as weights:
 
@@ -186,15 +178,11 @@ class AlongUpdate:
                 weights.translate((update, multiple - 1.0))
                 return self._shards.mean(loss_on(self._subject, batch))
 
-            start = at(0.0)
-            slope = (end - at(-1.0)) / 2 if fall is None else 2 * (end - start) - fall
-            bend = end - start - slope
-            parabola = -slope / bend if bend > 0 else math.nan
-            warm = self._critical.get(batch, math.nan) / (rate or math.nan)
-            near = 0 < parabola < NEAR or abs(parabola / warm - 1) < AGREE
-            known = near or math.isfinite(warm)
-            guess = warm if known and not near else parabola
-            found = critical_step(lambda c: at(c) - start, slope, guess=guess, spread=WIDTH if known else 2.0)
+            start, back = at(0.0), at(-1.0)
+            slope, bend = (end - back) / 2, (end + back) / 2 - start
+            near = 0 < -slope < NEAR * bend
+            guess = math.nan if near or not rate else self._critical.get(batch, math.nan) / rate
+            found = critical_step(lambda c: at(c) - start, slope, guess=guess)
         if found.converged:
             self._critical[batch] = found.multiple * rate
         return {

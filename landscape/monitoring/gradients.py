@@ -13,7 +13,7 @@ from landscape.data.structure import common_length, rows_of
 from landscape.monitoring.shards import Shards, own_parts
 from landscape.probe import derived_seed
 from landscape.products.hessian_product import differentiable_attention
-from landscape.products.vectors import dot, flat
+from landscape.products.vectors import dot, flat, length
 from landscape.random_vectors import hashed_columns, signs, words
 from landscape.subject.losses import loss_gradients
 from landscape.subject.subject import Subject
@@ -45,8 +45,8 @@ class Start:
         """|w - w_0| and its standard error, which is 0 where it is exact."""
         if self._copies is not None:
             own = own_parts(parameters)
-            parts = [torch.linalg.vector_norm(p.double() - self._copies[n].double()) for n, p in own.items()]
-            return math.sqrt(self.shards.total(float(torch.stack(parts).square().sum()))) + self._unknown, self._unknown
+            norm = self.shards.norm(p.double() - self._copies[n].double() for n, p in own.items())
+            return norm + self._unknown, self._unknown
         found = float(np.linalg.norm(sketch_of(parameters) - self.sketch))
         exact = sum(p.numel() for p in parameters.values()) <= BUCKETS
         return found, 0.0 if exact else found / math.sqrt(2 * BUCKETS)
@@ -212,7 +212,7 @@ class MicroBatches:
             totals = [self._sums.get(id(p), torch.zeros_like(p)) for p in self._parameters]
             for total in totals:
                 self._shards.add_up_in_place(total)
-            large = sum(float(total.double().square().sum()) for total in totals) / processes**2
+            large = sum(float(length(total).square()) for total in totals) / processes**2
         assert size is not None
         self._known.append(estimates(small / (m * processes), large / m**2, m * processes, size))
 
@@ -228,7 +228,7 @@ class MicroBatches:
             g = gradient.detach()
             g = g.to_dense() if g.is_sparse else g
             self._counts[i] = self._counts.get(i, 0) + 1
-            self._squares.append(g.double().square().sum())
+            self._squares.append(length(g).square())
             if not self._shards.divided:
                 self._sums[i] = self._sums[i] + g if i in self._sums else g.clone()
 
@@ -244,7 +244,7 @@ class MicroBatches:
     def _divided(self, p: Tensor) -> None:
         assert p.grad is not None
         (part,) = own_parts({"": p.grad}).values()
-        self._reduced[id(p)] = part.double().square().sum()
+        self._reduced[id(p)] = length(part).square()
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():

@@ -21,9 +21,10 @@ from landscape.monitoring.shards import own_parts
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import dot, flat, length, random_unit
-from landscape.subject import losses, restoration
+from landscape.subject import restoration
 from landscape.subject.optimizer_rules import Together, step_norm
 from landscape.subject.subject import Subject
+from landscape.weight_space.optimizer_step import loss_on
 
 
 def optimizer_in_use(found: Any) -> Optimizer | None:
@@ -153,8 +154,8 @@ class Measurement:
     def at_present(self, kind: budget.Kind, rate: float) -> dict[str, Any]:
         """The numbers of the present weights, and of the update that led there with this learning rate.
 
-        Those of a `row` come from forward passes and a gradient, and the others are NaN; `check`: eigenvalues from a
-        random start too.
+        Those of a `row` come from forward passes, and the others are NaN; `check`: eigenvalues from a random start too.
+        Of divided weights there is the gradient beside them.
 
         Raises:
             ValueError: the model has no second derivative, or other parameters are trainable than at the start.
@@ -171,13 +172,16 @@ class Measurement:
         if math.isnan(rate) and self._optimizer is not None:  # no update of an optimiser of PyTorch so far
             values["learning_rate"] = followed_model.rate_of(self._optimizer)
         if kind == "row":
-            loss, gradient = self._plain()
+            loss = self._shards.mean(loss_on(subject, 0))
+            return values | {"loss": loss, **self._along.values(update, rate, loss)}
+        if self._shards.divided:
+            loss, gradient = self._of_divided()
         else:
             product = Curvature(subject, parameters, "double-backward").product(0)
             loss, gradient = product.value, product.gradient()
-        values |= {"loss": loss, "gradient_norm": math.sqrt(self._shards.total(length(gradient).item() ** 2))}
-        values |= self._along.values(update, rate, loss, gradient)
-        if kind == "row":
+        values |= {"loss": loss, "gradient_norm": self._shards.norm([gradient])}
+        values |= self._along.values(update, rate, loss)
+        if self._shards.divided:
             return values
         check, parts = kind == "check", parts_of(subject, self._parts)
         noisy = noise(gram(gradients_of(subject, parts, gradient)), 0 if len(parts) < 2 else parts[0].stop)
@@ -195,17 +199,15 @@ class Measurement:
             "noise_scale_se": noisy.scale_se, "gradient_variance": noisy.variance, "gradient_squared": noisy.squared,
         }  # fmt: skip
 
-    def _plain(self) -> tuple[float, Tensor]:
-        """Loss and gradient of the mini-batch, flat, without a graph for products."""
+    def _of_divided(self) -> tuple[float, Tensor]:
+        """Loss of the mini-batch and this process's part of its gradient, flat, of weights that FSDP2 has divided."""
         subject = self._subject
         inputs, targets = subject.batch(0)
         with restoration.evaluation_mode(subject.model):
             loss = subject.losses(subject.outputs(inputs), targets).double().mean()
-            if not self._shards.divided:
-                return loss.item(), flat(losses.loss_gradients(loss, list(subject.parameters.values())))
-            loss.backward()  # type: ignore[no-untyped-call]
-            parts = own_parts({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._held.items()})
-            return self._shards.mean(loss.item()), flat(parts.values())
+        loss.backward()  # type: ignore[no-untyped-call]
+        parts = own_parts({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._held.items()})
+        return self._shards.mean(loss.item()), flat(parts.values())
 
     @property
     def _held(self) -> dict[str, Tensor]:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 CHECKED = 20  # every so many measurements one is checked by a random start
 FAILURES = 3  # measurements in a row that may fail before the monitor stops
-MERGE_SECONDS = 30.0  # between two merges of the journal into the file
+MERGE_SECONDS = 30.0  # between two merges of the journal into the file, at least
+MERGES = 0.05  # share of the overhead that merging may take; a kill loses no row of the journal
 _log = logging.getLogger(__name__)
 
 
@@ -145,9 +146,9 @@ class Monitor:
                     place = stored_series.Place(Path(out), start, overwrite=overwrite)
                     begun = self._opened(place, begun, optimizer, settings, attributes, about)
             self._measurement = Measurement(self._subject, begun, optimizer, top=top, parts=noise, tol=tol, seed=seed)
-            self._merged = self._budget.now()
+            self._merge_at = self._budget.now() + MERGE_SECONDS
         if self._active and start % every == 0:
-            self._measure("row" if self._shards.divided else "check")
+            self._measure("check")
         self._micro = gradients.MicroBatches(module, self._shards) if noise else None
         self._prepare()
 
@@ -192,9 +193,9 @@ class Monitor:
     def _on_grid(self, rate: float) -> None:
         """Measure what the budget allows."""
         kind: Kind = "check" if self._measured % CHECKED == 0 else "eigenvalues"
-        if self._shards.divided or not self._budget.allows(kind):
+        if not self._allowed(kind):
             kind = "row"
-        if self._shards.total(not self._budget.allows(kind)):  # of divided weights all processes measure, or none
+        if not self._allowed(kind):
             self._say_when()
             self._skipped += 1
             return
@@ -203,6 +204,10 @@ class Monitor:
             self._failures = 0
         except Exception as error:  # whatever the caller's model, loss and data raise
             self._failed(error)
+
+    def _allowed(self, kind: Kind) -> bool:
+        """Whether the budget allows it; of divided weights all processes measure, or none."""
+        return not self._shards.total(not self._budget.allows(kind))
 
     def _prepare(self) -> None:
         """Keep the weights where the next update is one to measure."""
@@ -267,9 +272,10 @@ class Monitor:
                 values["simple_noise_scale"], values["simple_noise_scale_se"] = self._micro.scale()
             row = {**nothing, **values, **timing}
             self._writer.write(self.number, row)
-            if budget.now() - self._merged > MERGE_SECONDS:
+            if (began := budget.now()) >= self._merge_at:
                 self._writer.merge()
-                self._merged = budget.now()
+                seconds = budget.now() - began
+                self._merge_at = began + max(MERGE_SECONDS, seconds / (MERGES * budget.overhead))
         if self._on_row is not None:
             first = {"step": self.number, **{name: float(np.ravel(value)[0]) for name, value in row.items()}}
             self._tell({name: value for name, value in first.items() if math.isfinite(value)})

@@ -1,12 +1,15 @@
 """The processes that train one model together: replicas, or the weights divided among them by FSDP2."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from landscape.products.vectors import length
 
 
 class Shards:
@@ -53,6 +56,10 @@ class Shards:
     def total(self, value: float) -> float:
         """The sum over the parts of the weights."""
         return self.add_up(value)[0] if self.divided else value
+
+    def norm(self, parts: Iterable[Tensor]) -> float:
+        """The norm of tensors of which this process holds all, or a part of each."""
+        return math.sqrt(self.total(float(torch.stack([length(part) for part in parts]).square().sum())))
 
     def mean(self, value: float) -> float:
         """The mean over the mini-batches of the processes that measure together."""

@@ -27,9 +27,9 @@ from landscape.subject.subject import Subject
 
 MONITOR = "monitor"  # name of the groups
 RULE = (
-    "a multiple of `every` has a row of forward passes and a gradient if these stay below 3/4 of `overhead` times the "
-    "training time so far, and eigenvalues and noise scale if all measurements stay below it, the first one always; "
-    "loss, gradient norm, distance, learning rate and what is measured along the last update are in every row"
+    "a multiple of `every` has a row of forward passes if these stay below 9/10 of `overhead` times the training time "
+    "so far, and gradient, eigenvalues and noise scale if all measurements stay below it, the first one always; loss, "
+    "distance, learning rate and what is measured along the last update are in every row"
 )
 HEADLINES = (
     Headline("steps", "step", {"step": -1}),

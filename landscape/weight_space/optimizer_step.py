@@ -16,73 +16,62 @@ from landscape.subject.subject import Subject, l2_of
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
 PASSES = 10  # forward passes of a search, that of the start included
-ROUNDING = 1e-9
-WIDTH = 2.0 ** (1 / 8)  # ratio of the ends of the last bracket: their geometric mean is within 2^(1/16) - 1 = 4.4 %
+AGREE = 2.0**-4  # relative difference of two estimates, at which a search ends
+REACH = 0.25  # and their largest relative distance from a point where the loss is known
+WIDTH = 2.0 ** (1 / 8)  # or ratio of the ends of a bracket, whose geometric mean is within 2^(1/16) - 1 = 4.4 %
 
 
 @dataclass(frozen=True)
 class CriticalStep:
     """How often an update can be lengthened before the loss exceeds its start."""
 
-    multiple: float  # of the update; NaN where there is none, or the passes did not bracket it
+    multiple: float  # of the update; NaN where there is none, or the passes did not find it
     passes: int  # forward passes, that of the start included
-    converged: bool  # the multiple is known within 2^(1/16) - 1 of itself
+    converged: bool  # the multiple is known within 2^-4 of itself
 
 
 def critical_step(
-    change: Callable[[float], float],
-    slope: float,
-    *,
-    guess: float | None = None,
-    spread: float = 2.0,
-    passes: int = PASSES,
+    change: Callable[[float], float], slope: float, *, guess: float = math.nan, passes: int = PASSES
 ) -> CriticalStep:
     """The multiple c > 0 of an update at which the change of the loss turns positive, within 2^-4 of itself.
 
-    The multiple is bracketed by doubling or halving from a guess and bisected on the logarithmic scale. The search
-    assumes a single crossing: of several, it finds one. It differs from the published code by its guess, which is
-    where a parabola of the same slope returns to its start: a quadratic takes 7 passes however far away that is.
+    That is the root of change / c, which is the slope at 0 and for a quadratic loss linear, so that secants find it,
+    from below by a little more than they say. A search ends once the loss has exceeded its start, at a point from which
+    the secants to both nearest ones have roots that agree within 2^-4 and are near it, or with a narrow bracket. It
+    assumes a single crossing: of several, it finds one. The published code doubles and bisects instead.
 
     Args:
         change: c -> loss after c times the update - loss at the start; each call is a forward pass, the first at c = 1.
         slope: its derivative at 0. Where it is not negative the loss exceeds its start at once, and there is no c.
-        guess: of c, such as -2 slope / u'Hu. None takes it from the slope and the change at c = 1.
-        spread: ratio of the ends of the first bracket around the guess; below 2 for a guess that is likely right, from
-            which the bracket then moves off in growing steps.
+        guess: of c, such as -2 slope / u'Hu; NaN takes it from the slope and the change at c = 1.
         passes: at most so many forward passes, with the one of the start, which the caller has made.
     """
     if not slope < 0:
         return CriticalStep(math.nan, 1, False)
-    low, high, made, last = 0.0, math.inf, 1, 1.0
+    points, low, high, at = [(0.0, slope)], 0.0, math.inf, 1.0  # c, change / c
+    while len(points) < passes:
+        value = change(at) / at
+        low, high = (at, high) if value <= 0 else (low, at)  # also where it is not finite
+        nearest = sorted(points, key=lambda point: abs(point[0] - at))[:2]
+        points.append((at, value))
+        roots = [_root(at, value, *point) for point in nearest]
+        near = high < math.inf and len(roots) == 2 and all(abs(root / at - 1) <= REACH for root in roots)
+        if near and abs(roots[1] / roots[0] - 1) <= AGREE:
+            return CriticalStep(min(max(roots[0], low), high), len(points), True)
+        if low and high <= WIDTH * low:
+            return CriticalStep(math.sqrt(low * high), len(points), True)
+        halved = 4 * low if math.isinf(high) else math.sqrt(low * high) if low else high / 4
+        further = 1 + AGREE if math.isinf(high) else 1.0
+        guesses = [further * c for c in ([guess, *roots] if at == 1.0 else roots)]
+        inside = (c for c in guesses if low * (1 + AGREE) < c < high / (1 + AGREE))
+        at = next(inside, halved)
+    return CriticalStep(math.sqrt(low * high) if low and high < math.inf else math.nan, len(points), False)
 
-    def probe(at: float) -> float:
-        """Narrow the bracket by a forward pass, if the point lies inside and a pass is left."""
-        nonlocal low, high, made, last
-        if not low < at < high or made >= passes:
-            return math.nan
-        made, last = made + 1, at
-        found = change(at)
-        if found <= 0:
-            low = at
-        else:  # also where it is not finite
-            high = at
-        return found
 
-    bend = probe(1.0) - slope  # of c^2
-    if guess is None or not 0 < guess < math.inf:
-        guess = -slope / bend if 0 < bend < math.inf else 2.0
-    probe(guess * math.sqrt(spread))
-    probe(guess / math.sqrt(spread))
-    growth = min(spread**2, 2.0)
-    while made < passes and not (low and high <= WIDTH * low * (1 + ROUNDING)):
-        at = high / growth if not low else growth * low if math.isinf(high) else math.sqrt(low * high)
-        if spread < 2:
-            at = max(at, last / growth) if last == high else min(at, last * growth)
-            growth **= 2
-        probe(at)
-    if not low or math.isinf(high):
-        return CriticalStep(math.nan, made, False)
-    return CriticalStep(math.sqrt(low * high), made, high <= WIDTH * low * (1 + ROUNDING))
+def _root(at: float, value: float, other: float, other_value: float) -> float:
+    """Where the line through two points is 0; NaN where it is level, or a value is not finite."""
+    rise = value - other_value
+    return at - value * (at - other) / rise if rise and math.isfinite(rise) else math.nan
 
 
 TINY = 1e-6  # of torch.nn.utils.clip_grad_norm_
@@ -142,7 +131,7 @@ class StepMeasurement:
             if others:
                 values["other_actual_change"] = sum(changes.at(weights, j, 1.0) for j in others) / len(others)
             if slope:
-                found = critical_step(change, slope, guess=-2 * slope / bend if bend > 0 else None)
+                found = critical_step(change, slope, guess=-2 * slope / bend if bend > 0 else math.nan)
                 values |= {"descends": float(slope < 0), "converged": float(found.converged)}
                 values |= {"critical_passes": found.passes, "critical_multiple": found.multiple}
                 values["critical_sharpness"] = 2.0 / (found.multiple * self.restored.learning_rate)
