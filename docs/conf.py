@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +47,7 @@ html_theme = "furo"
 html_title = "landscape"
 html_theme_options = {"navigation_with_keys": True}
 html_copy_source = False
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["reference.css"]
 exclude_patterns = ["_build", "examples", "**/sg_execution_times.rst", "sg_execution_times.rst"]
@@ -87,6 +89,14 @@ def _link(words: str, target: str, file: Path) -> str:
     return f"[{words}](/{place.relative_to(HERE)})" if place.is_relative_to(HERE) and place.is_file() else words
 
 
+def sample_report(app: Sphinx, failed: Exception | None) -> None:
+    """Write the report of shipped results, to open from the pages beside it."""
+    if failed is None and app.builder.format == "html":
+        command = [sys.executable, "-m", "landscape", "report", HERE / "examples" / "results" / "cifar10.h5", "--quiet"]
+        subprocess.run([*command, "--out", Path(app.outdir) / "sample-report.html"], check=True)
+
+
 def setup(app: Sphinx) -> None:
-    """Register the handler that reads pages."""
+    """Register what reads pages and what writes the sample report."""
     app.connect("source-read", text_of)
+    app.connect("build-finished", sample_report)

@@ -9,11 +9,13 @@ DOCS = Path(__file__).parent
 GALLERY = DOCS.parent / "gallery"
 RESULTS = {  # of `examples/results`, with the checkpoints to draw; of several that hold a figure the last one is shown
     "two-resnets": (), "sgd-sam": ("*-s0",), "edge-of-stability": (), "basins": (), "quantised-vit": (), "demo": (),
+    "cifar10": (),
 }  # fmt: skip
 HEAD = """# All figures
 
 Every figure that `landscape plot` draws, with the question of its probe and the commands that measure and draw it
-alone. Pictures are of small networks, drawn with the default style. This page is written by `python docs/wall.py`.
+alone. Pictures are of small networks, drawn with the default style: the command above each draws it. This page is
+written by `python docs/wall.py`.
 """
 
 
@@ -24,7 +26,7 @@ def question(probe: str) -> str:
 
 
 def wall() -> str:
-    """The page: a section per probe, its figures in their order with picture, meaning and command."""
+    """The page: a section per probe, its figures in their order with meaning, command and picture."""
     parts = [HEAD]
     for probe in dict.fromkeys(figure.probe for figure in FIGURES.values()):
         asked = question(probe)
@@ -34,9 +36,9 @@ def wall() -> str:
             parts.append(f"```\n{measure}\n```\n")
         for figure in (figure for figure in FIGURES.values() if figure.probe == probe):
             first = figure.module.MEANING.partition(". ")[0].rstrip(".")
+            parts.append(f"`{figure.name}`: {first}.\n\n```\nlandscape plot --figure {figure.name}\n```\n")
             if (GALLERY / f"{figure.name}.png").exists():
                 parts.append(f"![{figure.name.replace('_', ' ')}: {first}](../gallery/{figure.name}.png)\n")
-            parts.append(f"`{figure.name}`: {first}.\n\n```\nlandscape plot --figure {figure.name}\n```\n")
     return "\n".join(parts)
 
 
