@@ -27,8 +27,7 @@ from landscape.predictions.scores import sample_scores
 from landscape.predictions.temperature import HIGHEST, LOWEST, TemperatureFit
 from landscape.probes import calibration
 from landscape.probes.calibration import Calibration
-from landscape.results import group as groups
-from landscape.results import reader
+from landscape.results import creation, group, reader
 from landscape.running.run import run
 from landscape.statistics.calibration import METRICS, summary
 from landscape.statistics.intervals import quantile
@@ -280,7 +279,8 @@ def test_what_is_no_classifier_is_refused() -> None:
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two networks on the same samples, and one on others."""
     path, (logits, targets), times = tmp_path / "r.h5", logits_and_classes(), itertools.count()
-    monkeypatch.setattr(groups, "_now", lambda: f"2026-01-01T00:00:{next(times):02d}+00:00")
+    for module in (creation, group):
+        monkeypatch.setattr(module, "now", lambda: f"2026-01-01T00:00:{next(times):02d}+00:00")
     for label, scale in (("one", 1.0), ("two", 0.5)):
         run(Calibration(draws=40), replace(subject_of(logits, targets, scale=scale), label=label), path)
     run(Calibration(draws=40), replace(subject_of(logits + 1, targets.flip(0)), label="elsewhere"), path)
