@@ -89,8 +89,8 @@ def page(known: Iterable[Row], everything: int) -> str:
         "timm, every builder of torchvision for classification, segmentation and detection, and every architecture of "
         "transformers with a head for image classification, masked or causal language modelling, from a tiny "
         f"configuration; {len(rows) - len(built)} could not be built so. Four samples of noise; `hessian` on two, with "
-        "two products. Of detection the scores of classes are measured, as means over anchors, or of a box that is the "
-        "image in R-CNNs.", "",
+        "two products, compared with differences of gradients only where no number comes out. Of detection the scores "
+        "of classes are measured, as means over anchors, or of a box that is the image in R-CNNs.", "",
         "x: a number for every layer (`hessian`: an eigenvalue). part: numbers for so many of the layers. -: the "
         "network has nothing of the kind, such as maps of positions or self-attention. refused: one line says why. "
         "FAILED: an error of another library. limit: not finished within the time or memory of a network. Empty: not "
