@@ -8,8 +8,8 @@ from landscape.plots.selection import Selection
 DOCS = Path(__file__).parent
 GALLERY = DOCS.parent / "gallery"
 RESULTS = {  # of `examples/results`, with the checkpoints to draw; of several that hold a figure the last one is shown
-    "two-resnets": (), "sgd-sam": ("*-s0",), "edge-of-stability": (), "basins": (), "quantised-vit": (), "demo": (),
-    "cifar10": (),
+    "muon-gpt2": (), "two-resnets": (), "sgd-sam": ("*-s0",), "edge-of-stability": (), "basins": (),
+    "quantised-vit": (), "demo": (), "cifar10": (),
 }  # fmt: skip
 HEAD = """# All figures
 

@@ -64,19 +64,20 @@ def announced(data: xr.Dataset) -> np.ndarray:
 def overlaid(
     results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, quantity: str, threshold: str, limit: str = LIMIT
 ) -> Figure:
-    """Runs in one panel, logarithmic where their largest values lie decades apart."""
+    """Runs in one panel, logarithmic where their values are wide."""
     note = _about_threshold(results, quantity, threshold, limit)
     legend = [replace(look, line="-") for look in looks]
     note += " Ringed: not converged." + " Triangle: announced loss spike." * any(len(announced(one)) for one in results)
     figure, ax = style.overlaid(results, looks, draw, height=2.5, legend=legend, note=note)
-    values = [data[quantity].values[np.isfinite(data[quantity].values)] for data in results]
+    everything = np.concatenate([data[quantity].values[np.isfinite(data[quantity].values)] for data in results])
     limits = np.concatenate([data[threshold].values[np.isfinite(data[threshold].values)] for data in results])
-    if not any(own.size for own in values):
+    if not everything.size:
         return figure
-    style.log_if_wide(ax, np.array([own.max() for own in values if own.size]))
-    everything = np.concatenate(values)
     shown = np.append(everything, limits[limits <= ABOVE * everything.max()])  # it rises without end as the rate decays
-    if ax.get_yscale() == "linear" and shown.max() > 0:
+    if style.is_wide(everything):
+        ax.set_yscale("log")
+        ax.set_ylim(shown.min() / 1.5, 1.5 * shown.max())
+    elif shown.max() > 0:
         ax.set_ylim(min(0.0, 1.05 * shown.min()), 1.08 * shown.max())
     return figure
 

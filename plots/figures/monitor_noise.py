@@ -41,19 +41,20 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 
 
 def averaged(data: xr.Dataset) -> np.ndarray:
-    """The ratio of tr Sigma and |G|^2, each averaged over the finite ones of neighbouring measurements, (step,)."""
-    window = {"step": WINDOW}
-    finite = [data[name].where(np.isfinite(data[name])) for name in ("gradient_variance", "gradient_squared")]
-    means = [values.rolling(window, center=True, min_periods=1).mean().values for values in finite]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(means[0] / means[1])
+    """The ratio of tr Sigma and |G|^2, each averaged over neighbouring rows that have both, (step,); else NaN."""
+    both = data[["gradient_variance", "gradient_squared"]]
+    known = np.isfinite(both.to_array()).all("variable").values
+    means = both.isel(step=known).rolling(step=WINDOW, center=True, min_periods=WINDOW // 2 + 1).mean()
+    ratio = np.full(len(known), np.nan)
+    ratio[known] = means["gradient_variance"] / means["gradient_squared"]
+    return ratio
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All runs overlaid."""
     note = (
         "Dots: single measurements with 95 % intervals, none where |G|^2 is not above 0; lines: averages of tr Sigma "
-        f"and |G|^2 over {WINDOW}."
+        f"and |G|^2 over {WINDOW // 2 + 1} to {WINDOW}."
     )
     legend = [replace(look, marker="") for look in looks]
     return style.overlaid(results, looks, draw, height=2.5, legend=legend, note=note)[0]
