@@ -43,7 +43,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 def averaged(data: xr.Dataset) -> np.ndarray:
     """The ratio of tr Sigma and |G|^2, each averaged over neighbouring rows that have both, (step,); else NaN."""
     both = data[["gradient_variance", "gradient_squared"]]
-    known = np.isfinite(both.to_array()).all("variable").values
+    known = np.isfinite(both.to_array().values).all(axis=0)
     means = both.isel(step=known).rolling(step=WINDOW, center=True, min_periods=WINDOW // 2 + 1).mean()
     ratio = np.full(len(known), np.nan)
     ratio[known] = means["gradient_variance"] / means["gradient_squared"]
