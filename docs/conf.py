@@ -90,7 +90,7 @@ def _link(words: str, target: str, file: Path) -> str:
 
 
 def sample_report(app: Sphinx, failed: Exception | None) -> None:
-    """Write the report of shipped results, to open from the pages beside it."""
+    """Write the report of the shipped results of CIFAR-10 beside the pages, which link to it."""
     if failed is None and app.builder.format == "html":
         command = [sys.executable, "-m", "landscape", "report", HERE / "examples" / "results" / "cifar10.h5", "--quiet"]
         subprocess.run([*command, "--out", Path(app.outdir) / "sample-report.html"], check=True)

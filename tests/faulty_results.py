@@ -1,4 +1,4 @@
-"""Results with the faults that `landscape doctor` names, and sound ones beside them."""
+"""Results that have a fault named by `landscape doctor`, and sound results to compare with."""
 
 import json
 import math

@@ -155,7 +155,7 @@ class Measurement:
         """The numbers of the present weights, and of the update that led there with this learning rate.
 
         Those of a `row` come from forward passes, and the others are NaN; `check`: eigenvalues from a random start too.
-        Of divided weights there is the gradient beside them.
+        Of weights that are divided among processes, the gradient's norm is the only number that is added to a row's.
 
         Raises:
             ValueError: the model has no second derivative, or other parameters are trainable than at the start.
