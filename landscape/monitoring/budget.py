@@ -9,9 +9,9 @@ import torch
 
 from landscape.subject.device import wait_for
 
-Kind = Literal["row", "eigenvalues", "check"]  # forward passes; eigenvalues too; those from a random start too
-ROWS = 0.9  # share of the overhead that rows of forward passes may take
-UNMEASURED = 0.05  # cost of a row of forward passes before there is one, in units of the first measurement
+Kind = Literal["row", "eigenvalues", "check"]  # without eigenvalues; with; with those from a random start too
+ROWS = 0.95  # share of the overhead that rows without eigenvalues may take
+UNMEASURED = 0.05  # cost of a row without eigenvalues before there is one, in units of the first measurement
 UNCHECKED = 0.5  # cost of a measurement without the check by a random start, in units of one with it
 
 
@@ -20,12 +20,12 @@ class Budget:
 
     The rule: the first measurement, with eigenvalues, is made whatever it costs. A later one with eigenvalues is made
     if the measurements so far and the one to come, which is taken to cost as much as the last of its kind, stay below
-    `overhead` times the training time so far. Else a row of forward passes is made, if all such rows stay below
-    nine tenths of that and, with the measurements of eigenvalues after the first, below all of it; else the step is
+    `overhead` times the training time so far. Else a row without them is made, if all such rows stay below
+    19/20 of that and, with the measurements of eigenvalues after the first, below all of it; else the step is
     left out. The first one begins with a random vector and takes about twice as many products as one without that
     check, of which the first is therefore expected to cost half as much. So no eigenvalues are measured before the
     first have been paid for, rows go on meanwhile, and at the end measurements have taken at most `overhead` of the
-    training, or nine tenths of it and the first one. An infinite overhead leaves out nothing. Training time is all
+    training, or 19/20 of it and the first one. An infinite overhead leaves out nothing. Training time is all
     time that is not spent here, from the construction on.
 
     Which steps are measured therefore depends on the clock; times and left-out steps are stored with every row.
@@ -37,7 +37,7 @@ class Budget:
         self.last = 0.0  # of the last one
         self._began = clock()
         self._costs: dict[Kind, float] = {}  # of the last measurement of each kind
-        self._first, self._rows = 0.0, 0.0  # seconds of the first measurement, and of all rows of forward passes
+        self._first, self._rows = 0.0, 0.0  # seconds of the first measurement, and of all rows without eigenvalues
 
     @property
     def training(self) -> float:

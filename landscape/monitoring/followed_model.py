@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from landscape.data.structure import common_length
 from landscape.monitoring.shards import Shards, own_parts
 from landscape.options import OptionError, first_line
+from landscape.products.vectors import dot, flat
 from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -128,11 +129,11 @@ NOTHING = dict.fromkeys(
 class AlongUpdate:
     """The last update, as the difference of the weights before and after it, whatever made it.
 
-    With w the weights before the update u, the losses at w - u, w and w + u give the parabola along u, and with it the
-    change to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u the shortest
-    multiple of the update that ends above the start) is then searched from the end of the parabola or, where that is
-    far, from the last critical rate: four passes where the guess is right. Relative critical sharpness is that of a
-    second mini-batch along the same update.
+    With w the weights before the update u, the losses at w and w + u and the gradient at w + u give the parabola along
+    u, and with it the change to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u
+    the shortest multiple of the update that ends above the start) is then searched from the end of the parabola or,
+    where that is far, from the last critical rate: three passes where the guess is right. Relative critical sharpness
+    is that of a second mini-batch along the same update, of which a loss at w - u stands in for the gradient.
     """
 
     def __init__(self, subject: Subject, shards: Shards) -> None:
@@ -155,18 +156,21 @@ class AlongUpdate:
         self._norm = self._shards.norm(update.values())
         return update if 0 < self._norm < math.inf else {}
 
-    def values(self, update: Mapping[str, Tensor], rate: float, end: float) -> dict[str, Any]:
-        """The quantities of an update made with a learning rate, by the loss after it; NaN without one."""
+    def values(self, update: Mapping[str, Tensor], rate: float, end: float, gradient: Tensor) -> dict[str, Any]:
+        """The quantities of an update made with a learning rate, by loss and gradient after it; NaN without one."""
         subject, values = self._subject, dict(NOTHING)
         if update:
-            values |= {"update_norm": self._norm, **self._along(update, rate, 0, end)}
+            rise = self._shards.total(dot(flat(update.values()), gradient).item())
+            values |= {"update_norm": self._norm, **self._along(update, rate, 0, end, rise)}
         if update and len(subject.batches) > 1:
             other = self._along(update, rate, 1, self._shards.mean(loss_on(subject, 1)))
             values["relative_critical_sharpness"] = other["critical_sharpness"]
         return values
 
-    def _along(self, update: Mapping[str, Tensor], rate: float, batch: int, end: float) -> dict[str, float]:
-        """The quantities of one mini-batch by the loss after the update."""
+    def _along(
+        self, update: Mapping[str, Tensor], rate: float, batch: int, end: float, rise: float | None = None
+    ) -> dict[str, float]:
+        """The quantities of one mini-batch by the loss after the update and its derivative along it there, if known."""
         passes = 1  # that of the end
         with torch.no_grad(), WeightsInPlace(self._subject, update) as weights:
 
@@ -178,9 +182,9 @@ class AlongUpdate:
                 weights.translate((update, multiple - 1.0))
                 return self._shards.mean(loss_on(self._subject, batch))
 
-            start, back = at(0.0), at(-1.0)
-            slope, bend = (end - back) / 2, (end + back) / 2 - start
-            near = 0 < -slope < NEAR * bend
+            start = at(0.0)
+            slope = (end - at(-1.0)) / 2 if rise is None else 2 * (end - start) - rise
+            near = 0 < -slope < NEAR * (end - start - slope)
             guess = math.nan if near or not rate else self._critical.get(batch, math.nan) / rate
             found = critical_step(lambda c: at(c) - start, slope, guess=guess)
         if found.converged:

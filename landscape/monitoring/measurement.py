@@ -22,9 +22,9 @@ from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
 from landscape.products.vectors import dot, flat, length, random_unit
 from landscape.subject import restoration
+from landscape.subject.losses import loss_gradients
 from landscape.subject.optimizer_rules import Together, step_norm
 from landscape.subject.subject import Subject
-from landscape.weight_space.optimizer_step import loss_on
 
 
 def optimizer_in_use(found: Any) -> Optimizer | None:
@@ -154,8 +154,9 @@ class Measurement:
     def at_present(self, kind: budget.Kind, rate: float) -> dict[str, Any]:
         """The numbers of the present weights, and of the update that led there with this learning rate.
 
-        Those of a `row` come from forward passes, and the others are NaN; `check`: eigenvalues from a random start too.
-        Of weights that are divided among processes, the gradient's norm is the only number that is added to a row's.
+        Those of a `row` come from a gradient and forward passes, and the others, which need products with the Hessian,
+        are NaN, as they are in all rows of weights that are divided among processes; `check`: eigenvalues from a random
+        start too.
 
         Raises:
             ValueError: the model has no second derivative, or other parameters are trainable than at the start.
@@ -171,17 +172,12 @@ class Measurement:
         values: dict[str, Any] = {"distance": distance, "distance_se": distance_se, "learning_rate": rate}
         if math.isnan(rate) and self._optimizer is not None:  # no update of an optimiser of PyTorch so far
             values["learning_rate"] = followed_model.rate_of(self._optimizer)
-        if kind == "row":
-            loss = self._shards.mean(loss_on(subject, 0))
-            return values | {"loss": loss, **self._along.values(update, rate, loss)}
-        if self._shards.divided:
-            loss, gradient = self._of_divided()
-        else:
-            product = Curvature(subject, parameters, "double-backward").product(0)
-            loss, gradient = product.value, product.gradient()
+        simple = kind == "row" or self._shards.divided
+        product = None if simple else Curvature(subject, parameters, "double-backward").product(0)
+        loss, gradient = (product.value, product.gradient()) if product else self._loss_and_gradient()
         values |= {"loss": loss, "gradient_norm": self._shards.norm([gradient])}
-        values |= self._along.values(update, rate, loss)
-        if self._shards.divided:
+        values |= self._along.values(update, rate, loss, gradient)
+        if product is None:
             return values
         check, parts = kind == "check", parts_of(subject, self._parts)
         noisy = noise(gram(gradients_of(subject, parts, gradient)), 0 if len(parts) < 2 else parts[0].stop)
@@ -199,12 +195,14 @@ class Measurement:
             "noise_scale_se": noisy.scale_se, "gradient_variance": noisy.variance, "gradient_squared": noisy.squared,
         }  # fmt: skip
 
-    def _of_divided(self) -> tuple[float, Tensor]:
-        """Loss of the mini-batch and this process's part of its gradient, flat, of weights that FSDP2 has divided."""
+    def _loss_and_gradient(self) -> tuple[float, Tensor]:
+        """Loss of the mini-batch and its gradient, flat; of weights divided by FSDP2 this process's part."""
         subject = self._subject
         inputs, targets = subject.batch(0)
         with restoration.evaluation_mode(subject.model):
             loss = subject.losses(subject.outputs(inputs), targets).double().mean()
+        if not self._shards.divided:
+            return loss.item(), flat(loss_gradients(loss, list(subject.parameters.values())))
         loss.backward()  # type: ignore[no-untyped-call]
         parts = own_parts({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._held.items()})
         return self._shards.mean(loss.item()), flat(parts.values())

@@ -302,8 +302,9 @@ class Monitor:
         due = max(self._start + math.ceil(self._budget.due("row") / seconds), self.number + 1)
         due = -(-due // self.every) * self.every
         _log.warning(
-            "note: a row of forward passes takes as long as %.2g training steps; to keep within %g %% of the training "
-            "time the next one is at about step %d, not at %d; a smaller batch or a larger overhead= has more rows",
+            "note: a row without eigenvalues takes as long as %.2g training steps; to keep within %g %% of the "
+            "training time the next one is at about step %d, not at %d; a smaller batch or a larger overhead= has more "
+            "rows",
             self._budget.expected("row") / seconds, 100 * self._budget.overhead, due, self.number,
         )  # fmt: skip
 
