@@ -309,6 +309,12 @@ SEVERAL: dict[str, tuple[RuleOfSeveral, list[Result], list[Result]]] = {  # name
         # more points are not another question
         [surface(label="a"), surface(label="b", points=15, parameters={"resolution": "15"})],
     ),
+    "other monitored part": (
+        protocols.differing_protocols,
+        [made("monitor", label="a"), made("monitor", label="b", parameters={"params": "head"})],
+        # rows at other steps, and the seed of the training, are not another question
+        [made("monitor", label=str(n), parameters={"every": n, "overhead": n / 100, "seed": n}) for n in (10, 25)],
+    ),
     "drawn anew": (
         protocols.drawn_anew,
         [made("lesion", label=x, protocol="x, random transforms drawn once") for x in "ab"],

@@ -20,7 +20,8 @@ SEVERAL = "several"  # attribute of a result: what several checkpoints of its co
 FACTS = {"batch size": "batch_size", "weight decay": "weight_decay", "seed of the data": "seed"}
 # Parameters that change how exact a number is, how fast it is found, or which numbers there are.
 ACCURACY = ("hvp", "draws", "vectors", "max_vectors", "tol", "tol_residual", "max_products", "ends", "eigenvectors",
-            "verify", "timed", "tune", "budget", "measures", "pictures", "memory_format", "compile")  # fmt: skip
+            "verify", "timed", "tune", "budget", "measures", "pictures", "memory_format", "compile",
+            "every", "overhead")  # fmt: skip
 OF_THE_NETWORK = ("members", "snapshots", "run")  # parameters that name checkpoints
 # Facts that forbid a test of the difference, but not a figure side by side: how finely a grid is resolved, the seed,
 # and where a plane or line lies that each network's own curvature, run or checkpoints set.
@@ -70,7 +71,9 @@ def protocol_of(data: xr.Dataset, *, changed: bool = True) -> Protocol:
     used = str(data.attrs.get(USES, "")).split(",")
     facts |= {name: spec.get(key, data.attrs.get(key, "")) for name, key in FACTS.items() if key in used}
     random = "random" in (parameters.get("plane"), parameters.get("along"))
-    without = (*ACCURACY, *OF_THE_NETWORK, *(("seed", "directions") if random else ()))
+    # A followed training gives its own seed to the start vectors of its eigenvalues, and rows at steps of its own.
+    drawn = ("seed", "directions") if random else ("seed",) if "every" in parameters else ()
+    without = (*ACCURACY, *OF_THE_NETWORK, *drawn)
     facts |= {name.replace("_", " "): value for name, value in parameters.items() if name not in without}
     if random:  # as measured: the default is a number too
         axes = [data[axis].values for axis in "xyt" if axis in data and data[axis].size]
