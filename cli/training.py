@@ -36,7 +36,7 @@ def train(
     epochs: Annotated[int | None, Option(help="total, warm-up included; 0 writes the initial weights")] = None,
     batch_size: Annotated[int | None, Option(help="images per step")] = None,
     lr: Annotated[float | None, Option(help="peak learning rate")] = None,
-    weight_decay: Annotated[float | None, Option(help="decoupled (AdamW) or L2 (SGD)")] = None,
+    weight_decay: Annotated[float | None, Option(help="decoupled (AdamW) or L2 (SGD, 5e-4 if not given)")] = None,
     label_smoothing: Annotated[float | None, Option(help="share of the target spread over all classes")] = None,
     mixup: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,
     cutmix: Annotated[float | None, Option(help="alpha of its Beta distribution; 0 is off")] = None,

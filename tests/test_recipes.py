@@ -89,6 +89,12 @@ def test_assignments_set_any_field() -> None:
     assert recipe("demo", **parse_overrides(every)) == RECIPES["demo"]
 
 
+def test_sgd_has_a_weight_decay_of_its_own_unless_one_is_given() -> None:
+    assert recipe("demo").weight_decay == 0.05
+    assert recipe("demo", optimizer="sgd").weight_decay == 5e-4
+    assert recipe("demo", optimizer="sgd", weight_decay=0.05).weight_decay == 0.05
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -11,6 +11,7 @@ from landscape.options import BOOLEANS, OptionError, invalid, parse_assignments,
 Value: TypeAlias = float | int | str | bool
 
 OF_LABELS = ("mixup", "cutmix", "label_smoothing", "randaugment")  # fields that an objective without labels ignores
+OF_SGD = 5e-4  # weight decay; with the 0.05 of AdamW, where the learning rate scales it, networks hardly learn
 FORMATS = ("contiguous", "channels_last")
 TYPES: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families whose default recipe is `cifar-vit`
@@ -24,7 +25,8 @@ class Recipe:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: float = 1.25e-4  # the peak, reached at the end of the warm-up, from which half a cosine leads to 0
     momentum: float = 0.9
-    weight_decay: float = 0.05  # decoupled with adamw, the gradient of (weight_decay / 2) ||w||^2 with sgd
+    # decoupled with adamw; with sgd the gradient of (weight_decay / 2) ||w||^2, and `OF_SGD` where none is given
+    weight_decay: float = 0.05
     epochs: int = 305  # in all, the warm-up included
     warmup: float = 5.0  # epochs of linear warm-up; a fraction of an epoch counts in steps
     batch_size: int = 96
@@ -86,7 +88,7 @@ def default_recipe(model: str) -> str:
 def recipe(name: str, **overrides: Value | None) -> Recipe:
     """A named recipe with some fields replaced; None keeps the recipe's own value.
 
-    A warm-up that is not given is at most a fifth of the run.
+    A warm-up that is not given is at most a fifth of the run, the weight decay of SGD 5e-4.
 
     Raises:
         OptionError: no such recipe or field, or a value out of its range.
@@ -104,6 +106,8 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
             what = f"--{field.replace('_', '-')} {given[field]}"
             raise OptionError(f"{what} belongs to labels; drop it for --objective {changed.objective}")
         changed = replace(changed, mixup=0.0, cutmix=0.0, label_smoothing=0.0, randaugment=0)
+    if changed.optimizer == "sgd" and "weight_decay" not in given:
+        changed = replace(changed, weight_decay=OF_SGD)
     if "warmup" not in given:
         changed = replace(changed, warmup=min(changed.warmup, changed.epochs / 5))
     return validated(changed)
