@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from simulated_workers import Cluster, Simulation
 
 from landscape.running.schedule import TRIES, Schedule
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
 def worked(schedule: Schedule, worker: str, workers: int = 2, seconds: float = 1.0) -> list[int]:
@@ -156,12 +153,7 @@ def test_a_unit_that_brings_those_of_its_row_is_not_slow() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("workers", "least"), [(1, 0.9), (100, 0.9)])
-def test_simulated_workers_are_used_although_some_are_slow_stall_and_die(
-    workers: int, least: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from simulated_workers import Cluster, Simulation
-
+def test_simulated_workers_are_used_although_some_are_slow_stall_and_die(workers: int, least: float) -> None:
     cluster = Cluster(workers)
     outcome = Simulation(10_000, cluster).run()
     assert outcome.deaths > 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, TypeAlias
 
+from landscape.data.augment import Augmentation
 from landscape.options import BOOLEANS, OptionError, invalid, parse_assignments, require
 
 Value: TypeAlias = float | int | str | bool
@@ -147,13 +148,6 @@ def validated(recipe: Recipe) -> Recipe:
         ("warmup", 0 <= r.warmup <= r.epochs, f"between 0 and the {r.epochs} epochs of the run"),
         ("batch_size", r.batch_size >= 1 and r.batch_size == int(r.batch_size), "a whole number of at least 1"),
         ("clip", 0 <= r.clip < math.inf, "0 (no clipping) or positive"),
-        ("label_smoothing", 0 <= r.label_smoothing < 1, "at least 0 and less than 1"),
-        ("mixup", 0 <= r.mixup < math.inf, "0 (none) or positive"),
-        ("cutmix", 0 <= r.cutmix < math.inf, "0 (none) or positive"),
-        ("switch", 0 <= r.switch <= 1, "between 0 and 1"),
-        ("randaugment", 0 <= r.randaugment <= 10, "between 0 (none) and 10"),
-        ("randaugment_layers", r.randaugment_layers >= 0, "at least 0"),
-        ("randaugment_std", 0 <= r.randaugment_std < math.inf, "at least 0"),
         ("crop", 0 <= r.crop <= 32, "between 0 (none) and 32 pixels of a 32-pixel image"),
         ("drop_path", 0 <= r.drop_path < 1, "at least 0 and less than 1"),
         ("precision", r.precision in ("auto", "fp32", "bf16"), "auto, fp32 or bf16"),
@@ -169,6 +163,7 @@ def validated(recipe: Recipe) -> Recipe:
     )
     for name, holds, expected in expectations:
         require(holds, name, getattr(r, name), expected)
+    Augmentation.of_recipe(asdict(recipe))  # which checks its own
     return recipe
 
 

@@ -1,6 +1,6 @@
 """Decide which worker measures which units: sizes of chunks, units of dead workers, units that kill, slow workers.
 
-Pure policy, without processes and clocks: local workers, dask and `benchmarks/simulated_workers.py` use it.
+Pure policy, without processes and clocks: local workers, dask and a simulation of the tests use it.
 """
 
 import math
