@@ -1,8 +1,9 @@
-"""Declare the numbers that sum up a result: beside the quantities of a probe, and stored with the result."""
+"""Declare what a result holds: its quantities with their errors, and the numbers that sum it up."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 Reading: TypeAlias = Literal["", "lower is better", "higher is better", "lower is flatter", "higher is flatter"]
@@ -11,6 +12,37 @@ HIGHER: Reading = "higher is better"
 FLATTER: Reading = "lower is flatter"
 FLATTER_ABOVE: Reading = "higher is flatter"
 HEADLINES = "headlines"  # attribute of a result: its declarations as JSON
+# What independent values are in words, where `Quantity.over` has another name for them.
+OVER = {"images": "samples", "mini-batches": "batch", "start vectors": "vector", "groups": "group"}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One stored array."""
+
+    long_name: str  # what it is, for axes and tables
+    units: str = "1"  # physical units; "1" for pure numbers
+    dims: tuple[str, ...] = ()  # names of its axes; those of a measured quantity FOLLOW the unit axes
+    dtype: str = "float64"  # numpy dtype of the stored array; unfinished values are NaN, so measured numbers are floats
+    # Of a standard error: what its independent values are: an axis of the units such as `batch` or `vector`, `samples`,
+    # the name of a stored array of counts, or words, where `reduce` counts them. See `results.counts`.
+    over: str = ""
+    bounds: str = ""  # what the number cannot leave, for its interval: `share` (0 to 1) or `positive` (above 0)
+    # What its standard error is over, in words, such as `mini-batches (jackknife)`: the plan then has NAME_se behind
+    # it, which is `over` that, unless `over` says what else.
+    error: str = ""
+
+
+def with_errors(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    """The quantities, each with its standard error behind it where it declares one."""
+    found: dict[str, Quantity] = {}
+    for name, one in quantities.items():
+        found[name] = replace(one, error="", over="") if one.error else one
+        if one.error:
+            independent = re.split(", | \\(", one.error)[0]
+            over = one.over or OVER.get(independent, independent)
+            found[f"{name}_se"] = Quantity(f"its standard error over {one.error}", one.units, one.dims, over=over)
+    return found
 
 
 @dataclass(frozen=True)

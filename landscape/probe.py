@@ -15,24 +15,11 @@ from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 
-from landscape.headline import Headline
+from landscape.headline import Headline, with_errors
+from landscape.headline import Quantity as Quantity
 
 Values: TypeAlias = Mapping[str, Any]  # quantity name -> number or array without the unit axes
 AXES = {"batch": "mini-batch"}  # long names of axes; that of others is their name
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """One stored array."""
-
-    long_name: str  # what it is, for axes and tables
-    units: str = "1"  # physical units; "1" for pure numbers
-    dims: tuple[str, ...] = ()  # names of its axes; those of a measured quantity FOLLOW the unit axes
-    dtype: str = "float64"  # numpy dtype of the stored array; unfinished values are NaN, so measured numbers are floats
-    # Of a standard error: what its independent values are: an axis of the units such as `batch` or `vector`, `samples`,
-    # the name of a stored array of counts, or words, where `reduce` counts them. See `results.counts`.
-    over: str = ""
-    bounds: str = ""  # what the number cannot leave, for its interval: `share` (0 to 1) or `positive` (above 0)
 
 
 @dataclass(frozen=True)
@@ -66,6 +53,10 @@ class Plan:
     facts: Mapping[str, str | int | float] = field(default_factory=dict)  # stored as attributes of the group
     # The one unit axis gets its coordinates while it is measured, see `results.series`; `over` holds those so far.
     grows: bool = False
+
+    def __post_init__(self) -> None:
+        for table in ("quantities", "summaries"):
+            object.__setattr__(self, table, with_errors(getattr(self, table)))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -113,7 +113,7 @@ def block_plan(partition: Partition, vectors: int, steps: int) -> Plan:
             f"the selected parameters are a single block, {partition.names[0]}; leave out --blocks, or give smaller "
             "ones or fewer --params"
         )
-    row, pair, error = ("block",), ("block", "other"), "its standard error over start vectors"
+    row, pair, error = ("block",), ("block", "other"), "start vectors (jackknife)"
     square = f"({EIGENVALUE})^2"
     return Plan(
         over={"vector": np.arange(vectors)},
@@ -129,21 +129,19 @@ def block_plan(partition: Partition, vectors: int, steps: int) -> Plan:
             "size": (Quantity("parameters of the block", dims=row), np.array(partition.sizes)),
         },
         summaries={
-            "mean": Quantity("mean eigenvalue of the block", EIGENVALUE, row),
-            "mean_se": Quantity(error, EIGENVALUE, row, over="vector"),
-            "mean_square": Quantity("mean squared eigenvalue of the block", square, row),
-            "mean_square_se": Quantity(error, square, row, over="vector"),
+            "mean": Quantity("mean eigenvalue of the block", EIGENVALUE, row, error="start vectors"),
+            "mean_square": Quantity("mean squared eigenvalue of the block", square, row, error="start vectors"),
             "largest": Quantity("largest node of the block", EIGENVALUE, row),
             "smallest": Quantity("smallest node of the block", EIGENVALUE, row),
-            "js_distance": Quantity(JS, dims=pair),
-            "js_distance_se": Quantity(f"{error} (jackknife)", dims=pair, over="vector"),
-            "shape_distance": Quantity(f"{JS}, each block divided by its root mean square eigenvalue", dims=pair),
-            "shape_distance_se": Quantity(f"{error} (jackknife)", dims=pair, over="vector"),
-            "heterogeneity": Quantity("block heterogeneity: the mean of js_distance over all pairs of blocks"),
-            "heterogeneity_se": Quantity(f"{error} (jackknife)", over="vector"),
+            "js_distance": Quantity(JS, dims=pair, error=error),
+            "shape_distance": Quantity(
+                f"{JS}, each block divided by its root mean square eigenvalue", dims=pair, error=error
+            ),
+            "heterogeneity": Quantity(
+                "block heterogeneity: the mean of js_distance over all pairs of blocks", error=error
+            ),
             "heterogeneity_half_steps": Quantity("block heterogeneity from half of the Lanczos steps"),
-            "shape_heterogeneity": Quantity("the mean of shape_distance over all pairs of blocks"),
-            "shape_heterogeneity_se": Quantity(f"{error} (jackknife)", over="vector"),
+            "shape_heterogeneity": Quantity("the mean of shape_distance over all pairs of blocks", error=error),
         },
         about={
             "vector": Quantity("start vector"), "other": Quantity("other block"),

@@ -213,8 +213,9 @@ def seen_quantities() -> dict[str, Quantity]:
 def seen_summary_quantities() -> dict[str, Quantity]:
     """The quantities of `seen_summaries`."""
     return {
-        "preconditioned": Quantity("preconditioned sharpness, mean over mini-batches", UNITS, ("rank",)),
-        "preconditioned_se": Quantity("its standard error over mini-batches", UNITS, ("rank",), over="batch"),
+        "preconditioned": Quantity(
+            "preconditioned sharpness, mean over mini-batches", UNITS, ("rank",), error="mini-batches"
+        ),
     }
 
 
@@ -250,10 +251,13 @@ def stability_values(values: Mapping[str, Any], threshold: float) -> dict[str, f
 def stability_summary_quantities(dims: tuple[str, ...]) -> dict[str, Quantity]:
     """The quantities of `stability_summaries`."""
     return {
-        "sharpness": Quantity("preconditioned sharpness: the largest eigenvalue, mean over mini-batches", UNITS, dims),
-        "sharpness_se": Quantity("its standard error over mini-batches", UNITS, dims, over="batch"),
-        "stability": Quantity("preconditioned sharpness / threshold", dims=dims),
-        "stability_se": Quantity("its standard error over mini-batches", dims=dims, over="batch"),
+        "sharpness": Quantity(
+            "preconditioned sharpness: the largest eigenvalue, mean over mini-batches",
+            UNITS,
+            dims,
+            error="mini-batches",
+        ),
+        "stability": Quantity("preconditioned sharpness / threshold", dims=dims, error="mini-batches"),
     }
 
 

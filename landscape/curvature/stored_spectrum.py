@@ -8,9 +8,8 @@ import torch
 
 from landscape.curvature import lanczos, preconditioner, stopping
 from landscape.curvature.spectrum import Request
-from landscape.headline import FLATTER, Headline
+from landscape.headline import FLATTER, Headline, Quantity, with_errors
 from landscape.options import OptionError, at_least, one_of, regular_expression, require
-from landscape.probe import Quantity
 from landscape.products.hvp_backends import CODES_MEANING, Hvp, Kinks
 from landscape.products.operator import Matrix
 from landscape.statistics.intervals import positive_interval, share_interval
@@ -163,16 +162,13 @@ def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Qua
     _, units = MATRICES[operator]
     stability = preconditioner.stability_summary_quantities(dims) if operator == "preconditioned" else {}
     return stability | {
-        "nep": Quantity("share of negative eigenvalues", dims=dims, bounds="share"),
-        "nep_se": Quantity("its standard error over mini-batches", dims=dims, over="batch"),
+        "nep": Quantity("share of negative eigenvalues", dims=dims, bounds="share", error="mini-batches"),
         "nep_low": Quantity("lower end of the 95 % interval of nep over mini-batches", dims=dims),
         "nep_high": Quantity("upper end of the 95 % interval of nep over mini-batches", dims=dims),
-        "ape": Quantity("mean of the positive eigenvalues", units, dims, bounds="positive"),
-        "ape_se": Quantity("its standard error over mini-batches", units, dims, over="batch"),
+        "ape": Quantity("mean of the positive eigenvalues", units, dims, bounds="positive", error="mini-batches"),
         "ape_low": Quantity("lower end of the 95 % interval of ape over mini-batches", units, dims),
         "ape_high": Quantity("upper end of the 95 % interval of ape over mini-batches", units, dims),
-        "mean_largest": Quantity("mean of the largest eigenvalue of a mini-batch", units, dims),
-        "mean_largest_se": Quantity("its standard error over mini-batches", units, dims, over="batch"),
+        "mean_largest": Quantity("mean of the largest eigenvalue of a mini-batch", units, dims, error="mini-batches"),
     }
 
 
@@ -184,7 +180,8 @@ def summaries(data: Mapping[str, np.ndarray], *, per_layer: bool) -> dict[str, A
         return stability | _summaries(values, data["largest"], done)
     rows = [_summaries(values[:, g], data["largest"][:, g], done[:, g]) for g in range(done.shape[1])]
     return stability | {
-        name: np.array([row.get(name, np.nan) for row in rows]) for name in summary_quantities("hessian", ())
+        name: np.array([row.get(name, np.nan) for row in rows])
+        for name in with_errors(summary_quantities("hessian", ()))
     }
 
 

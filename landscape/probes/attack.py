@@ -110,10 +110,10 @@ class Attack(Probe):
                 "loss_square_sum": Quantity("sum over samples of its square", f"{subject.meaning.units}^2"),
             },
             summaries={
-                "accuracy": subject.meaning.of_accuracy("accuracy under attack", after, bounds="share"),
-                "accuracy_se": subject.meaning.of_accuracy("its standard error over samples", after, over="samples"),
-                "loss": Quantity("loss under attack", subject.meaning.units, after, bounds=subject.meaning.bounds),
-                "loss_se": Quantity("its standard error over samples", subject.meaning.units, after, over="samples"),
+                "accuracy": subject.meaning.of_accuracy("accuracy under attack", after, "share", "samples"),
+                "loss": Quantity(
+                    "loss under attack", subject.meaning.units, after, bounds=subject.meaning.bounds, error="samples"
+                ),
                 **{
                     name: replace(quantity, dims=after)
                     for name, quantity in sample_statistics.summaries("eps", subject.meaning).items()

@@ -85,8 +85,7 @@ class Attention(Probe):
             dims = per_head if name in PER_HEAD else per_layer
             sums[f"{name}_sum"] = Quantity(f"sum over images: {long_name}", units, dims)
             sums[f"{name}_square_sum"] = Quantity(f"sum of squares over images: {long_name}", f"{units}^2", dims)
-            means[name] = Quantity(long_name, units, dims)
-            means[f"{name}_se"] = Quantity("its standard error over images", units, dims, over="samples")
+            means[name] = Quantity(long_name, units, dims, error="images")
         rows, columns = np.array([layer.attention.grid for layer in layers if layer.attention]).T
         attending = "rows of the grid, or of its windows, that attend; 0: unknown"
         return Plan(

@@ -76,14 +76,10 @@ class Barriers(Probe):
         numbers = np.arange(len(networks))
         meaning = subject.meaning
         about = {
-            name: Quantity(words, meaning.units, matrix)
+            name: Quantity(words, meaning.units, matrix, error="samples")
             if name == "barrier_matrix"
-            else meaning.of_accuracy(words, matrix)
+            else meaning.of_accuracy(words, matrix, error="samples")
             for name, words in MATRIX.items()
-        }
-        errors = {
-            f"{name}_se": Quantity(f"standard error of the {q.long_name} over samples", q.units, matrix, over="samples")
-            for name, q in about.items()
         }
         return Plan(
             over={
@@ -98,7 +94,7 @@ class Barriers(Probe):
                 "second": (Quantity("checkpoint at t = 1", dims=("pair",)), np.array([j for _, j in ends], float)),
             },
             quantities={**barriers.means(meaning), **barriers.paired(meaning)},
-            summaries={**barriers.summaries(meaning, per_line), **about, **errors},
+            summaries={**barriers.summaries(meaning, per_line), **about},
             about={
                 "pair": Quantity("pair of checkpoints"), "t": Quantity("position on the line", "share of the way"),
                 "other": Quantity("other checkpoint"),

@@ -28,7 +28,7 @@ from landscape.subject.weights_cache import once_per_weights
 KEPT = 1 << 22  # logits that are kept in memory for a second look; of more, the network is run a second time
 SCALED = ("nll", "brier", "confidence", "binned")  # the others do not depend on the temperature
 DIFFERENCES = ("nll", "brier", "ece")  # by temperature scaling
-ENDS = {"_se": "standard error of the {}", "_low": "lower end of its 95 % interval", "_high": "upper end of it"}
+ENDS = {"_low": "lower end of its 95 % interval", "_high": "upper end of it"}
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ class Calibration(Probe):
             },
             quantities={
                 **_of_samples(several),
-                "fitted_temperature": Quantity("temperature fitted on the other half, the same in every unit"),
-                "fitted_temperature_se": Quantity("its standard error, likewise", over="samples"),
+                "fitted_temperature": Quantity(
+                    "temperature fitted on the other half, the same in every unit", error="samples"
+                ),
             },
             summaries={
                 **_with_ends("", ", all samples"),
@@ -85,11 +86,8 @@ class Calibration(Probe):
                     for name in DIFFERENCES
                     for end, about in {"": "", "_low": ", lower end", "_high": ", upper end"}.items()
                 },
-                "temperature": Quantity("temperature"),
-                **{
-                    f"temperature{end}": Quantity(about.format("temperature"), over="samples" if end == "_se" else "")
-                    for end, about in ENDS.items()
-                },
+                "temperature": Quantity("temperature", error="samples"),
+                **{f"temperature{end}": Quantity(about) for end, about in ENDS.items()},
                 **{
                     f"{prefix}bin_{name}": Quantity(f"{name} in the bin{where}", dims=("bin",))
                     for prefix, where in {"": "", "scaled_": ", half without the fit, scaled"}.items()
@@ -188,11 +186,8 @@ def _with_ends(prefix: str, where: str) -> dict[str, Quantity]:
     found = {}
     for name in METRIC_NAMES:
         metric = _metric(name, where)
-        found[f"{prefix}{name}"] = metric
-        found |= {
-            f"{prefix}{name}{end}": Quantity(text.format(name), metric.units, over="samples" if end == "_se" else "")
-            for end, text in ENDS.items()
-        }
+        found[f"{prefix}{name}"] = replace(metric, error="samples")
+        found |= {f"{prefix}{name}{end}": Quantity(text, metric.units) for end, text in ENDS.items()}
     return found
 
 

@@ -112,13 +112,14 @@ class Density(Probe):
                 "hvp": Quantity(CODES_MEANING),
             },
             summaries={
-                "mean": Quantity("mean eigenvalue: the trace over the number of parameters", eigenvalue),
-                "mean_se": Quantity("its standard error over start vectors", eigenvalue, over="vector"),
+                "mean": Quantity(
+                    "mean eigenvalue: the trace over the number of parameters", eigenvalue, error="start vectors"
+                ),
                 "mean_square": Quantity(
                     "mean squared eigenvalue: the squared Frobenius norm over the number of parameters",
                     f"({eigenvalue})^2",
+                    error="start vectors",
                 ),
-                "mean_square_se": Quantity("its standard error over start vectors", f"({eigenvalue})^2", over="vector"),
                 "largest": Quantity("largest node", eigenvalue),
                 "smallest": Quantity("smallest node", eigenvalue),
                 **({"within_tol": met} if self.tol else {}),

@@ -309,25 +309,23 @@ def _summaries() -> dict[str, Quantity]:
     size, found = ("size",), {}
     for name, about in METRIC_NAMES.items():
         units = "nats" if name == "nll" else "1"
-        found[name] = Quantity(about, units, size)
+        found[name] = Quantity(about, units, size, error="samples")
         found[f"{name}_spread"] = Quantity(f"standard deviation of {name} over orders", units, size)
-        found[f"{name}_se"] = Quantity(f"standard error of {name} over samples", units, size, over="samples")
         found[f"{name}_low"] = Quantity("lower end of its 95 % interval over samples", units, size)
         found[f"{name}_high"] = Quantity("upper end of its 95 % interval over samples", units, size)
         found[f"member_{name}"] = Quantity(f"{about}, of a member by itself", units, ("member",))
     for name in ("count", "confidence", "accuracy"):
         found[f"bin_{name}"] = Quantity(f"{name} in the bin of confidence, first order", dims=("size", "bin"))
-    found["temperature"] = Quantity("temperature fitted on half of the samples, first order", dims=size)
-    found["temperature_se"] = Quantity("its standard error", dims=size, over="samples")
+    found["temperature"] = Quantity(
+        "temperature fitted on half of the samples, first order", dims=size, error="samples"
+    )
     found["held_nll"] = Quantity("negative log likelihood of the other half", "nats", size)
     found["scaled_nll"] = Quantity("the same after temperature scaling", "nats", size)
     for name, about in ENTROPIES.items():
-        found[f"{name}_entropy"] = Quantity(about, "nats", size)
-        found[f"{name}_entropy_se"] = Quantity("its standard error over samples", "nats", size, over="samples")
+        found[f"{name}_entropy"] = Quantity(about, "nats", size, error="samples")
     found["disagreement"] = Quantity("share of samples on which two members' classes differ", dims=("member", "other"))
     found["cka"] = Quantity("centred kernel alignment of the classifiers' inputs", dims=("member", "other"))
     for name, units in {"disagreement": "1", "divergence": "nats"}.items():
-        found[f"mean_{name}"] = Quantity(f"{name}, mean over pairs of members", units)
-        found[f"mean_{name}_se"] = Quantity("its standard error over samples", units, over="samples")
+        found[f"mean_{name}"] = Quantity(f"{name}, mean over pairs of members", units, error="samples")
     found["mean_cka"] = Quantity("centred kernel alignment, mean over pairs of members")
     return found

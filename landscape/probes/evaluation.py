@@ -39,13 +39,10 @@ class Evaluation(Probe):
     def plan(self, subject: Subject) -> Plan:
         if self.passes == 1:
             refuse_stochastic(subject)
-        errors = {
-            f"{name}_se": replace(metric, long_name="its standard error", over="samples", bounds="")
-            for name, metric in METRICS.items()
-        }
+        metrics = {name: replace(metric, error="samples") for name, metric in METRICS.items()}
         return Plan(
             over={"passes": np.array([self.passes])},
-            quantities={"samples": Quantity("samples"), **METRICS, **errors},
+            quantities={"samples": Quantity("samples"), **metrics},
             about={"passes": Quantity("passes whose probabilities are averaged")},
         )
 

@@ -92,13 +92,13 @@ class Fourier(Probe):
                 **spectrum.quantities,
             },
             summaries={
-                "delta_log_amplitude": Quantity("relative log amplitude", "nats", per_bin),
-                "delta_log_amplitude_se": Quantity("its standard error over images", "nats", per_bin, over="samples"),
+                "delta_log_amplitude": Quantity("relative log amplitude", "nats", per_bin, error="images"),
                 "delta_log_amplitude_common": Quantity(
                     "relative log amplitude at common physical frequencies", "nats", ("layer", "common_frequency")
                 ),
-                "high_frequency": Quantity("relative log amplitude at the highest frequency", "nats", ("layer",)),
-                "high_frequency_se": Quantity("its standard error over images", "nats", ("layer",), over="samples"),
+                "high_frequency": Quantity(
+                    "relative log amplitude at the highest frequency", "nats", ("layer",), error="images"
+                ),
                 **spectrum.summaries,
                 **(OF_MEMBERS if subject.members else {}),
             },

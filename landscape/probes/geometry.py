@@ -94,11 +94,10 @@ class Geometry(Probe):
         alone = {**names, **(SELF_DUALITY if classes else {})} if classifier is not None else {}
         summaries = {}
         for name, long_name in names.items():
-            summaries[name] = Quantity(long_name, dims=("layer",))
-            summaries[f"{name}_se"] = Quantity("its standard error over images", dims=("layer",), over=_over(name))
+            summaries[name] = Quantity(long_name, dims=("layer",), over=_over(name), error="images")
         for name, long_name in alone.items():
-            summaries[f"{HEAD}{name}"] = Quantity(f"{long_name}, at the classifier's input")
-            summaries[f"{HEAD}{name}_se"] = Quantity("its standard error over images", over=_over(name))
+            at_head = f"{long_name}, at the classifier's input"
+            summaries[f"{HEAD}{name}"] = Quantity(at_head, over=_over(name), error="images")
         place = np.repeat(np.arange(len(places.widths)), places.widths)
         count = {"class_size": Quantity("images of the smallest class that counts")} if classes else {}
         axes, labels, about = _of_classifier(places, dtype)

@@ -140,15 +140,13 @@ def _summary(kind: str, below: str, below_sign: str, above: str, above_sign: str
     about = f"{kind} noise scale {above_sign} / {below_sign}" if kind == "simple" else (
         f"curvature-weighted noise scale {above_sign} / {below_sign}"
     )  # fmt: skip
-    yield kind, Quantity(f"{about}; NaN where {below_sign} is not told apart from 0", "samples")
-    yield f"{kind}_se", Quantity("its standard error (jackknife over groups)", "samples", over="group")
+    unresolved = f"NaN where {below_sign} is not told apart from 0"
+    yield kind, Quantity(f"{about}; {unresolved}", "samples", error="groups (jackknife)")
     yield f"{kind}_low", Quantity("lower end of its 95 % interval (Fieller)", "samples")
     yield f"{kind}_high", Quantity(f"upper end of it; infinite where {below_sign} is not told apart from 0", "samples")
     yield f"{kind}_resolved", Quantity(f"1 where {below_sign} is told apart from 0, else 0")
-    yield below, Quantity(f"{below_sign}, without the noise", units)
-    yield f"{below}_se", Quantity("its standard error (jackknife over groups)", units, over="group")
-    yield above, Quantity(f"{above_sign} of one sample", units)
-    yield f"{above}_se", Quantity("its standard error over groups", units, over="group")
+    yield below, Quantity(f"{below_sign}, without the noise", units, error="groups (jackknife)")
+    yield above, Quantity(f"{above_sign} of one sample", units, error="groups")
 
 
 @once_per_weights

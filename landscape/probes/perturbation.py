@@ -95,15 +95,11 @@ class Perturbation(Probe):
             },
             summaries={
                 **{
-                    f"{name}{end}": Quantity(
-                        f"{text}{what}",
-                        units,
-                        ("perturbation",),
-                        over="samples" if end else "",
-                        bounds="" if end else "positive" if name == "cross_entropy" else "share",
+                    name: Quantity(
+                        text, units, ("perturbation",), error="images",
+                        bounds="positive" if name == "cross_entropy" else "share",
                     )
                     for name, (text, units) in SCORES.items()
-                    for end, what in (("", ""), ("_se", ", its standard error over images"))
                 },
                 **{
                     f"{name}_at": Quantity(f"{text}, per frame and the next", units, ("perturbation", "frame"))
@@ -115,7 +111,7 @@ class Perturbation(Probe):
                 },
             },
             facts={"source": where, "protocol": f"{protocol(subject)}, {where}"},
-        )
+        )  # fmt: skip
 
     def measure(self, subject: Subject, unit: Unit) -> Values:
         which, batch = unit.index

@@ -87,8 +87,7 @@ class ProbeLinear(Probe):
             over={"layer": np.arange(len(layers))},
             labels=selection.layer_labels(layers, "layer"),
             quantities={
-                "accuracy": Quantity("accuracy of a linear probe", bounds="share"),
-                "accuracy_se": Quantity("its standard error over samples", over="samples"),
+                "accuracy": Quantity("accuracy of a linear probe", bounds="share", error="samples"),
                 "held_out_accuracy": Quantity("accuracy on the samples that chose the penalty"),
                 "fitted_accuracy": Quantity("accuracy on the samples that it was fitted on"),
                 "penalty": Quantity(f"{NAMES[self.solver]} penalty, of features with unit variance"),

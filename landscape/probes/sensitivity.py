@@ -177,13 +177,11 @@ def _summaries(meaning: losses.Meaning) -> dict[str, Quantity]:
         **{f"together_{name}": replace(known, long_name=f"{known.long_name}, all units together")
            for name, known in together.items()},
         "sum_loss_increase": Quantity("sum over units of loss after - before", units, setting),
-        "additivity_error": Quantity("increase of all units together minus that sum", units, setting),
-        "additivity_error_se": Quantity("its standard error over parts of mini-batches", units, setting, over="part"),
+        "additivity_error": Quantity("increase of all units together minus that sum", units, setting,
+                                     error="parts of mini-batches", over="part"),
         "squared_change": Quantity("squared norm of the change of the unit's weights", "squared weight", each),
-        "mean_trace": Quantity("trace of the unit's Hessian block over its weights", _curved(meaning), ("unit",)),
-        "mean_trace_se": Quantity(
-            "its standard error over random vectors", _curved(meaning), ("unit",), over="random vectors"
-        ),
+        "mean_trace": Quantity("trace of the unit's Hessian block over its weights", _curved(meaning), ("unit",),
+                               error="random vectors"),
         "predictor": Quantity("mean trace times squared change", units, each),
         "rank_correlation": Quantity("Spearman's of predictor and loss increase over units", dims=setting),
         "rank_correlation_low": Quantity("lower end of its 95 % interval", dims=setting),

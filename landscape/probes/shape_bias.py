@@ -84,10 +84,12 @@ class ShapeBias(Probe):
                 "by_texture": Quantity("decisions for the texture", dims=each),
             },
             summaries={
-                "category_bias": Quantity("shape bias of the pictures of a shape", dims=each, bounds="share"),
-                "category_bias_se": Quantity("its standard error over pictures", dims=each, over="pictures"),
-                "shape_bias": Quantity("shape decisions among shape and texture decisions", bounds="share"),
-                "shape_bias_se": Quantity("its standard error over pictures", over="pictures"),
+                "category_bias": Quantity(
+                    "shape bias of the pictures of a shape", dims=each, bounds="share", error="pictures"
+                ),
+                "shape_bias": Quantity(
+                    "shape decisions among shape and texture decisions", bounds="share", error="pictures"
+                ),
                 "shape_accuracy": Quantity("share of decisions for the shape"),
                 "texture_accuracy": Quantity("share of decisions for the texture"),
             },

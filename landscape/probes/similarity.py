@@ -23,6 +23,7 @@ from landscape.subject.loading.identity import attributes
 from landscape.subject.subject import Subject
 
 TERMS = ("hsic", "hsic_layer", "hsic_other")
+ERROR = "mini-batches, by leaving out one at a time"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Similarity(Probe):
         layers, others = selection.layers_of(subject, self.layers), selection.layers_of(other, self.layers)
         theirs = {f"other_{name}": item for name, item in selection.layer_labels(others, "other").items()}
         pair = ("layer", "other")
+        neighbours = {"neighbours": Quantity("alignment of neighbouring layers, mean", error=ERROR)}
         return Plan(
             over=units_of(subject),
             axes={"layer": np.arange(len(layers)), "other": np.arange(len(others))},
@@ -76,11 +78,8 @@ class Similarity(Probe):
                 "hsic_other": Quantity("unbiased HSIC of another layer with itself", "feature^4", ("other",)),
             },
             summaries={
-                "cka": Quantity("centred kernel alignment", dims=pair),
-                "cka_se": Quantity(
-                    "its standard error, by leaving out one mini-batch at a time", dims=pair, over="batch"
-                ),
-                **({} if self.against else _of_neighbours()),
+                "cka": Quantity("centred kernel alignment", dims=pair, error=ERROR),
+                **({} if self.against else neighbours),
             },
             about={"other": Quantity("layer of the other network" if other is not subject else "layer")},
             facts={"against": other.label, "against_model": attributes(other)["model"]} if self.against else {},
@@ -155,14 +154,6 @@ class _Kernels:
             layer = self._layers[position]
             features = padding.without_padding(layer.features(tensor), self._counted.of(layer))
             self.kernels[position] = centred_kernel(features)
-
-
-def _of_neighbours() -> dict[str, Quantity]:
-    error = "its standard error, by leaving out one mini-batch at a time"
-    return {
-        "neighbours": Quantity("alignment of neighbouring layers, mean"),
-        "neighbours_se": Quantity(error, over="batch"),
-    }
 
 
 def _neighbours(cka: np.ndarray) -> np.ndarray:

@@ -101,12 +101,9 @@ class Step(Probe):
         seen = known is not None and self.top > 0
         quantities = _quantities(subject.meaning.units)
         means = {
-            f"mean_{name}{end}": Quantity(
-                f"{word} over mini-batches: {known.long_name}", known.units, over="batch" if end else ""
-            )
+            f"mean_{name}": Quantity(f"mean over mini-batches: {known.long_name}", known.units, error="mini-batches")
             for name, known in quantities.items()
             if name in MEANS
-            for end, word in (("", "mean"), ("_se", "standard error"))
         }
         sharpness = "loss per squared weight"
         return Plan(
@@ -115,12 +112,8 @@ class Step(Probe):
             quantities={**quantities, **(seen_quantities() if seen else {})},
             summaries={
                 **means,
-                "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness),
-                "mean_batch_sharpness_se": Quantity("its standard error over mini-batches", sharpness, over="batch"),
-                "pooled_batch_sharpness": Quantity(POOLED, sharpness),
-                "pooled_batch_sharpness_se": Quantity(
-                    "its standard error over mini-batches (jackknife)", sharpness, over="batch"
-                ),
+                "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness, error="mini-batches"),
+                "pooled_batch_sharpness": Quantity(POOLED, sharpness, error="mini-batches (jackknife)"),
                 "descending": Quantity("share of the mini-batches along whose update the objective falls at first"),
                 **(seen_summary_quantities() if seen else {}),
             },

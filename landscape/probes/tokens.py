@@ -133,8 +133,8 @@ class Tokens(Probe):
                 "common_displacement": Quantity("share of the displacement that all tokens have in common", dims=each),
             },
             summaries={
-                "common": Quantity("common share of a displacement, mean over images", dims=("layer",), bounds="share"),
-                "common_se": Quantity("its standard error over images", dims=("layer",), over="image"),
+                "common": Quantity("common share of a displacement, mean over images", dims=("layer",), bounds="share",
+                                   error="images", over="image"),
             },
             about={
                 "layer": Quantity("layer"), "image": Quantity("image"), "token": Quantity("token, row by row"),

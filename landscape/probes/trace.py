@@ -117,11 +117,9 @@ class Trace(Probe):
         structure.require_storable(parameters, len(subject.batches))
         trace = "loss per squared weight"
         quantities = {
-            "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace),
-            "batch_trace_se": Quantity("its standard error over random vectors", trace, over="random vectors"),
-            "batch_square": Quantity("squared Frobenius norm of the Hessian of the mini-batch", f"({trace})^2"),
-            "batch_square_se": Quantity(
-                "its standard error over random vectors", f"({trace})^2", over="random vectors"
+            "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace, error="random vectors"),
+            "batch_square": Quantity(
+                "squared Frobenius norm of the Hessian of the mini-batch", f"({trace})^2", error="random vectors"
             ),
             "samples": Quantity("samples in the mini-batch"),
             "loss": Quantity("loss of the mini-batch", subject.meaning.units),
@@ -129,11 +127,15 @@ class Trace(Probe):
             "hvp": Quantity(hvp_backends.CODES_MEANING),
         }
         summaries = {
-            "trace": Quantity("trace of the Hessian over the samples of all finished mini-batches", trace),
-            "trace_se": Quantity("its standard error over random vectors", trace, over="random vectors"),
+            "trace": Quantity(
+                "trace of the Hessian over the samples of all finished mini-batches", trace, error="random vectors"
+            ),
             "trace_spread": Quantity("standard deviation of the traces of whole mini-batches", trace),
-            "frobenius": Quantity("Frobenius norm of the Hessian of a mini-batch, root mean square over them", trace),
-            "frobenius_se": Quantity("its standard error over random vectors", trace, over="random vectors"),
+            "frobenius": Quantity(
+                "Frobenius norm of the Hessian of a mini-batch, root mean square over them",
+                trace,
+                error="random vectors",
+            ),
         }
         over = {"batch": np.arange(len(subject.batches))}
         about = {}

@@ -78,18 +78,13 @@ class Trajectory(Probe):
             },
             quantities={
                 "gram": Quantity("inner product with another snapshot, from the final weights", "weight^2", ("other",)),
-                "loss": Quantity("loss", meaning.units, bounds=meaning.bounds),
-                "loss_se": Quantity("standard error of the loss over samples", meaning.units, over="samples"),
+                "loss": Quantity("loss", meaning.units, bounds=meaning.bounds, error="samples"),
                 "accuracy": meaning.of_accuracy("accuracy", bounds="share"),
-                "plane_loss": Quantity("loss on the principal plane, at the snapshot's place on it", meaning.units),
-                "plane_loss_se": Quantity(
-                    "standard error of the loss on the plane over samples", meaning.units, over="samples"
+                "plane_loss": Quantity(
+                    "loss on the principal plane, at the snapshot's place on it", meaning.units, error="samples"
                 ),
                 "plane_accuracy": meaning.of_accuracy("accuracy on the principal plane, at the snapshot's place on it"),
-                "plane_excess": Quantity("loss on the plane minus the snapshot's own", meaning.units),
-                "plane_excess_se": Quantity(
-                    "standard error of that difference over samples", meaning.units, over="samples"
-                ),
+                "plane_excess": Quantity("loss on the plane minus the snapshot's own", meaning.units, error="samples"),
             },
             summaries={
                 "radius": Quantity("distance from the final weights, relative to the start's", dims=per_snapshot),

@@ -73,9 +73,8 @@ class Uncertainty(Probe):
             quantities[f"{name}_sum"] = Quantity(f"sum over images of the {words}", "feature", per_layer)
             quantities[f"{name}_square_sum"] = Quantity("sum over images of its square", "feature^2", per_layer)
             long_name = words if name == "rms" else f"{name} uncertainty"
-            summaries[f"{name}_uncertainty" if name != "rms" else name] = Quantity(long_name, "feature", per_layer)
-            se = f"{name}_uncertainty_se" if name != "rms" else "rms_se"
-            summaries[se] = Quantity("its standard error over images", "feature", per_layer, over="samples")
+            summary = f"{name}_uncertainty" if name != "rms" else name
+            summaries[summary] = Quantity(long_name, "feature", per_layer, error="images")
         if any(layer.kind == "smoothing" for layer in layers):
             for name in names.keys() - {"rms"}:
                 summaries[f"{name}_smoothing"] = Quantity(f"{name} uncertainty after / before smoothing blocks, mean")
@@ -85,11 +84,9 @@ class Uncertainty(Probe):
                     quantities[f"{name}_{what}_{term}"] = Quantity(
                         f"{term} of products with the centre, {words}", dims=dims
                     )
-                long_name = (
-                    f"covariance with {'the centre' if what == 'covariance' else 'its four neighbours'}, {words}"
-                )
-                summaries[f"{name}_{what}"] = Quantity(f"{long_name}, over the centre's variance", dims=dims)
-                summaries[f"{name}_{what}_se"] = Quantity("its standard error over images", dims=dims, over="samples")
+                other = "the centre" if what == "covariance" else "its four neighbours"
+                long_name = f"covariance with {other}, {words}, over the centre's variance"
+                summaries[f"{name}_{what}"] = Quantity(long_name, dims=dims, error="images")
         return Plan(
             over={"batch": np.arange(len(subject.batches))},
             axes={"layer": np.arange(len(layers)), "row": offsets, "column": offsets},

@@ -52,8 +52,7 @@ class Variance(Probe):
                 "square_sum": Quantity("sum over images of the mean square", "feature^2", per_layer),
             },
             summaries={
-                "variance": Quantity("feature-map variance", "feature^2", per_layer, bounds="positive"),
-                "variance_se": Quantity("its standard error over images", "feature^2", per_layer, over="samples"),
+                "variance": Quantity("feature-map variance", "feature^2", per_layer, bounds="positive", error="images"),
                 "variance_normalised": Quantity("feature-map variance over mean square", dims=per_layer),
                 **(member_error if subject.members else {}),
             },

@@ -44,8 +44,7 @@ def quantities() -> dict[str, Quantity]:
     """What is stored for every corruption and severity."""
     found = {"samples": Quantity("samples")}
     for name, (long_name, units, _) in METRICS.items():
-        found[name] = Quantity(long_name, units, bounds=BOUNDS[name])
-        found[f"{name}_se"] = Quantity("its standard error over samples", units, over="samples")
+        found[name] = Quantity(long_name, units, bounds=BOUNDS[name], error="samples")
     return found
 
 
@@ -75,7 +74,7 @@ def summaries(*, baseline: bool, sizes: bool = False) -> dict[str, Quantity]:
 
 def _is_mean(name: str) -> bool:
     """Whether a summary is one over all corruptions and severities."""
-    return name.removesuffix("_se") in [one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])]
+    return name in [one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])]
 
 
 def _summaries(*, baseline: bool) -> dict[str, Quantity]:
@@ -86,15 +85,15 @@ def _summaries(*, baseline: bool) -> dict[str, Quantity]:
             ("severity", "corruptions", ("severity",)),
             ("mean", "corruptions and severities", ()),
         ):
-            found[f"{prefix}_{name}"] = Quantity(f"{long_name}, mean over {over}", units, dims, bounds=BOUNDS[name])
-            found[f"{prefix}_{name}_se"] = Quantity("its standard error over samples", units, dims, over="block")
-        if baseline:
-            found[f"relative_{name}"] = Quantity(f"{RELATIVE[name]} relative to the baseline", dims=("corruption",))
-            found[f"relative_{name}_se"] = Quantity(
-                "its standard error, of a fixed baseline", dims=("corruption",), over="block"
+            found[f"{prefix}_{name}"] = Quantity(
+                f"{long_name}, mean over {over}", units, dims, bounds=BOUNDS[name], error="samples", over="block"
             )
-            found[relative] = Quantity(f"mean {RELATIVE[name]} relative to the baseline")
-            found[f"{relative}_se"] = Quantity("its standard error, of a fixed baseline", over="block")
+        if baseline:
+            for of, what, dims in ((f"relative_{name}", "", ("corruption",)), (relative, "mean ", ())):
+                found[of] = Quantity(
+                    f"{what}{RELATIVE[name]} relative to the baseline", dims=dims,
+                    error="samples, of a fixed baseline", over="block",
+                )  # fmt: skip
     return found
 
 

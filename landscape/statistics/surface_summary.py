@@ -28,16 +28,17 @@ HEADLINES = (
 ANGLES = 360  # of points on a circle
 MINIMA = 8  # stored at most, the most persistent first
 QUANTITIES: Mapping[str, Quantity] = {
-    "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",)),
-    "height_se": Quantity("standard error of the height, at most", "nats", ("radius",), over="samples"),
-    "curvature": Quantity("second derivative of the quadratic fitted at the centre", "nats", ("term",)),
-    "curvature_se": Quantity("standard error of the second derivative, at most", "nats", ("term",), over="samples"),
+    "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",), error="samples, at most"),
+    "curvature": Quantity(
+        "second derivative of the quadratic fitted at the centre", "nats", ("term",), error="samples, at most"
+    ),
     "non_convex": Quantity("share of inner cells with a negative second derivative in some direction"),
     "non_finite": Quantity("share of finished cells whose loss is not finite"),
     "minima": Quantity("number of local minima of the grid"),
     "clear_minima": Quantity("those whose depth has a 95 % interval above zero, with the lowest"),
-    "persistence": Quantity("rise from a local minimum to where a lower valley begins", "nats", ("minimum",)),
-    "persistence_se": Quantity("standard error of the persistence, at most", "nats", ("minimum",), over="samples"),
+    "persistence": Quantity(
+        "rise from a local minimum to where a lower valley begins", "nats", ("minimum",), error="samples, at most"
+    ),
 }
 OBJECTIVE: Mapping[str, Quantity] = {"objective": Quantity("loss + weight decay x l2", "nats", ("x", "y"))}
 PREVIEW: Mapping[str, Quantity] = {

@@ -227,11 +227,11 @@ class Meaning:
     right: Losses = class_accuracy  # (outputs, targets) -> (N,), correctness of every sample; its mean is the accuracy
     accuracy: str = ""  # what the accuracy counts; "" for the share of samples whose class is the most probable one
 
-    def of_accuracy(self, long_name: str, dims: tuple[str, ...] = (), over: str = "", bounds: str = "") -> Quantity:
+    def of_accuracy(self, long_name: str, dims: tuple[str, ...] = (), bounds: str = "", error: str = "") -> Quantity:
         """A quantity that is an accuracy or a difference of two; its name says what is counted, or that nothing is."""
         units = "undefined" if self.right is undefined_accuracy else "1"
         words = f"{long_name} ({self.accuracy})" if self.accuracy else long_name
-        return Quantity(words, units, dims, over=over, bounds=bounds)
+        return Quantity(words, units, dims, bounds=bounds, error=error)
 
     @property
     def bounds(self) -> str:

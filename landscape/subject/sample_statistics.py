@@ -53,10 +53,8 @@ def summaries(axes: str | tuple[str, ...], meaning: Meaning = CLASSIFICATION) ->
     """Means and standard errors along one axis or several, which `reduced` computes."""
     dims = (axes,) if isinstance(axes, str) else axes
     return {
-        "accuracy_drop": meaning.of_accuracy("accuracy before - after", dims),
-        "accuracy_drop_se": meaning.of_accuracy("its standard error over samples", dims, over="samples"),
-        "loss_increase": Quantity("loss after - before", meaning.units, dims),
-        "loss_increase_se": Quantity("its standard error over samples", meaning.units, dims, over="samples"),
+        "accuracy_drop": meaning.of_accuracy("accuracy before - after", dims, error="samples"),
+        "loss_increase": Quantity("loss after - before", meaning.units, dims, error="samples"),
     }
 
 

@@ -182,10 +182,8 @@ def values_at(t: float, samples: Samples, ends: Mapping[float, Samples]) -> dict
 def means(meaning: losses.Meaning) -> dict[str, Quantity]:
     """Loss and accuracy at a point."""
     return {
-        "loss": Quantity("loss", meaning.units, bounds=meaning.bounds),
-        "loss_se": Quantity("standard error of the loss over samples", meaning.units, over="samples"),
-        "accuracy": meaning.of_accuracy("accuracy", bounds="share"),
-        "accuracy_se": meaning.of_accuracy("standard error of the accuracy over samples", over="samples"),
+        "loss": Quantity("loss", meaning.units, bounds=meaning.bounds, error="samples"),
+        "accuracy": meaning.of_accuracy("accuracy", bounds="share", error="samples"),
     }
 
 
@@ -194,22 +192,18 @@ def paired(meaning: losses.Meaning) -> dict[str, Quantity]:
     excess = "loss above the straight line between the ends' losses"
     deficit = "accuracy below the straight line between the ends' accuracies"
     return {
-        "excess": Quantity(excess, meaning.units),
-        "accuracy_deficit": meaning.of_accuracy(deficit),
-        "excess_se": Quantity(f"standard error of the {excess}", meaning.units, over="samples"),
-        "accuracy_deficit_se": meaning.of_accuracy(f"standard error of the {deficit}", over="samples"),
+        "excess": Quantity(excess, meaning.units, error="samples"),
+        "accuracy_deficit": meaning.of_accuracy(deficit, error="samples"),
     }
 
 
 def summaries(meaning: losses.Meaning, per_line: tuple[str, ...]) -> dict[str, Quantity]:
     """The highest barriers of a line."""
     return {
-        "barrier": Quantity("largest excess of the loss between the ends", meaning.units, per_line),
-        "barrier_se": Quantity("standard error of the barrier over samples", meaning.units, per_line, over="samples"),
+        "barrier": Quantity("largest excess of the loss between the ends", meaning.units, per_line, error="samples"),
         "barrier_at": Quantity("where the barrier is", "share of the way", per_line),
-        "accuracy_barrier": meaning.of_accuracy("largest deficit of the accuracy between the ends", per_line),
-        "accuracy_barrier_se": meaning.of_accuracy(
-            "standard error of the accuracy barrier over samples", per_line, over="samples"
+        "accuracy_barrier": meaning.of_accuracy(
+            "largest deficit of the accuracy between the ends", per_line, error="samples"
         ),
     }
 

@@ -10,6 +10,7 @@ import torch
 from analytic import attention_net
 
 from landscape.data import corruptions
+from landscape.headline import with_errors
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.probes.ensemble import Ensemble
 from landscape.probes.sensitivity import Sensitivity
@@ -148,7 +149,7 @@ def attack(network: Network) -> tuple[Plan, Measure]:
         },
         summaries={
             **quantities(after, "accuracy", "accuracy_se", "loss", "loss_se"),
-            **quantities(after, *sample_statistics.summaries("eps")),
+            **quantities(after, *with_errors(sample_statistics.summaries("eps"))),
         },
         facts={"intact_loss": 0.9, "intact_accuracy": 0.75},
     )
