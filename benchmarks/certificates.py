@@ -325,7 +325,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def page(lines: list[dict[str, Any]]) -> str:
-    """The page: a row for every declared number and every case that measured it."""
+    """The page: what is written above its numbers, and a row for every declared number and case that measured it."""
+    prose = re.split(r"\n\n\d+ declared numbers, ", PAGE.read_text())[0]
     found: dict[str, dict[str, list[Any]]] = {name: {} for name in CASES}
     truths: dict[str, Truths] = {}
     for one in lines:
@@ -353,37 +354,13 @@ def page(lines: list[dict[str, Any]]) -> str:
     cases = "\n".join(row(name, _conditions(case)) for name, case in CASES.items())
     summary = "; ".join(f"{count} {name}" for name, count in tally.items())
     return (
-        f"{ABOUT}\n\n{len(declared())} declared numbers, {sum(tally.values())} rows: {summary}.\n\n"
+        f"{prose}\n\n{len(declared())} declared numbers, {sum(tally.values())} rows: {summary}.\n\n"
         + header("probe", "number", "case", "redrawn", "redraws", "truth", "mean", "width", "coverage, %")
         + "\n" + "\n".join(rows) + "\n\n## Cases\n\n" + header("case", "conditions") + f"\n{cases}\n"
     )  # fmt: skip
 
 
 VERDICTS = ("within 93 to 97 %", "not told apart from it", "below", "above", "without an interval", "no case")
-ABOUT = """# Certificates of the intervals
-
-Written by `python benchmarks/certificates.py --write` from the redraws of `python benchmarks/certificates.py`, which
-resumes, takes `--shard 1/4` and `--only CASE`. Coverage is the share of redraws whose 95 % interval holds the truth,
-with its own 95 % interval (Wilson). **Bold**: that interval lies outside 93 to 97 %. Width is half the mean width of
-the interval over 1.96 standard deviations of the redrawn values: 1 is right, below 1 is an interval that is too narrow;
-where it is near 1 and the coverage low, the value is biased: compare truth and mean. Numbers without an interval are
-values alone. An infinite upper end says that a basin was not left. Rows of few redraws say little.
-
-Where coverage is off: the error of the effective rank contains its bias (0.4 % at 512 samples of 16 features), so that
-its interval is wide; the largest value over positions on a line is too high by the choice, which matters where the
-barrier is near 0. The errors of heights of a surface, of basins and of a mean over barriers are upper bounds by their
-definition. Of 128 samples in place of 512, NC1 and NC4 hold in 89 % of 200 redraws, the effective rank in 100 %.
-
-Truths computed again by a second reader, in NumPy with gradients by hand and differences of them, agree in all digits
-shown: trace, Frobenius norm, mean and ends of the density; the simple noise scale; NEP, APE and the largest eigenvalue
-of all 256 mini-batches; effective rank and participation ratio; loss. The barrier of 101 positions is 0.4273, and
-intervals of the loss hold in 93.8 % of 20,000 redraws. TwoNN on a circle, a torus and its product in four dimensions
-holds in 93 to 96 % of 300.
-
-Other estimators from the same computations, measured and not taken: start vectors of signs lower the error of the
-density's mean by 1 to 5 %; CKA from mini-batches of 16, 32 and 256 varies by 0.022, 0.020 and 0.019; the dimension from
-five neighbours in place of two varies half as much in 2 dimensions (0.06 against 0.12) and is further off in 6 (6.9
-against 6.7). The noise scale uses every pair of groups, average flatness pairs of opposite signs."""
 WITHOUT = {
     ("tokens", "divergence"): "of the t-SNE embedding of the images that it shows: no population value",
     ("trajectory", ""): "computed from stored weights, without sampling: no interval",

@@ -308,8 +308,8 @@ def violations(case: str, name: str) -> Iterator[str]:
 
 
 def page() -> str:
-    """The page: a row for every number of every case on the MLP."""
-    rows = []
+    """The page: what is written above its table, and a row for every number of every case on the MLP."""
+    prose, rows = PAGE.read_text().partition("\n\n| probe")[0], []
     for case in CORE_CASES:
         for number in measured(CASES[case], NETWORKS[0]):
             cells = (
@@ -318,36 +318,12 @@ def page() -> str:
             )
             rows.append(row(CASES[case].probe, number.replace("|", "\\|").replace(" of in memory", ""), *cells))
     return (
-        f"{ABOUT}\n\n{header('probe', 'number', *(change.words for change in CHANGES.values()))}\n"
+        f"{prose}\n\n{header('probe', 'number', *(change.words for change in CHANGES.values()))}\n"
         + "\n".join(dict.fromkeys(rows))
         + "\n"
     )
 
 
-ABOUT = """# What changes a number, and what does not
-
-Written by `python benchmarks/invariances.py --write`; the same command without `--write` measures every cell on three
-networks (an MLP with ReLU, a ResNet with batch norm, a ViT; float64) and names each that is not as declared. `=`: the
-number stays the same, to 1e-5 relative (1e-3 in float32). `~`: it is estimated by other random vectors, and stays
-within four standard errors. `×3`: it is multiplied by that, with the unit of the loss or of the weights (those of the
-MLP are stored as halves, and read as twice the stored). Empty: it may change. The first four changes and that of units
-leave the function that the network computes as it is.
-
-- A number that changes with the parameterisation (eigenvalues, traces, sharpness that is not adaptive) is a property
-  of the weights, not of the function (Dinh et al., ICML 2017): compare networks of one architecture, trained alike.
-  Adaptive sharpness (Kwon et al., ICML 2021) and the Fisher-Rao norm (Liang et al., AISTATS 2019) do not change,
-  relative flatness (Petzka et al., NeurIPS 2021) not with whole layers.
-- Filter-normalised planes (Li et al., NeurIPS 2018) do not change with whole layers, nor with filters before batch
-  norm. They do with single filters of a network without it: the layer that reads them is divided by another factor in
-  each column, but its filters are normalised as wholes. Permuted units get other directions from the same seed.
-- A barrier between two networks changes with the units of one of them. `align` finds a permutation that is the best
-  nearby, not the best: other permutations of the same network lead to other ones, so that its barrier is an upper
-  bound.
-- `barriers` and `align` renew the statistics of batch norm on the first mini-batches: with batch norm they depend on
-  the order of the samples. What is measured by mini-batches or groups depends on which samples they hold.
-- Weights in other units have the parameters in another order with other names, and so other directions and layers.
-- `trajectory` is computed from stored weights alone, and is not in the table; a simulated GPU gives the numbers of
-  the CPU in the tests of devices."""
 CORE_CASES = [name for name, case in CASES.items() if PROBES[case.probe].group == CORE]
 
 

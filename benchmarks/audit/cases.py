@@ -453,23 +453,13 @@ def main() -> None:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             rows.append(line(name))
             print(rows[-1], flush=True)
+    prose = PAGE.read_text().partition("\n\nMeasured ")[0]
     names = ("peer", "version", "number", "exact", "theirs", "ours", "their error", "our error", "upstream")
     PAGE.write_text(
-        f"{ABOUT.format(date=datetime.date.today(), torch=torch.__version__)}\n\n{header(*names)}\n"
+        f"{prose}\n\nMeasured {datetime.date.today()} with PyTorch {torch.__version__}.\n\n{header(*names)}\n"
         + "\n".join(rows)
         + "\n"
     )
-
-
-ABOUT = """# Peers and exact values
-
-Written by `python benchmarks/audit/cases.py` on {date}, PyTorch {torch}; with `"PEER: NUMBER"` behind it, the command
-prints one row. Exact values are closed forms, or dense matrices in double precision. Errors are absolute; a relative
-error has the exact value 0. Estimates (CKA, trace, noise) have sampling errors, ours too: where a peer is exact on the
-given samples, it is the better one. A peer that raises has its message in place of a number. A second reader computed
-ten of the numbers again, in NumPy with gradients by hand: two of the ECE, the fifth eigenvalue and that of a second
-object, both of BackPACK, biased and unbiased CKA of independent features, accuracy under FGSM and loss under PGD; they
-agree in all digits shown."""
 
 
 if __name__ == "__main__":

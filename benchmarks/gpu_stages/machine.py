@@ -19,11 +19,6 @@ PACKAGES: dict[str, tuple[str, bool]] = {
     "pyhessian": ("pyhessian", False),
     "curvlinops": ("curvlinops-for-pytorch", False),
 }
-# The engines it is compared with, and what else a bare machine lacks.
-WHEELS = (
-    "pyhessian curvlinops-for-pytorch einops einconv linear_operator opt-einsum tqdm",
-    "scipy xarray pandas python-dateutil six packaging h5py pillow",
-)
 STATE = (
     "name", "driver_version", "memory.total", "pstate", "temperature.gpu", "power.draw", "power.limit",
     "clocks.current.sm", "clocks.current.memory", "clocks.max.sm", "persistence_mode", "compute_mode",
