@@ -1,5 +1,7 @@
 """Draw what has no place on an axis: values that are infinite, and values whose error is not a finite number."""
 
+from typing import Any
+
 import numpy as np
 
 from landscape.plots.figure import Axes
@@ -15,10 +17,10 @@ def bar(error: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(known, error, 0.0))
 
 
-def bars(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def bars(value: Any, low: Any, high: Any) -> np.ndarray:
     """Lengths below and above the values, (2, n), of intervals; 0 where an end is not a finite number."""
     with np.errstate(invalid="ignore"):
-        return np.stack([bar(value - low), bar(high - value)])
+        return np.stack([bar(np.atleast_1d(value) - low), bar(high - np.atleast_1d(value))])
 
 
 def mark(ax: Axes, at: np.ndarray, value: np.ndarray, error: np.ndarray | None = None, *, flat: bool = False) -> None:

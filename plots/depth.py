@@ -103,8 +103,7 @@ def color(depth: float) -> tuple[float, float, float, float]:
 
 def color_bar(figure: Figure, axes: Sequence[Axes] | np.ndarray, *, aspect: float) -> None:
     """Add the colour bar of `color` beside some axes."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.colors import ListedColormap
 
-    bar = ScalarMappable(Normalize(0, 1), ListedColormap([color(i / 255) for i in range(256)]))
-    figure.colorbar(bar, ax=axes, label="normalised depth", aspect=aspect, pad=0.02)
+    colours = ListedColormap([color(i / 255) for i in range(256)])
+    style.colour_bar(figure, axes, (0, 1), colours, "normalised depth", aspect=aspect)

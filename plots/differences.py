@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.plots import style, theme
+from landscape.plots import broken, style, theme
 from landscape.plots.figure import Axes, Look
 from landscape.statistics.paired import Difference
 
@@ -38,7 +38,7 @@ def draw(
         for ax, name in zip(axes, labels, strict=True):
             one = differences[name]
             if np.isfinite(one.value):
-                ends = style.bars(one.value, one.low, one.high)
+                ends = broken.bars(one.value, one.low, one.high)
                 ax.errorbar([one.value], [row], xerr=ends, color=look.color, marker=look.marker)
     for ax, label in zip(axes, labels.values(), strict=True):
         ax.axvline(0.0, color="0.5", linewidth=0.6, zorder=0)

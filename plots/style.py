@@ -136,12 +136,29 @@ def overlaid(
 
 
 def beside(
-    results: Sequence[xr.Dataset], looks: Sequence[Look], count: int, *, height: float, most: int = 4, **how: Any
+    results: Sequence[xr.Dataset],
+    looks: Sequence[Look],
+    count: int,
+    *,
+    height: float,
+    columns: int = 0,
+    most: int = 4,
+    sharey: bool = False,
+    **how: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Panels of several quantities, `height` high, as many side by side as have 1.5 inches each; `how` is of `page`."""
-    columns = min(count, most, int(page_width() / 1.5))
+    """Panels, `height` high, in so many columns, or as many as have 1.5 inches each; `how` is of `page`."""
+    columns = columns or min(count, most, int(page_width() / 1.5))
     figure = page(results, looks, height=height * math.ceil(count / columns), **how)
-    return figure, grid(figure, count, columns)
+    return figure, grid(figure, count, columns, sharey=sharey)
+
+
+def colour_bar(figure: Any, axes: Any, norm: Any, colours: Any, label: str, **how: Any) -> Any:
+    """A colour bar beside some axes, for a `norm` or both ends of a linear one; `how` is of matplotlib's."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    norm = Normalize(*norm) if isinstance(norm, tuple) else norm
+    return figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=label, **{"aspect": 30, "pad": 0.02, **how})
 
 
 def grid(figure: Any, count: int, columns: int, **how: Any) -> list[Axes]:
@@ -262,12 +279,6 @@ def protocol(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> str:
     if len(labels) == 1:
         return f"{next(iter(labels))}."
     return "; ".join(f"{', '.join(names)}: {text}" for text, names in labels.items()) + "."
-
-
-def bars(value: Any, low: Any, high: Any) -> np.ndarray:
-    """How far intervals reach below and above their values, (2, n); nothing where an end is not known."""
-    reach: np.ndarray = np.nan_to_num(np.stack([np.atleast_1d(value) - low, high - np.atleast_1d(value)]))
-    return reach.clip(min=0.0)
 
 
 def mosaic(ax: Axes, rows: Sequence[Sequence[np.ndarray | None]], columns: Sequence[str], names: Sequence[str]) -> Axes:

@@ -41,12 +41,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     shown = [name for name in LABELS if any(name in data and np.isfinite(data[name]).any() for data in results)]
     note = "Error bars: 95 % intervals over samples."
     columns = min(len(shown), 2)
-    rows = -(-len(shown) // columns)
-    figure = style.page(results, looks, height=2.0 * rows, legend=looks, note=note)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for ax in axes[len(shown) :]:
-        ax.set_visible(False)
-    for ax, quantity in zip(axes, shown, strict=False):
+    figure, axes = style.beside(results, looks, len(shown), height=2.0, columns=columns, legend=looks, note=note)
+    for ax, quantity in zip(axes, shown, strict=True):
         for data, look in zip(results, looks, strict=True):
             if quantity in data:
                 draw(data, ax, quantity=quantity, look=look)

@@ -41,9 +41,6 @@ def draw(data: xr.Dataset, ax: Axes, *, curve: int | None = None, top: float | N
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row per set of checkpoints, or two, one matrix per curve, all on one scale."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     count = max(data.sizes["curve"] for data in results)
     columns = min(count, 2)
     rows = -(-count // columns)  # per set
@@ -67,8 +64,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 ax.set_yticklabels([str(i + 1) for i in range(data.sizes["checkpoint"])])
         if len(results) > 1:
             axes[0].set_ylabel(style.fitted(look.label, 2.2 * rows, style.RC["axes.labelsize"]))
-    bar = figure.colorbar(ScalarMappable(Normalize(0, top), "viridis"), ax=figure.axes, aspect=20 * len(results))
-    bar.set_label(f"barrier ({results[0]['barrier'].attrs.get('units', '1')})")
+    label = f"barrier ({results[0]['barrier'].attrs.get('units', '1')})"
+    style.colour_bar(figure, figure.axes, (0, top), "viridis", label, aspect=20 * len(results), pad=0.05)
     return figure
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import xarray as xr
 
-from landscape.plots import style, theme
+from landscape.plots import broken, style, theme
 from landscape.plots.appearance import looks as looks_of
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.protocols import stored
@@ -34,7 +34,7 @@ def point(train: xr.Dataset, test: xr.Dataset, ax: Axes, look: Look, *, error: b
     accuracy, low, high = (float(test[f"accuracy{end}"]) for end in ("", "_low", "_high"))
     shown = (1 - accuracy, 1 - high, 1 - low) if error else (accuracy, low, high)
     ax.errorbar(
-        [nll], shown[:1], xerr=style.bars(nll, nll_low, nll_high), yerr=style.bars(*shown),
+        [nll], shown[:1], xerr=broken.bars(nll, nll_low, nll_high), yerr=broken.bars(*shown),
         color=look.color, marker=look.marker, linestyle="none", elinewidth=0.7,
     )  # fmt: skip
 

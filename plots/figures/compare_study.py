@@ -1,14 +1,13 @@
 """Draw stored comparisons: a panel per headline number, a row per network or group, with intervals and every seed."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style, theme
+from landscape.plots import appearance, broken, style, theme
 from landscape.plots.comparison.networks import NAME
 from landscape.plots.comparison.rows import OF_SAMPLES, outdated
 from landscape.plots.figure import Axes, Figure
@@ -86,11 +85,12 @@ def page(study: Records) -> Figure:
     """The panels, with the names at the left of each row of them."""
     panels = study.panels
     columns = min(1 if theme.narrow() else COLUMNS, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    each = ROW * max(len(study.names), 3) + 0.62
-    figure = style.page([], [], height=lines * each, caption=_caption(study, panels), note=_note(study, panels))
+    figure, axes = style.beside(
+        [], [], len(panels), height=ROW * max(len(study.names), 3) + 0.62, columns=columns, sharey=True,
+        caption=_caption(study, panels), note=_note(study, panels),
+    )  # fmt: skip
     several = {probe for probe, protocol, _ in panels if protocol != "a"}
-    for ax, panel in zip(style.grid(figure, len(panels), columns, sharey=True), panels, strict=True):
+    for ax, panel in zip(axes, panels, strict=True):
         draw(study, ax, panel, marked=panel[0] in several)
     return figure
 
@@ -133,7 +133,7 @@ def draw(study: Records, ax: Axes, panel: tuple[str, str, str], *, marked: bool 
             row = shown[name]
             value, low, high = (float(np.nan if row[key] is None else row[key]) for key in ("value", "low", "high"))
             marker = "D" if row.get("partial") is None else "x"
-            ends = style.bars(value, low, high)
+            ends = broken.bars(value, low, high)
             ax.errorbar([value], [at], xerr=ends, color=MEAN, marker=marker, markersize=3.2, elinewidth=1.0)
     example = next(iter(shown.values()), {})
     unit = f" ({example['unit']})" if example.get("unit") else ""

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from landscape.plots import plane
+from landscape.plots import plane, style
 from landscape.plots.figure import Axes, Figure, Look, Normalize
 
 MEANING = (
@@ -30,14 +30,11 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result and one colour bar."""
-    from matplotlib.cm import ScalarMappable
-
     norm = _norm(results)
     open_ends = any((data["converged"].values == 0).any() for data in results)
     note = "Crosses: an eigenvalue did not converge; its residual is stored." if open_ends else ""
     figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm), note)
-    label = "|λ min| / |λ max|"
-    figure.colorbar(ScalarMappable(norm, plane.COLORS), ax=axes, label=label, aspect=30, pad=0.02)
+    style.colour_bar(figure, axes, norm, plane.COLORS, "|λ min| / |λ max|")
     return figure
 
 

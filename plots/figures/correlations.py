@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from landscape.plots import style
+from landscape.plots import broken, style
 from landscape.plots.appearance import OTHERS, escaped
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.studies.correlations import Correlation, in_words
@@ -24,8 +24,8 @@ def page(found: Sequence[Correlation]) -> Figure:
     columns = min(COLUMNS, len(found))
     note = NOTE.format(within=", and of pairs of one group" if len(groups) > 1 else "")
     legend = list(looks.values()) if len(groups) > 1 else []
-    figure = style.page([], [], height=2.5 * -(-len(found) // columns), legend=legend, caption="", note=note)
-    for ax, one in zip(style.grid(figure, len(found), columns), found, strict=True):
+    figure, axes = style.beside([], [], len(found), height=2.5, columns=columns, legend=legend, note=note)
+    for ax, one in zip(axes, found, strict=True):
         draw(one, ax, looks)
     return figure
 
@@ -35,7 +35,7 @@ def draw(found: Correlation, ax: Axes, looks: dict[str, Look]) -> Axes:
     for group, x, y in zip(found.groups, found.x, found.y, strict=True):
         look = looks[group]
         ax.errorbar(
-            [x[0]], [y[0]], xerr=style.bars(*x), yerr=style.bars(*y), color=look.color, marker=look.marker,
+            [x[0]], [y[0]], xerr=broken.bars(*x), yerr=broken.bars(*y), color=look.color, marker=look.marker,
             elinewidth=0.8, linestyle="none",
         )  # fmt: skip
     within = f", within groups {in_words(found.within)}" if np.isfinite(found.within[0]) else ""

@@ -51,9 +51,6 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes]) -> tuple[Axes, Axes]:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One row of two panels per result: spectra with their heterogeneity above, and distances."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     heights = [0.75 + max(1.3, ROW * min(data.sizes["block"], LABELS)) for data in results]
     note = "Heterogeneity: the mean distance over all pairs of blocks."
     figure = style.page(results, looks, height=sum(heights), note=note)
@@ -66,8 +63,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         axes[1].set_title(f"heterogeneity {_number(data)}", fontsize=style.SMALL + 1)
     bars = (("probability per bin (log10)", MAP, (np.log10(FAINT), 0)), ("Jensen-Shannon distance", "magma", (0, 1)))
     for column, (label, colours, ends) in enumerate(bars):
-        figure.colorbar(ScalarMappable(Normalize(*ends), colours), ax=rows[:, column], label=label,
-                        location="bottom", aspect=30, pad=0.02)  # fmt: skip
+        style.colour_bar(figure, rows[:, column], ends, colours, label, location="bottom")
     return figure
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from landscape.plots import appearance, style
+from landscape.plots import appearance, broken, style
 from landscape.plots.figure import Axes, Figure
 from landscape.statistics.intervals import FEWEST
 from landscape.statistics.rounding import plus_minus
@@ -17,10 +17,8 @@ NOTE = f"Means over seeds; after ±, or as error bars: half the 95 % interval by
 
 def page(found: Sequence[Diagram]) -> Figure:
     """A panel per diagram."""
-    columns = min(COLUMNS, len(found))
-    rows = -(-len(found) // columns)
-    figure = style.page([], [], height=2.6 * rows, caption="", note=NOTE)
-    for ax, one in zip(style.grid(figure, len(found), columns), found, strict=True):
+    figure, axes = style.beside([], [], len(found), height=2.6, columns=min(COLUMNS, len(found)), note=NOTE)
+    for ax, one in zip(axes, found, strict=True):
         (draw_map if len(one.over) > 1 else draw_curve)(one, ax)
         ax.set_title(appearance.escaped(f"{one.number} of {one.of}"), fontsize=style.SMALL)
         ax.set_xlabel(appearance.escaped(one.over[0]))
@@ -33,7 +31,7 @@ def draw_curve(found: Diagram, ax: Axes) -> Axes:
     color, marker = appearance.OTHERS[0]
     for place, cell in enumerate(found.row()):
         if cell is not None:
-            ax.errorbar([place], [cell[0]], yerr=style.bars(*cell), color=color, marker=marker, elinewidth=0.8)
+            ax.errorbar([place], [cell[0]], yerr=broken.bars(*cell), color=color, marker=marker, elinewidth=0.8)
     ax.plot([np.nan if cell is None else cell[0] for cell in found.row()], color=color)
     ax.set_ylabel(appearance.escaped(found.number))
     return ax

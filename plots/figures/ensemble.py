@@ -81,7 +81,7 @@ def draw_time(data: xr.Dataset, ax: Axes, look: Look) -> Axes:
         np.array([float(data.attrs[f"{SECONDS}_{way}{end}"]) for way in ("one_pass", "all")])
         for end in ("", "_low", "_high")
     )
-    ax.errorbar([1, data["size"].values[-1]], value, yerr=style.bars(value, low, high), **look.cues, elinewidth=0.7)
+    ax.errorbar([1, data["size"].values[-1]], value, yerr=broken.bars(value, low, high), **look.cues, elinewidth=0.7)
     ax.set(xlabel="members", ylabel="prediction time (s per image)")
     return ax
 

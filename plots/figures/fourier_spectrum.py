@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from landscape.plots import style, theme
@@ -53,7 +52,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         draw(data, ax, norm=norm)
         ax.set_xlim(-1.15, (_most() - 1) * PITCH + 1.15)  # tiles of one size in every row
         ax.set_title(look.label, fontsize=style.RC["axes.titlesize"], loc="left", pad=2)
-    bar = figure.colorbar(ScalarMappable(norm, MAP), ax=list(axes), aspect=12 * len(results), pad=0.01)
+    bar = style.colour_bar(figure, list(axes), norm, MAP, "", aspect=12 * len(results), pad=0.01)
     bar.set_label("Δ\u00a0ln\u00a0A", fontsize=style.SMALL)
     return figure
 

@@ -7,9 +7,9 @@ from functools import partial
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Figure, Look
 from landscape.plots.figures import density
-from landscape.plots.figures.density import AxisResolution, axis_resolution_of
+from landscape.plots.figures.density import axis_resolution_of
 
 MEANING = (
     "The density of all Hessian eigenvalues of a mini-batch, mean over mini-batches with its 95 % interval as a "
@@ -18,9 +18,7 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: AxisResolution | None = None) -> Axes:
-    """Draw the mean density over mini-batches; arguments as in `density.draw`."""
-    return density.draw(data, ax, look=look, resolution=resolution)
+draw = density.draw  # the mean over mini-batches
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style, theme
+from landscape.plots import broken, style, theme
 from landscape.plots.appearance import LINES, OTHERS, escaped, looks
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.protocols import stored
@@ -56,7 +56,7 @@ def page(study: Study) -> Figure:
         weight = WEIGHTS.get(str(stored(data, "configuration").get("objective", "")), np.nan)
         if np.isfinite(weight):
             ax.errorbar(
-                [weight], [value], yerr=style.bars(value, low, high), color=look.color, marker=look.marker,
+                [weight], [value], yerr=broken.bars(value, low, high), color=look.color, marker=look.marker,
                 elinewidth=0.8, zorder=3,
             )  # fmt: skip
         else:

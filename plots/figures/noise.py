@@ -43,10 +43,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     panels = [[i for i, data in enumerate(results) if kind(data) == one] for one in kinds]
     drawn = {i: seen for panel in panels for i, seen in zip(panel, _looks_within(results, looks, panel), strict=True)}
     legend = {(seen.label, seen.line): seen for _, seen in sorted(drawn.items())}
-    note, rows, columns = "Bands: 95 % intervals over samples.", -(-len(panels) // 2), min(2, len(panels))
-    figure = style.page(results, looks, height=2.6 * rows, legend=list(legend.values()), note=note)
     same = len(set(map(headlines.change, results))) == 1
-    axes = style.grid(figure, len(panels), columns, sharey=same)
+    figure, axes = style.beside(
+        results, looks, len(panels), height=2.6, columns=min(2, len(panels)), sharey=same,
+        legend=list(legend.values()), note="Bands: 95 % intervals over samples.",
+    )  # fmt: skip
     for ax, one, panel in zip(axes, kinds, panels, strict=True):
         for i in panel:
             draw(results[i], ax, look=drawn[i])

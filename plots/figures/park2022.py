@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import FIGURES, depth, plane, style, theme
+from landscape.plots import FIGURES, broken, depth, plane, style, theme
 from landscape.plots.appearance import escaped, label_of
 from landscape.plots.figure import Figure, Look
 from landscape.plots.figures import (
@@ -184,7 +184,7 @@ def robustness(figure: Any, results: Results) -> None:
             if str(data.attrs.get("data", "")) == name:
                 value, (low, high) = float(data["mean_accuracy"]), map(float, ends_of(data, "mean_accuracy"))
                 ax.errorbar(
-                    [data.attrs["clean_accuracy"]], [value], yerr=style.bars(value, low, high), color=look.color,
+                    [data.attrs["clean_accuracy"]], [value], yerr=broken.bars(value, low, high), color=look.color,
                     marker=look.marker, elinewidth=0.7,
                 )  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Draw the path of training over the surface of its own plane (Li et al. 2018, Fig. 9), or checkpoints on theirs."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,10 +48,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     levels = contour_levels(results)
     note = "A star: the weights through which the plane passes."
     columns = 1 if theme.narrow() else min(len(results), 2)
-    rows = math.ceil(len(results) / columns)
     width = theme.page_width() if columns > 1 else theme.panel_width(0.7 * theme.PAGE)
-    figure = style.page(results, looks, height=(1.9 if theme.narrow() else 2.4) * rows, width=width, note=note)
-    axes = style.grid(figure, len(results), columns)
+    height = 1.9 if theme.narrow() else 2.4
+    figure, axes = style.beside(results, looks, len(results), height=height, columns=columns, width=width, note=note)
     for data, look, ax in zip(results, looks, axes, strict=True):
         draw(data, ax, levels=levels)
         ax.set_title(style.fitted(look.label, 0.8 * width / columns, style.RC["axes.titlesize"]))

@@ -1,6 +1,5 @@
 """Draw the accuracy and the consistency along sequences, one panel per perturbation, all networks in each."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,10 +41,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per perturbation."""
     names = list(dict.fromkeys(str(name) for data in results for name in data["perturbation_name"].values))
     columns = min(len(names), 3 if len(names) in (3, 5, 6) else 4)
-    rows = math.ceil(len(names) / columns)
-    legend = [replace(look, line="-") for look in looks]
-    figure = style.page(results, looks, height=1.65 * rows, legend=legend, note=NOTE)
-    axes = style.grid(figure, len(names), columns, sharey=True)
+    shown: dict[str, Any] = {"legend": [replace(look, line="-") for look in looks], "note": NOTE}
+    figure, axes = style.beside(results, looks, len(names), height=1.65, columns=columns, sharey=True, **shown)
     for ax, name in zip(axes, names, strict=True):
         for data, look in zip(results, looks, strict=True):
             there = [str(one) for one in data["perturbation_name"].values]

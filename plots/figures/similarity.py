@@ -43,16 +43,12 @@ def draw(data: xr.Dataset, ax: Axes) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One square panel per network, or pair of networks, on one scale."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     looks = [replace(look, label=_title(data, look)) for data, look in zip(results, looks, strict=True)]
     figure, axes = style.panels(results, looks, aspect=0.95, note=NOTE, share=False)
     for data, ax in zip(results, axes, strict=True):
         draw(data, ax)
         ax.xaxis.label.set_text(style.fitted(ax.get_xlabel(), ax.get_position().width * figure.get_figwidth(), 8))
-    bar = ScalarMappable(Normalize(0, 1), MAP)
-    figure.colorbar(bar, ax=axes, label="centred kernel alignment", aspect=30, pad=0.02)
+    style.colour_bar(figure, axes, (0, 1), MAP, "centred kernel alignment")
     return figure
 
 

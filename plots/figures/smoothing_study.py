@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import depth, style
+from landscape.plots import broken, depth, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import hessian
 from landscape.studies import kinds
@@ -74,7 +74,7 @@ def draw_scores(study: Study, ax: Axes, name: str) -> Axes:
 def _ends(results: Sequence[xr.Dataset], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Values, and how far their intervals reach below and above."""
     value, low, high = (np.array([float(data[f"{name}{end}"]) for data in results]) for end in ("", "_low", "_high"))
-    return value, style.bars(value, low, high)
+    return value, broken.bars(value, low, high)
 
 
 def _uncertainty(study: Study) -> str:

@@ -36,12 +36,11 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """A square panel of equal axes per result: changes of two learning rates may be decades apart."""
     columns = 2 if theme.narrow() else min(COLUMNS, max(2, len(results)))
-    rows, side = -(-len(results) // columns), theme.page_width() / columns
+    side = theme.page_width() / columns
     note = (
         "Predicted to second order. Dashed: identity. Filled: on the mini-batch of the gradient; open: mean of others."
     )
-    figure = style.page(results, looks, height=0.95 * side * rows, note=note)
-    axes = style.grid(figure, len(results), columns)
+    figure, axes = style.beside(results, looks, len(results), height=0.95 * side, columns=columns, note=note)
     for ax, data, look in zip(axes, results, looks, strict=True):
         draw(data, ax, look=look)
         names = [f"{prefix}{name}" for prefix in ("", "other_") for name in ("predicted_change", "actual_change")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import style, theme
+from landscape.plots import broken, style, theme
 from landscape.plots.appearance import LINES, escaped, look_of
 from landscape.plots.figure import Axes, Figure, Look
 
@@ -57,9 +57,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
         note += " Prediction time: means over single frames, with 95 % intervals; MC dropout includes its frozen masks."
     count = len(shown) + timed
     columns = {2: 2, 4: 2, 7: 4}.get(count, 3)
-    rows = -(-count // columns)
-    figure = style.page(results, looks, height=2.1 * rows, legend=legend, note=note)
-    axes = style.grid(figure, count, columns)
+    figure, axes = style.beside(results, looks, count, height=2.1, columns=columns, legend=legend, note=note)
     for ax, score in zip(axes, shown, strict=False):
         for data, look in zip(results, looks, strict=True):
             if score in data:
@@ -83,7 +81,7 @@ def draw_time(results: Sequence[xr.Dataset], ax: Axes, looks: Sequence[Look]) ->
             for end in ("", "_low", "_high")
         )
         ax.errorbar(
-            np.arange(len(names)) + shift, value, yerr=style.bars(value, low, high),
+            np.arange(len(names)) + shift, value, yerr=broken.bars(value, low, high),
             color=look.color, marker=look.marker, linestyle="none", elinewidth=0.8,
         )  # fmt: skip
         everything.append(value)

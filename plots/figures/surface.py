@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import plane, tidy
+from landscape.plots import plane, style, tidy
 from landscape.plots.appearance import loss_label
 from landscape.plots.figure import Axes, BoundaryNorm, Figure, Look
 
@@ -74,11 +74,8 @@ def add_colour_bar(
     figure: Figure, axes: Sequence[Axes], results: Sequence[xr.Dataset], levels: np.ndarray, **how: Any
 ) -> None:
     """The colour bar of contours."""
-    from matplotlib.cm import ScalarMappable
-
-    how = {"aspect": 30, "pad": 0.02} | how
-    figure.colorbar(ScalarMappable(_norm(levels), plane.COLORS), ax=axes, label=loss_label(results), ticks=levels,
-                    format="%.3g", spacing="uniform", extend="both", **how)  # fmt: skip
+    marks = {"ticks": levels, "format": "%.3g", "spacing": "uniform", "extend": "both", **how}
+    style.colour_bar(figure, axes, _norm(levels), plane.COLORS, loss_label(results), **marks)
 
 
 def contour_levels(results: Sequence[xr.Dataset]) -> np.ndarray:

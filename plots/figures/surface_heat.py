@@ -5,10 +5,9 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 
-from landscape.plots import appearance, plane
+from landscape.plots import appearance, plane, style
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -47,7 +46,7 @@ def draw_map(data: xr.Dataset, ax: Axes, quantity: str, norm: Normalize) -> None
 
 def add_colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label: str) -> None:
     """The colour bar of maps, with round ticks where a logarithmic scale spans less than two decades."""
-    bar = figure.colorbar(ScalarMappable(norm, plane.COLORS), ax=axes, label=label, aspect=30, pad=0.02)
+    bar = style.colour_bar(figure, axes, norm, plane.COLORS, label)
     if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
         ticks = round_ticks(float(norm.vmin), float(norm.vmax))
         bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks], minor=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.plots import appearance, style
+from landscape.plots import appearance, broken, style
 from landscape.plots.figure import Axes, Figure
 from landscape.studies import kinds
 from landscape.studies.study import Number, Study
@@ -53,7 +53,7 @@ def draw(study: Study, ax: Axes, found: Sequence[Number], label: str) -> Axes:
         turn, several = places[:i].count(place), places.count(place)  # runs of one value stand side by side
         at = place + 0.3 * (turn - (several - 1) / 2) / max(several, 2)
         ax.errorbar(
-            [at], [value], yerr=style.bars(value, low, high), color=colors[place], marker=marker, elinewidth=0.8
+            [at], [value], yerr=broken.bars(value, low, high), color=colors[place], marker=marker, elinewidth=0.8
         )
     means = [
         np.mean([value for at, (value, *_) in zip(places, found, strict=True) if at == place])
@@ -77,7 +77,7 @@ def draw_fit(study: Study, ax: Axes) -> Axes:
         nll, accurate = run.number("train", "nll"), run.number("test", "accuracy")
         error = tuple(1 - accurate[i] for i in (0, 2, 1))
         ax.errorbar(
-            [nll[0]], [error[0]], xerr=style.bars(*nll), yerr=style.bars(*error), color=color, marker=marker,
+            [nll[0]], [error[0]], xerr=broken.bars(*nll), yerr=broken.bars(*error), color=color, marker=marker,
             elinewidth=0.8,
         )  # fmt: skip
         if np.isfinite(nll[0] + error[0]) and value not in named:

@@ -31,9 +31,6 @@ def draw(data: xr.Dataset, ax: Axes, *, layer: int = 0, name: str = "gaussian") 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """Two rows per network, of Gaussian input and of data, with up to six layers each."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     columns = min(MOST // 2 if narrow() else MOST, max(data.sizes["layer"] for data in results))
     size = style.SMALL
     reach = {int(data["row"].values.max()) for data in results}
@@ -51,9 +48,8 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
                 ax.remove()
             text = f"{look.label}, {INPUTS[name]}" if len(results) > 1 else INPUTS[name]
             axes[2 * k + row, 0].set_ylabel(style.fitted(text, HEIGHT, size), fontsize=size)
-    bar = ScalarMappable(Normalize(-1, 1), "RdBu_r")
     kept = [ax for ax in axes.flat if ax.figure is not None] or None
-    figure.colorbar(bar, ax=kept, label="covariance with the centre / its variance", aspect=30, pad=0.01)
+    style.colour_bar(figure, kept, (-1, 1), "RdBu_r", "covariance with the centre / its variance", pad=0.01)
     return figure
 
 
