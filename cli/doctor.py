@@ -13,7 +13,7 @@ import typer
 
 from landscape.cli.command_options import Debug
 from landscape.cli.damaged_files import in_child
-from landscape.options import printable
+from landscape.options import listed, printable
 
 if TYPE_CHECKING:
     from landscape.doctor.finding import Finding
@@ -49,7 +49,7 @@ def doctor(
     if json:
         typer.echo(encoding.dumps([{**asdict(finding), "figure": figure_of(finding)} for finding in findings]))
     for finding in () if json else findings:
-        about = finding.groups[0] + (f" and {len(finding.groups) - 1} more" if len(finding.groups) > 1 else "")
+        about = listed(finding.groups, 1)
         typer.echo(printable(f"{finding.severity} ({finding.rule}), {about}: {finding.text}"))
         typer.echo(f"  {printable(finding.remedy)}")
         if figure := figure_of(finding):

@@ -156,6 +156,12 @@ def alternatives(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """The first few names, and how many more there are: `a, b, c and 4 more`."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown word: `; did you mean A or B?`, or "" if nothing is near."""
     near = difflib.get_close_matches(word, list(known), 3)

@@ -104,6 +104,14 @@ class Stage:
     derived: Mapping[str, np.ndarray]  # with nothing left to measure: quantities of every unit, for those not done
 
 
+def make_texts(probe: Any, *names: str) -> None:
+    """Make texts such as `1,2` of options that Python callers may give as numbers, or as lists."""
+    for name in names:
+        value = getattr(probe, name)
+        text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
+        object.__setattr__(probe, name, text)
+
+
 class NotApplicable(ValueError):
     """The network has nothing of what the probe measures, such as self-attention."""
 

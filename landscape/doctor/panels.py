@@ -6,6 +6,7 @@ import numpy as np
 from scipy.special import bdtrc, ndtri
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.options import listed
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
@@ -93,10 +94,9 @@ def dead_layers(result: Result) -> Iterator[Finding]:
     dead = np.isfinite(share) & (share < 2.0**-23) | ((variance == 0) if variance.shape == share.shape else False)
     if dead.any():
         names = [name for name, is_dead in zip(result.names("name"), dead, strict=True) if is_dead]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield found(
             "dead-layers", "suspicious", result,
-            f"feature maps of {', '.join(names[:3])}{more} are constant over positions",
+            f"feature maps of {listed(names)} are constant over positions",
             "see the layers with: landscape layers "
             f"{result.spec.get('checkpoint') or 'CHECKPOINT'}; weights of zeros or dead units do this",
         )  # fmt: skip

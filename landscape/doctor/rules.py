@@ -13,6 +13,7 @@ import xarray as xr
 from landscape.checkpoints.raw_files import sha256_of
 from landscape.doctor import panels, premises, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
+from landscape.options import listed
 from landscape.results import reader
 from landscape.results.reader import Stored
 from landscape.results.run_key import ReduceOf
@@ -20,7 +21,6 @@ from landscape.results.unmerged_journals import standings
 
 ROUNDING = 1e-6  # of the largest entry of a summary, which other versions of libraries sum in another order
 MOST = 2**28  # bytes of a result that are held to compute its summaries
-SHOWN = 3  # further results of a finding that are named
 Reduce = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 Outdated = Callable[[xr.Dataset, Sequence[tuple[str, xr.Dataset]]], str]
 
@@ -167,8 +167,7 @@ def _together(findings: Sequence[Finding]) -> Finding:
     others = list(dict.fromkeys(g for one in findings for g in one.groups if g not in first.groups))
     if not others:
         return first
-    more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-    text = f"{first.text}; likewise {', '.join(others[:SHOWN])}{more}"
+    text = f"{first.text}; likewise {listed(others)}"
     return replace(first, groups=(*first.groups, *others), text=text)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
+from landscape.options import listed
 from landscape.results.protocols import stored
 from landscape.statistics.intervals import CERTIFIED, FEWEST, quantile
 from landscape.statistics.rounding import plus_minus
@@ -82,10 +83,9 @@ def uncertified(result: Result) -> Iterator[Finding]:
                 few.setdefault(over, {})[name.removesuffix("se").strip("_").replace("_", " ") or "value"] = n
     for over, names in few.items():
         least, n = certified[over], min(names.values())
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield found(
             "uncertified", "note", result,
-            f"{', '.join([*names][:3])}{more}: intervals over {n:g} {_units(over)}, whose coverage was measured with "
+            f"{listed(names)}: intervals over {n:g} {_units(over)}, whose coverage was measured with "
             f"{least} or more",
             _more(result, over, n, least), cause=over,
         )  # fmt: skip

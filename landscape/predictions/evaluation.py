@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from landscape.predictions.scores import logits_and_targets, overlaps, sample_sc
 from landscape.probe import derived_seed
 from landscape.statistics import calibration
 from landscape.statistics.calibration import SampleScores
+from landscape.statistics.means import jackknife_error
 from landscape.subject import precision, restoration, sample_statistics
 from landscape.subject.loading import checks, next_tokens
 from landscape.subject.losses import cross_entropy
@@ -171,7 +171,7 @@ def _of_masks(subject: Subject) -> dict[str, float]:
     images = torch.cat(pixels).cpu().numpy()
     total, n = images.sum(axis=0), len(images)
     left_out = calibration.mean_iou(total - images)
-    error = math.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()) if n > 1 else math.nan
+    error = float(jackknife_error(left_out)) if n > 1 else math.nan
     return _with_errors(calibration.joined(parts)) | {
         "mean_iou": float(calibration.mean_iou(total)),
         "mean_iou_se": error,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.headline import HIGHER, LOWER, Headline
 from landscape.options import OptionError, at_least, parse_choices, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, make_texts
 from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics
 from landscape.subject.loading.identity import protocol
@@ -66,10 +66,7 @@ class Attack(Probe):
     seed: Annotated[int, "seed of the random starts"] = 0
 
     def __post_init__(self) -> None:
-        for name in ("methods", "eps", "step_size"):  # Python callers may give numbers
-            value = getattr(self, name)
-            text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
-            object.__setattr__(self, name, text)
+        make_texts(self, "methods", "eps", "step_size")
         methods = parse_choices("methods", self.methods, METHODS)
         require(len(set(methods)) == len(methods), "methods", self.methods, "each method once")
         sizes = parse_pixels("eps", self.eps)

@@ -11,7 +11,7 @@ from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.headline import Headline
 from landscape.options import at_least, one_of, regular_expression, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.products.mini_batch_means import over_all_samples
 from landscape.products.operator import Curvature
 from landscape.products.vectors import random_unit
@@ -54,8 +54,7 @@ class Convexity(Probe):
     seed: Annotated[int, "seed of the directions and of the start vector"] = 0
 
     def __post_init__(self) -> None:
-        for name in ("resolution", "range"):  # numbers are accepted from Python
-            object.__setattr__(self, name, str(getattr(self, name)))
+        make_texts(self, "resolution", "range")
         for count in options.parse_resolution("resolution", self.resolution):
             at_least("resolution", count, 2)
         options.parse_ranges("range", self.range)

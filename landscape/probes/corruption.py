@@ -11,7 +11,7 @@ from landscape.exchange import csv_files
 from landscape.headline import Headline
 from landscape.options import require
 from landscape.predictions import running_sums, scores
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.statistics import calibration, corruption_summary, means
 from landscape.statistics.calibration import SampleScores
 from landscape.statistics.corruption_summary import BLOCKS, METRICS
@@ -49,10 +49,7 @@ class Corruption(Probe):
     seed: Annotated[int, "seed of generated corruptions"] = 0
 
     def __post_init__(self) -> None:
-        for name in ("corruptions", "severities"):  # Python callers may give lists
-            value = getattr(self, name)
-            text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
-            object.__setattr__(self, name, text)
+        make_texts(self, "corruptions", "severities")
         corruptions.parse_names(self.corruptions)
         corruptions.parse_severities(self.severities)
         require(bool(self.source), "source", "nothing", f"{AUTO}, {GENERATED} or a folder")

@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.headline import Headline
 from landscape.layers.forward_hooks import transferred
 from landscape.options import at_least, parse_choices, parse_range, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, make_texts
 from landscape.statistics.means import mean_and_standard_error_from_sums
 from landscape.subject import sample_statistics
 from landscape.subject.loading.identity import protocol
@@ -78,8 +78,7 @@ class InputSurface(Probe):
         at_least("resolution", self.resolution, 2)
         at_least("images", self.images, 0)
         at_least("steps", self.steps, 1)
-        for name in ("range", "eps"):  # Python callers may give numbers
-            object.__setattr__(self, name, str(getattr(self, name)))
+        make_texts(self, "range", "eps")
         parse_range("range", self.range)
         sizes = parse_pixels("eps", self.eps)
         require(len(sizes) == 1 and 0 < sizes[0] <= 1, "eps", self.eps, "one number above 0, at most 1")

@@ -11,7 +11,7 @@ import numpy as np
 
 from landscape.headline import Headline
 from landscape.options import MOST_POINTS, OptionError, at_least, one_of, parse_range, regular_expression, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.products.vectors import inner
 from landscape.statistics import basins
 from landscape.subject import batchnorm, sample_statistics, weights_cache
@@ -88,8 +88,7 @@ class Line(Probe):
         at_least("directions", self.directions, 1)
         one_of("normalize", self.normalize, get_args(Normalize))
         regular_expression("ignore", self.ignore)
-        for name in ("range", "margin"):  # numbers are accepted from Python
-            object.__setattr__(self, name, str(getattr(self, name)))
+        make_texts(self, "range", "margin")
         check(self.also, self.margin)
         if self.range:
             parse_range("range", self.range)

@@ -13,7 +13,7 @@ from landscape.layers.fourier import band_pass, published_ring, ring, signs
 from landscape.layers.linear_readout import with_linear_classifier
 from landscape.layers.pooled_features import LEAST_SAMPLES, training_samples
 from landscape.options import OptionError, at_least, one_of, parse_count, parse_numbers, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, make_texts
 from landscape.subject import pixels, sample_statistics
 from landscape.subject.loading.identity import protocol
 from landscape.subject.members import unpositioned, with_inputs
@@ -75,10 +75,7 @@ class Noise(Probe):
     seed: Annotated[int, "seed of the noise"] = 0
 
     def __post_init__(self) -> None:
-        for name in ("bands", "eps"):  # Python callers may pass numbers
-            value = getattr(self, name)
-            text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
-            object.__setattr__(self, name, text)
+        make_texts(self, "bands", "eps")
         one_of("ring", self.ring, get_args(Ring))
         self._check_classifier()
         at_least("pictures", self.pictures, 0)

@@ -14,7 +14,7 @@ from landscape.data.dataset import Images, resized
 from landscape.data.structure import logits_in
 from landscape.headline import Headline
 from landscape.options import OptionError, did_you_mean, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics, weights_cache
 from landscape.subject.loading.further_data import AUTO, GENERATED, images_of
@@ -56,8 +56,7 @@ class Perturbation(Probe):
     seed: Annotated[int, "seed of generated noise"] = 0
 
     def __post_init__(self) -> None:
-        value = self.perturbations  # Python callers may give a list
-        object.__setattr__(self, "perturbations", value if isinstance(value, str) else ",".join(value))
+        make_texts(self, "perturbations")
         require(bool(self.source), "source", "nothing", f"{AUTO}, {GENERATED} or a folder")
         require(bool(self.perturbations), "perturbations", "nothing", "all, or names separated by commas")
 

@@ -21,7 +21,7 @@ from landscape.layers.pooled_features import (
     training_samples,
 )
 from landscape.options import OptionError, at_least, one_of, parse_count
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.statistics.means import MEMBER_ERROR
 from landscape.subject.sample_statistics import intact_per_sample, mean_and_standard_error
 from landscape.subject.subject import Subject
@@ -60,7 +60,7 @@ class ProbeLinear(Probe):
         object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
         one_of("pool", self.pool, ("mean", "cls"))
         one_of("solver", self.solver, ("ridge", "lbfgs"))
-        object.__setattr__(self, "train_samples", str(self.train_samples))  # Python callers may pass a number
+        make_texts(self, "train_samples")
         at_least("train_samples", parse_count("train_samples", self.train_samples, 10**9), LEAST_SAMPLES)
 
     def identity(self, subject: Subject) -> dict[str, Any]:

@@ -121,8 +121,8 @@ class Similarity(Probe):
         error, neighbours_error = np.full_like(cka, np.nan), np.array(np.nan)
         if n > 1:
             left = np.stack([_alignment(*(s - term[i] for s, term in zip(sums, terms, strict=True))) for i in range(n)])
-            error = _jackknife_error(left)
-            neighbours_error = _jackknife_error(_neighbours(left)) if n >= FEWEST else neighbours_error
+            error = means.jackknife_error(left)
+            neighbours_error = means.jackknife_error(_neighbours(left)) if n >= FEWEST else neighbours_error
         neighbours = _neighbours(cka)
         named = [(labels[name], i) for i, name in enumerate(("name", "other_name"), 1) if n and name in labels]
         still = dict.fromkeys(str(name) for names, i in named for name in names[sums[i] == 0])
@@ -161,12 +161,6 @@ def _neighbours(cka: np.ndarray) -> np.ndarray:
     return np.asarray(
         np.diagonal(cka, 1, -2, -1).mean(axis=-1) if cka.shape[-2] > 1 else np.full(cka.shape[:-2], np.nan)
     )
-
-
-def _jackknife_error(left: np.ndarray) -> np.ndarray:
-    """Standard error of what was computed without one of n mini-batches each, (n, ...)."""
-    n = len(left)
-    return np.asarray(np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0)))
 
 
 def _alignment(hsic: np.ndarray, layer: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ from landscape.headline import FLATTER, Headline
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.products.hvp_backends import KINKS_HELP, Kinks, curvature
-from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.means import jackknife_error, mean_and_standard_error
 from landscape.subject import optimizers
 from landscape.subject.subject import Subject
 from landscape.weight_space.optimizer_step import StepMeasurement
@@ -247,5 +247,4 @@ def _ratio(name: str, top: np.ndarray, bottom: np.ndarray) -> dict[str, float]:
     if n < 2:
         return whole
     left_out = (top.sum() - top) / (bottom.sum() - bottom)
-    error = float(np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()))
-    return {**whole, f"{name}_se": error, f"{name}_se.n": n}
+    return {**whole, f"{name}_se": float(jackknife_error(left_out)), f"{name}_se.n": n}

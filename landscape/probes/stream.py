@@ -33,7 +33,7 @@ from landscape.predictions.frames import (
     summaries,
 )
 from landscape.predictions.member_networks import member_networks
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
 
@@ -80,9 +80,9 @@ class Stream(Probe):
     seed: Annotated[int, "seed of the bootstrap"] = 0
 
     def __post_init__(self) -> None:
-        text = self.tau if isinstance(self.tau, str) else ",".join(map(str, np.atleast_1d(self.tau).tolist()))
-        object.__setattr__(self, "tau", text)
-        require(all(0 < value < math.inf for value in parse_numbers("tau", text)), "tau", text, "numbers above 0")
+        make_texts(self, "tau")
+        above = all(0 < value < math.inf for value in parse_numbers("tau", self.tau))
+        require(above, "tau", self.tau, "numbers above 0")
         for name, least in (("past", 0), ("look_ahead", 0), ("boundary", 1), ("block_length", 0), ("timed", 0)):
             at_least(name, getattr(self, name), least)
         require(self.clip_length == 0 or self.clip_length >= 2, "clip_length", self.clip_length, "0, or at least 2")

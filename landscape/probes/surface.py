@@ -11,7 +11,7 @@ import numpy as np
 from landscape import options
 from landscape.headline import Headline
 from landscape.options import OptionError
-from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Stage, Unit, Values, make_texts
 from landscape.statistics import basins, surface_summary
 from landscape.subject import batchnorm, losses, other_samples, weights_cache
 from landscape.subject.subject import Subject
@@ -109,8 +109,7 @@ class Surface(Probe):
         if self.preview and (self.also or self.margin):
             raise OptionError("--preview interpolates the loss alone; drop it for --also and --margin")
         check(self.also, str(self.margin))
-        for name in ("resolution", "range", "margin"):  # numbers are accepted from Python
-            object.__setattr__(self, name, str(getattr(self, name)))
+        make_texts(self, "resolution", "range", "margin")
 
     def variants(self) -> "list[Surface]":
         """One surface per pair of directions; they share the budget."""

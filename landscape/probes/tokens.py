@@ -14,7 +14,7 @@ from landscape.layers import forward_hooks, layer_patterns
 from landscape.layers.attention_statistics import AXES, attended_layers, on_principal_axes, tokens_around
 from landscape.layers.selection import layer_labels, spatial_layers
 from landscape.options import at_least, one_of, parse_numbers, require
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.statistics import means, stored
 from landscape.subject import pixels, weights_cache
 from landscape.subject.loading.identity import protocol
@@ -53,7 +53,7 @@ class Tokens(Probe):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", layer_patterns.expand(self.layers))
-        object.__setattr__(self, "depths", str(self.depths))  # Python callers may pass a number
+        make_texts(self, "depths")
         one_of("method", self.method, ("tsne", "principal"))
         at_least("images", self.images, 1)
         require(0 < self.perplexity < np.inf, "perplexity", self.perplexity, "above 0, such as 20")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.means import jackknife_error, mean_and_standard_error
 
 LINEAR = 0.3  # of the scale: the axis of eigenvalues is linear within it and logarithmic beyond
 WIDTH = 0.25  # standard deviation of the Gaussian on that axis; 25 % of an eigenvalue far from zero
@@ -127,13 +127,8 @@ def _jackknifed(
     left_out = ((np.delete(nodes, i, axis=0), np.delete(weights, i, axis=0)) for i in range(count))
     parts = np.stack([_divergences(*kept, own_scale=own_scale) for kept in left_out])
     distance = np.sqrt(np.maximum(count * whole - (count - 1) * parts.mean(axis=0), 0.0))
-    errors = [_jackknife_error(np.sqrt(parts)), _jackknife_error(np.array([_mean_of_pairs(np.sqrt(p)) for p in parts]))]
+    errors = [jackknife_error(np.sqrt(parts)), jackknife_error(np.array([_mean_of_pairs(np.sqrt(p)) for p in parts]))]
     return distance, errors[0], _mean_of_pairs(distance), float(errors[1])
-
-
-def _jackknife_error(parts: np.ndarray) -> Any:
-    """Standard error from the estimates that leave one vector out each, along the first axis."""
-    return np.sqrt((len(parts) - 1) * parts.var(axis=0))
 
 
 def _mean_of_pairs(distance: np.ndarray) -> float:

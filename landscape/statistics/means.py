@@ -27,6 +27,12 @@ def mean_and_standard_error_from_sums(total: Sum, squares: Sum, n: Any) -> tuple
         return mean, np.sqrt(np.where(n > 1, variance, np.nan) / n)
 
 
+def jackknife_error(left: np.ndarray) -> np.ndarray:
+    """Standard error of what was computed without one of n independent values each, (n, ...)."""
+    n = len(left)
+    return np.asarray(np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0)))
+
+
 def mean_over_batches(data: Mapping[str, np.ndarray], total: str, squares: str) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard error over the samples of all finished mini-batches, from stored sums (batch, ...) by name.
 

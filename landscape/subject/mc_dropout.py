@@ -11,6 +11,7 @@ from landscape.checkpoints.user_code import fixed_rng
 from landscape.data.dataset import BatchList
 from landscape.data.structure import common_length, rows_of
 from landscape.models.dropout_masks import DropoutCall, dropout_calls
+from landscape.options import listed
 from landscape.probe import NotApplicable
 from landscape.subject.members import AVERAGES, MemberForward, without_members
 from landscape.subject.restoration import evaluation_mode
@@ -81,8 +82,8 @@ def _refuse_unfrozen(model: Any) -> None:
         if isinstance(module, nn.RReLU):
             means.append(where)
     if means:
-        more = f" and {len(means) - 1} more" if len(means) > 1 else ""
-        _log.info("note: %s%s (RReLU) keep their mean slope; --mc-dropout draws dropout masks only", means[0], more)
+        few = listed(means, 1)
+        _log.info("note: %s (RReLU) keep their mean slope; --mc-dropout draws dropout masks only", few)
 
 
 def _is_drop_block(kind: type) -> bool:

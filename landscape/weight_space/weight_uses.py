@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
+from landscape.options import listed
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.loading.checks import refuse_training
 from landscape.subject.subject import Subject
@@ -26,7 +27,6 @@ _log = logging.getLogger(__name__)
 # attention mask from the data depends on the input's values.
 TABLES = r"(^|\.)wpe\.|embed_positions|relative_attention_bias|rel_embeddings"
 NORMS = (nn.LayerNorm, nn.RMSNorm)  # of any shape
-SHOWN = 3  # names in a sentence
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,6 @@ class WeightUses:
         words = [f"not along dim 0: {listed(self.filters)}"] if self.filters else []
         words += [f"use unclear, along dim 0: {listed(self.unknown)}"] if self.unknown else []
         return "; ".join(words)
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def not_moved(subject: Subject, directions: Iterable[Mapping[str, Tensor]]) -> str:

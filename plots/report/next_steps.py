@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xarray as xr
 
+from landscape import options
 from landscape.plots.report import protocols
 from landscape.results import reader, run_key
 from landscape.results.protocols import of_several, stored
@@ -86,7 +87,7 @@ def listed(words: Iterable[str], most: int | None = None) -> str:
     """Words as `a, b and c`; with `most`, of more than so many `a, b, c and 4 more`."""
     words = list(words)
     if most is not None and len(words) > most:
-        return f"{', '.join(words[:most])} and {len(words) - most} more"
+        return options.listed(words, most)
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import xarray as xr
 
+from landscape import options
 from landscape.plots import FIGURES, STUDIES, headlines, study_module
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.findings import Finding
@@ -278,7 +279,7 @@ def checks(found: Sequence[Any], file: Path) -> Html:
 
 
 def _item(one: Any) -> Html:
-    about = one.groups[0] + (f" and {len(one.groups) - 1} more" if len(one.groups) > 1 else "") if one.groups else ""
+    about = options.listed(one.groups, 1)
     remedy = one.remedy.removeprefix(COMMAND)
     what = copied(remedy) if remedy != one.remedy else escape(remedy)
     mark = element("span", one.severity, class_="sure", data_sure=one.severity)
