@@ -26,18 +26,16 @@ def relu_surface(
     loss, error = np.empty((2, resolution, resolution))
     centre = _losses(inputs, targets, first, last)
     for i, a in enumerate(axis):
-        for j, b in enumerate(axis):
-            own = _losses(
-                inputs, targets, *(w + a * d[0] + b * d[1] for w, d in zip((first, last), scaled, strict=True))
-            )
-            loss[i, j], error[i, j] = own.mean(), (own - centre).std(ddof=1) / np.sqrt(samples)
+        row = (w + a * d[0] + axis[:, None, None] * d[1] for w, d in zip((first, last), scaled, strict=True))
+        own = _losses(inputs, targets, *row)
+        loss[i], error[i] = own.mean(axis=1), (own - centre).std(axis=1, ddof=1) / np.sqrt(samples)
     return loss, error
 
 
 def _losses(inputs: np.ndarray, targets: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    logits = np.maximum(inputs @ first, 0) @ last
-    logits -= logits.max(axis=1, keepdims=True)
-    return np.asarray(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(targets)), targets])
+    logits = np.maximum(inputs @ first, 0) @ last  # (..., sample, class)
+    logits -= logits.max(axis=-1, keepdims=True)
+    return np.asarray(np.log(np.exp(logits).sum(axis=-1)) - logits[..., np.arange(len(targets)), targets])
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -308,16 +308,16 @@ def test_pictures_of_imagenet_c_are_found_in_both_layouts(tmp_path: Path, nested
 @pytest.mark.slow  # the package takes three seconds to import
 @LIBRARY
 def test_generated_images_belong_to_seed_and_row_alone() -> None:
-    images = torch.from_numpy(CLEAN[:6]).permute(0, 3, 1, 2)
+    images = torch.from_numpy(CLEAN[:3]).permute(0, 3, 1, 2)
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     for name in ("gaussian_noise", "impulse_noise", "glass_blur", "frost", "brightness"):
         whole = corruptions.corrupted(images, name, 3, 0)
         assert whole.shape == images.shape
         assert not torch.equal(whole, images)
-        assert torch.equal(corruptions.corrupted(images[4:], name, 3, 0, first=4), whole[4:])
+        assert torch.equal(corruptions.corrupted(images[2:], name, 3, 0, first=2), whole[2:])
         with ThreadPoolExecutor(2) as pool:
             parts = list(
-                pool.map(lambda i, name=name: corruptions.corrupted(images[i : i + 1], name, 3, 0, first=i), range(6))
+                pool.map(lambda i, name=name: corruptions.corrupted(images[i : i + 1], name, 3, 0, first=i), range(3))
             )
         assert torch.equal(torch.cat(parts), whole)
         if name != "brightness":

@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import counting
@@ -14,7 +15,7 @@ from measured_runs import FASTER, attending, loaded, small, stop_after, stored_r
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.cli.main import exit_code
 from landscape.plots import headlines
-from landscape.probe import WHOLE, Probe, Shard
+from landscape.probe import WHOLE, Plan, Probe, Shard
 from landscape.probes import PROBES
 from landscape.results import group as groups
 from landscape.results import reader
@@ -60,9 +61,11 @@ class Journey:
     probe: Probe
     checkpoints: Path
     path: Path
+    plan: Plan
     outcome: Outcome
 
-    def subject(self) -> Subject:
+    @cached_property
+    def again(self) -> Subject:
         """The network, loaded anew."""
         return few_samples(self.probe, self.checkpoints)
 
@@ -77,11 +80,12 @@ def journey(request: pytest.FixtureRequest, snapshots: Path, tmp_path_factory: p
     probe = small(request.param, **FASTER.get(request.param, {}))
     folder = attending(snapshots) if probe.name.startswith("attention") else snapshots
     path = tmp_path_factory.mktemp(probe.name) / "whole.h5"
-    return Journey(probe, folder, path, run(probe, few_samples(probe, folder), path))
+    subject = few_samples(probe, folder)
+    return Journey(probe, folder, path, probe.plan(subject), run(probe, subject, path))
 
 
 def test_stored_equals_measured(journey: Journey) -> None:
-    stored, fresh = journey.stored(), journey.subject()
+    stored, fresh = journey.stored(), journey.again
     plan = journey.probe.plan(fresh)
     assert stored["done"].all()
     units = list(plan.units())[:: -max(1, math.prod(plan.shape) // ALONE)]  # any order
@@ -102,8 +106,7 @@ def test_a_result_has_a_headline_and_a_command_that_finds_it(
     journey: Journey, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ((_, data),) = reader.groups(journey.path)
-    plan = journey.probe.plan(journey.subject())
-    known = {*plan.quantities, *plan.summaries, *plan.facts}
+    known = {*journey.plan.quantities, *journey.plan.summaries, *journey.plan.facts}
     assert known & {one.quantity for one in journey.probe.headlines}
     assert headlines.numbers(data)
     assert measured(data) or journey.probe.name == "noise-scale"  # of 12 samples a bound, in words
@@ -116,7 +119,7 @@ def test_stopped_resumed_spread_and_merged_equals_uninterrupted(
     journey: Journey, executors: Mapping[str, Executor], tmp_path: Path
 ) -> None:
     """One unit in line, stopped; half in threads, the other half in processes: merged, the whole result."""
-    probe, one, whole = journey.probe, journey.subject(), journey.outcome
+    probe, one, whole = journey.probe, journey.again, journey.outcome
     here, processes, out = (tmp_path / f"{name}.h5" for name in ("here", "processes", "all"))
     weights = state_dict_sha256(one.model.state_dict())
     with pytest.raises(KeyboardInterrupt) as caught:

@@ -117,7 +117,7 @@ Case = tuple[Callable[[Path, Path], object], tuple[str, ...], int]
 CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few changes; the campaign draws others
     name: ((read, few, count), (read, many, most))
     for name, read, few, count, many, most in (
-        ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 30, EVERY, 200),
+        ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 20, EVERY, 200),
         ("pending", lambda path, good: standings(path), ("trace", "noise"), 20, ("trace", "noise"), 25),
         (
             "doctor",
@@ -128,8 +128,8 @@ CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few chan
             25,
         ),
         ("merge", joined, ("trace", "noise"), 20, ("trace", "noise"), 25),
-        ("export", exported, ("surface", "line"), 20, ("surface", "line"), 40),
-        ("plot", drawn, ("trace", "noise"), 6, EVERY, 10),
+        ("export", exported, ("surface", "line"), 12, ("surface", "line"), 40),
+        ("plot", drawn, ("trace", "noise"), 4, EVERY, 10),
     )
 }
 

@@ -92,33 +92,27 @@ class Rectified(nn.Module):
         return self.fc((tokens + self.depth(self.attention(tokens, tokens, tokens)[0])).mean(dim=1))
 
 
-def rectified(dtype: torch.dtype, batches: int = 16) -> Subject:
+def rectified(dtype: torch.dtype, batches: int) -> Subject:
     torch.manual_seed(0)
     data = [(torch.randn(5, 2, 2, 2), torch.arange(5) % 3) for _ in range(batches)]
     return with_members(Subject(Rectified().to(dtype).eval(), data), 2)
 
 
-@pytest.mark.parametrize("together", [0, 2])
-def test_recorded_products_have_the_masks_of_each_mini_batch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hvp_backends, "mini_batches_per_product", lambda *_: together)
-    of = rectified(torch.float64)
+def test_recorded_products_of_two_mini_batches_have_the_masks_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hvp_backends, "mini_batches_per_product", lambda *_: 2)
+    of = rectified(torch.float64, batches=2)
     kept_graph, recorded = (
         curvature(of, of.parameters, "double-backward"),
         curvature(of, of.parameters, "traced", batched=True),
     )
-    assert (recorded.hvp, recorded.batched) == ("traced", together)
+    assert (recorded.hvp, recorded.batched, recorded.fits_batched(range(2))) == ("traced", 2, True)
     vector = torch.randn(kept_graph.size, dtype=torch.float64)
-    batches = range(recorded.batched or 2)
-    expected = torch.stack([kept_graph.product(i)(vector) for i in batches])
-    if recorded.batched:
-        assert recorded.fits_batched(batches)
-        found = recorded.batched_product(batches)(vector.expand(len(batches), -1))
-    else:
-        found = torch.stack([recorded.product(i)(vector) for i in batches])
+    expected = torch.stack([kept_graph.product(i)(vector) for i in range(2)])
+    found = recorded.batched_product(range(2))(vector.expand(2, -1))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_recorded_products_of_masks_take_the_activation_pattern_of_double_precision() -> None:
+def test_recorded_products_have_the_masks_and_take_the_activation_pattern_of_double_precision() -> None:
     of = rectified(torch.float32, batches=2)
     products = [curvature(of, of.parameters, hvp, kinks="double") for hvp in ("double-backward", "traced")]
     assert all(product.fixed for product in products)
@@ -134,7 +128,7 @@ def test_recorded_products_belong_to_the_masks() -> None:
     keys = [stored_hessian.key_of(one, one.parameters, False) for one in (of, *others)]
     assert all(keys)
     assert len(set(keys)) == 4
-    assert stored_hessian.key_of(rectified(torch.float64), of.parameters, False) == keys[0]
+    assert stored_hessian.key_of(rectified(torch.float64, batches=16), of.parameters, False) == keys[0]
 
 
 @pytest.mark.parametrize("hvp", ["auto", "double-backward"])

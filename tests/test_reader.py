@@ -175,17 +175,6 @@ def test_a_missing_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
         reader.groups(tmp_path / "text.h5")
 
 
-@pytest.mark.slow
-def test_neither_reading_nor_drawing_loads_torch() -> None:
-    code = (
-        "import sys, landscape.results.reader, landscape.plots, landscape.plots.report\n"
-        "for figure in landscape.plots.FIGURES.values(): figure.module\n"
-        "print('torch' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
-
-
 def test_the_results_in_the_documentation_are_as_they_were_stored() -> None:
     paths = sorted((Path(__file__).parents[1] / "docs" / "examples" / "results").glob("*.h5"))
     assert paths

@@ -111,7 +111,7 @@ class Failing(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("probe", ["surface", "line", "trajectory", "hessian", "variance", "lesion", "noise"])
+@pytest.mark.parametrize("probe", ["surface", "trajectory", "hessian", "variance", "lesion"])
 def test_an_error_in_the_middle_of_a_pass_leaves_the_module_as_found(probe: str, tmp_path: Path) -> None:
     model = Failing(network())
     given = options(probe, tmp_path, model)
@@ -120,7 +120,7 @@ def test_an_error_in_the_middle_of_a_pass_leaves_the_module_as_found(probe: str,
     landscape.measure(probe, subject, out=None, **given)
     first, middle, last = 1, max(1, model.passes // 2), model.passes
     broken, pressed = RuntimeError("out of order"), KeyboardInterrupt()
-    for model.limit, model.error in ((first, broken), (middle, pressed), (middle, broken), (last, pressed)):
+    for model.limit, model.error in ((first, pressed), (middle, broken), (last, pressed)):
         model.passes = 0
         with pytest.raises(type(model.error)):
             landscape.measure(probe, dataclasses.replace(subject), out=None, **given)
@@ -160,7 +160,7 @@ def trained(probe: Callable[[nn.Module, int], object]) -> bytes:
                           nn.Linear(784, 10))  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     inputs, targets = torch.randn(40, 3, 16, 16), torch.randint(10, (40,))
-    for step in range(6):
+    for step in range(4):
         rows = torch.randperm(40)[:16]
         loss = F.cross_entropy(model(inputs[rows] + random.random() * np.random.rand()), targets[rows])  # noqa: NPY002
         optimizer.zero_grad(set_to_none=False)
@@ -187,7 +187,7 @@ def test_training_is_bit_identical_with_and_without_probing() -> None:
         subject.objective(0)
 
     assert trained(probe) == trained(lambda model, step: None)
-    assert (len(measured), len(set(measured))) == (12, 6)  # of the present weights, twice between two steps
+    assert (len(measured), len(set(measured))) == (8, 4)  # of the present weights, twice between two steps
 
 
 @pytest.mark.slow
@@ -274,8 +274,8 @@ def test_values_cached_for_the_weights_do_not_outlive_an_attribute_of_the_module
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
     model.factor = 1.0
     model.register_forward_hook(lambda module, inputs, outputs: outputs * module.factor)
-    subject = landscape.load(model, data="digits", samples=64, batch_size=2)
-    other = landscape.load(copy.deepcopy(model), data="digits", samples=64, batch_size=2)
+    subject = landscape.load(model, data="digits", samples=16, batch_size=2)
+    other = landscape.load(copy.deepcopy(model), data="digits", samples=16, batch_size=2)
     options: dict[str, Any] = {"out": None, "top": 1, "hvp": "traced"}
     landscape.measure("hessian", subject, **options)
     model.factor = 2.0

@@ -72,7 +72,6 @@ def _measured(probe: str, **options: Any) -> dict[str, np.ndarray]:
         ("hessian", {"top": 2, "max_products": 12}),
         ("hessian", {"top": 2, "max_products": 12, "broken": True}),
         ("hessian", {"top": 2, "max_products": 12, "per_layer": True}),
-        ("hessian", {"top": 2, "max_products": 12, "operator": "ggn"}),
         pytest.param("hessian", {"top": 2, "max_products": 12, "hvp": "traced"}, marks=pytest.mark.slow),
         ("trace", {"vectors": 4}),
         ("trace", {"vectors": 4, "tol": 0.3}),

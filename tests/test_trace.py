@@ -66,8 +66,8 @@ def test_a_multiple_of_the_identity_is_exact_for_xtrace() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.75])
 def test_the_error_of_xtrace_is_honest_on_any_spectrum(decay: float) -> None:
-    matrix = symmetric([decay**k if decay else 1 + k / 200 for k in range(120)])
-    values, errors = many(xtrace, matrix, 32, 60)
+    matrix = symmetric([decay**k if decay else 1 + k / 100 for k in range(60)])
+    values, errors = many(xtrace, matrix, 16, 60)
     off = np.sqrt(np.mean((values - matrix.trace().item()) ** 2))
     assert 0.8 * off < np.sqrt(np.mean(errors**2)) < 1.6 * off
 
@@ -81,7 +81,7 @@ def test_the_zero_matrix_has_trace_zero_without_error(estimator: Estimator) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_estimates_are_unbiased_and_their_errors_honest(estimator: Estimator) -> None:
-    values, errors = many(estimator, symmetric(OUTLIERS), 16, 150)
+    values, errors = many(estimator, symmetric(OUTLIERS), 16, 90)
     mean_error = values.std(ddof=1) / np.sqrt(len(values))
     assert abs(values.mean() - sum(OUTLIERS)) < 3.5 * mean_error
     assert np.sqrt((errors**2).mean()) == pytest.approx(values.std(ddof=1), rel=0.3)
@@ -342,9 +342,9 @@ def test_params_restricts_the_trace_to_a_diagonal_block() -> None:
 def test_the_frobenius_norm_comes_within_its_errors_without_bias(estimator: Estimator) -> None:
     matrix = symmetric(OUTLIERS)
     wanted = float(np.sum(np.square(OUTLIERS)))
-    found = [estimate(estimator, matrix, 24, seed) for seed in range(60)]
+    found = [estimate(estimator, matrix, 24, seed) for seed in range(40)]
     values, errors = np.array([one.square for one in found]), np.array([one.square_error for one in found])
-    assert values.mean() == pytest.approx(wanted, abs=4 * values.std(ddof=1) / np.sqrt(60) + 1e-9 * wanted)
+    assert values.mean() == pytest.approx(wanted, abs=4 * values.std(ddof=1) / np.sqrt(40) + 1e-9 * wanted)
     assert 0.5 * values.std(ddof=1) < np.sqrt(np.mean(errors**2)) < 2 * values.std(ddof=1)
 
 
