@@ -43,10 +43,10 @@ def test_intervals_hold_the_truth_in_95_of_100_cases_and_there_is_none_below_fou
         assert 0.93 <= found <= 0.97
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 64])
-def test_of_equal_networks_five_in_a_hundred_are_told_apart(n: int) -> None:
+@pytest.mark.parametrize(("n", "spread"), [(2, 1.0), (2, 10.0), (4, 10.0), (64, 1.0)])  # of the second over the first
+def test_of_equal_networks_at_most_some_five_in_a_hundred_are_told_apart(n: int, spread: float) -> None:
     random = np.random.default_rng(n)
-    groups = random.standard_normal((1000, 2, n))
+    groups = random.standard_normal((1000, 2, n)) * [[1.0], [spread]]
     by_values = [two_groups(one, other).p < 0.05 for one, other in groups]
     means, errors = groups.mean(axis=2), groups.std(axis=2, ddof=1) / np.sqrt(n)
     by_errors = [
@@ -54,7 +54,7 @@ def test_of_equal_networks_five_in_a_hundred_are_told_apart(n: int) -> None:
         for m, e in zip(means.tolist(), errors.tolist(), strict=True)
     ]
     assert by_values == by_errors
-    assert 0.04 <= np.mean(by_values) <= 0.06
+    assert (0.01 if n == 2 else 0.04) <= np.mean(by_values) <= 0.07  # Student's: 0.05, 0.12, 0.09, 0.05
 
 
 def test_an_interval_is_that_of_students_t() -> None:

@@ -105,9 +105,9 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> Difference:
 def unpaired(one: tuple[float, float, float], other: tuple[float, float, float], why: str = "") -> Difference:
     """Difference of two estimates as if they were independent; each with its standard error and number of values.
 
-    Student's t where both have as many values, else Welch's. On common samples, whose noise mostly cancels in the
-    difference, this errs on the side of no difference. `why` they are not paired is said. An error of 0, as of a
-    barrier that no point exceeds, is that of no spread and not known.
+    Welch's t. On common samples, whose noise mostly cancels in the difference, this errs on the side of no difference.
+    `why` they are not paired is said. An error of 0, as of a barrier that no point exceeds, is that of no spread and
+    not known.
     """
     difference, errors, counts = one[0] - other[0], (one[1], other[1]), (one[2], other[2])
     method = f"errors of both, not paired{f': {why}' if why else ''}"
@@ -117,13 +117,10 @@ def unpaired(one: tuple[float, float, float], other: tuple[float, float, float],
 
 
 def degrees_of_freedom(errors: tuple[float, float], counts: tuple[float, float]) -> float:
-    """Of the difference of two independent estimates from so many values with these standard errors.
+    """Of the difference of two independent estimates from so many values with these standard errors (Welch 1947).
 
-    Those of Student's t (equal spread) where both have as many values, since Welch's are too few for a handful; else
-    those of Welch (1947). NaN where a number is not known.
+    NaN where a number is not known.
     """
-    if counts[0] == counts[1]:
-        return 2 * (counts[0] - 1)
     parts, freedom = np.square(errors), np.subtract(counts, 1.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(parts.sum() ** 2 / (parts**2 / freedom).sum())
