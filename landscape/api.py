@@ -14,7 +14,7 @@ import torch
 import xarray as xr
 from torch import nn
 
-from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_number, require
+from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_value, require
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
@@ -306,7 +306,7 @@ def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, An
     parameters = {}
     for field in fields(kind):
         if field.name in settings:
-            value = plain_number(field.name, settings[field.name], field.default)
+            value = plain_value(field.name, settings[field.name], field.default)
             parameters[field.name] = _several(field.name, value) if isinstance(field.default, tuple) else value
     made, given = kind(**parameters), {name: value for name, value in settings.items() if name in loading}
     return made, given if made.logits == kind.logits else {"logits": made.logits, **given}

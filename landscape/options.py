@@ -9,8 +9,9 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -74,8 +75,11 @@ def require(holds: bool, name: str, value: object, expected: str) -> None:
         raise invalid(name, value, expected)
 
 
-def plain_number(name: str, value: Any, like: object) -> Any:
+def plain_value(name: str, value: Any, like: object) -> Any:
     """A value given in Python, checked to be a number where an option's default `like` is one; NumPy's made Python's.
+
+    Where it is text, numbers and lists of texts become text; lists of numbers only where it lists some itself, since
+    elsewhere two numbers may be the ends of a range.
 
     Raises:
         OptionError: it is something else.
@@ -89,6 +93,12 @@ def plain_number(name: str, value: Any, like: object) -> Any:
     if isinstance(like, float):
         require(isinstance(value, Real), name, repr(value), "a number")
         return float(value)
+    if isinstance(like, str) and isinstance(value, Real | Mapping | list | tuple):
+        listed = [value] if isinstance(value, Real) else list(value)
+        kinds = Real | str | PathLike if isinstance(value, Real) or "," in like else str | PathLike
+        known = not isinstance(value, Mapping) and all(isinstance(one, kinds) for one in listed)
+        require(known, name, repr(value), "a text, as on the command line")
+        return ",".join(map(str, listed))
     return value
 
 

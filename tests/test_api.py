@@ -168,6 +168,8 @@ def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
         ({"weight_decay": "small"}, "--weight-decay must be a number, got 'small'"),
         ({"top": "five"}, "--top must be a whole number, got 'five'"),
         ({"top": 2.5}, "--top must be a whole number, got 2.5"),
+        ({"params": {"head": 1}}, "--params must be a text, as on the command line, got {'head': 1}"),
+        ({"mean": "0.5", "std": 0.2}, "one number per channel and --std above 0, such as --mean 0.5 --std 0.25"),
         ({"tol": "tight"}, "--tol must be a number, got 'tight'"),
         ({"verify": "yes"}, "--verify must be True or False, got 'yes'"),
         ({"model": nn.Linear(2, 2)}, r"the first argument: landscape\.load\(module, data=\.\.\.\)"),
@@ -176,7 +178,7 @@ def test_python_has_its_names_and_lists_the_probes(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_fit_are_usage_errors(options: dict[str, Any], said: str, final: Path, out: Path) -> None:
-    loads = {"batch_size", "weight_decay", "model", "data"} & options.keys()
+    loads = {"batch_size", "weight_decay", "mean", "model", "data"} & options.keys()
     subject = final if loads else landscape.load(final, **FEW)
     with pytest.raises(OptionError, match=said):
         landscape.measure("hessian", subject, out=out, **options)
@@ -191,7 +193,7 @@ def test_other_values_of_another_type(final: Path, out: Path) -> None:
         landscape.measure("hesian", final, out=out)
     with pytest.raises(OptionError, match="--layers must be a text or a list of texts, got 3"):
         landscape.measure("variance", final, out=out, layers=3)
-    with pytest.raises(OptionError, match=r"--range must be R, LOW:HIGH or .*, got \(-1, 1\)"):
+    with pytest.raises(OptionError, match=r"--range must be a text, .*, got \(-1, 1\)"):
         landscape.measure("surface", final, out=out, range=(-1, 1))
     with pytest.raises(OptionError, match="a checkpoint is a path or a module, got a OrderedDict"):
         landscape.load(nn.Linear(2, 2).state_dict(), data="digits")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ Importing this module does not import torch: the command line reads its options 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -17,7 +18,7 @@ from landscape.options import (
     parse_arguments,
     parse_assignments,
     parse_count,
-    plain_number,
+    plain_value,
     regular_expression,
     require,
 )
@@ -177,7 +178,7 @@ class Spec:
         if not isinstance(given, Mapping):  # words, as on the command line
             object.__setattr__(self, "model_arg", parse_arguments("model_arg", given))
         for name in ("batch_size", "seed", "weight_decay", "mc_dropout"):
-            plain = plain_number(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
+            plain = plain_value(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
             object.__setattr__(self, name, plain)
         at_least("weight_decay", self.weight_decay, 0.0)
         at_least("mc_dropout", self.mc_dropout, 0)
@@ -186,11 +187,15 @@ class Spec:
         one_of("adapter", self.adapter, get_args(Adapter))
         for name in ("batch_size", "image_size", "block_size"):
             if (value := getattr(self, name)) is not None:
-                plain_number(name, value, 1)
+                plain_value(name, value, 1)
                 at_least(name, value, 1)
-        finite = all(map(math.isfinite, (*self.mean, *self.std)))
-        if not finite or len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
-            mean, std = (",".join(f"{value:g}" for value in values) or "nothing" for values in (self.mean, self.std))
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str | Real) else tuple(value))
+        values: tuple[Any, ...] = (*self.mean, *self.std)
+        numbers = all(isinstance(one, Real) and math.isfinite(one) for one in values)
+        if not numbers or len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+            mean, std = (",".join(map(str, values)) or "nothing" for values in (self.mean, self.std))
             raise OptionError(
                 f"--mean and --std must both be given, one number per channel and --std above 0, such as --mean 0.5 "
                 f"--std 0.25; got {mean} and {std}"
