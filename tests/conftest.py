@@ -103,6 +103,28 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network of whose probes one unit is finished."""
+    import synthetic
+
+    return synthetic.shared(tmp_path_factory, "begun", [synthetic.SMALL], share=0.001)
+
+
+@pytest.fixture(scope="session")
+def half(tmp_path_factory: pytest.TempPathFactory, begun: Path) -> Path:
+    import synthetic
+
+    return synthetic.shared(tmp_path_factory, "half", [synthetic.SMALL], share=0.4, resumed=begun)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory, half: Path) -> Path:
+    import synthetic
+
+    return synthetic.shared(tmp_path_factory, "small", [synthetic.SMALL], resumed=half)
+
+
+@pytest.fixture(scope="session")
 def few(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three networks of the probes that findings and the report's table are made of; quickly read."""
     import synthetic

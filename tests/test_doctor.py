@@ -119,10 +119,10 @@ def test_summaries_are_computed_again(stored: float, again: float, changed: int)
 
 @pytest.mark.slow
 def test_a_number_or_an_attribute_of_any_probe_that_was_changed_afterwards_is_named(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "OF_ONE", ())
-    path = Path(shutil.copy(study, tmp_path / "changed.h5"))
+    path = Path(shutil.copy(small, tmp_path / "changed.h5"))
     names = [name for name, _ in reader.groups(path)]
     assert {name.partition("/")[0] for name in names} >= {*PROBES}
     assert not {finding.rule for finding in examine([path], reduce_of)} & {"changed", "summaries"}

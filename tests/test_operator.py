@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import Branching, attention_net, batches_of, convolution_net, tanh_net
+from analytic import Branching, batches_of, convolution_net, tanh_net
 from recording import Recorder
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -137,12 +136,9 @@ def test_a_model_that_cannot_be_traced_uses_double_backward_and_logs_why(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [convolution_net, attention_net])
-def test_batched_products_are_those_of_each_mini_batch(
-    network: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batched_products_are_those_of_each_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "mini_batches_per_product", lambda *_: 2)
-    subject = network()
+    subject = convolution_net()
     batched = curvature(subject, subject.parameters, "traced", batched=True)
     assert batched.batched == 2
     joint = batched.batched_product([0, 1])

@@ -35,8 +35,6 @@ from landscape.probes import PROBES
 from landscape.results import reader
 from landscape.statistics.stored import has_intervals
 
-SMALL = synthetic.transformer("vit", depth=3)
-
 
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +124,12 @@ def test_a_study_draws_its_figures_in_the_order_of_the_table(
     assert [path.stem for path in drawing.draw(study, tmp_path)] == OF_STUDY
 
 
+# A third of the figures at every change; the campaign checks the others, and all of them in the layout of a paper.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_STUDY)
+@pytest.mark.parametrize(
+    "name", [name if zlib.crc32(name.encode()) % 3 == 0 else pytest.param(name, marks=pytest.mark.campaign)
+             for name in OF_STUDY]
+)  # fmt: skip
 def test_every_figure_has_its_width_and_is_whole_and_readable(study: Path, name: str) -> None:
     with theme.applied(theme.SCREEN):
         page = tidied(getattr(landscape.plots, name)([data for _, data in stored_in(study)]))
@@ -176,22 +178,6 @@ def test_a_figure_of_a_paper_is_readable_and_fits_its_column_and_page(
             assert min(side.min() for side in sides) >= 0.6
 
 
-@pytest.fixture(scope="session")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small network of whose probes one unit is finished."""
-    return synthetic.shared(tmp_path_factory, "begun", [SMALL], share=0.001)
-
-
-@pytest.fixture(scope="session")
-def half(tmp_path_factory: pytest.TempPathFactory, begun: Path) -> Path:
-    return synthetic.shared(tmp_path_factory, "half", [SMALL], share=0.4, resumed=begun)
-
-
-@pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory, half: Path) -> Path:
-    return synthetic.shared(tmp_path_factory, "small", [SMALL], resumed=half)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(
@@ -203,7 +189,7 @@ def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(
     """
     laid_out = ALL or zlib.crc32(name.encode()) % 6 == 0
     figure = FIGURES[name]
-    few, some, whole = (result_of(path, figure.probe, SMALL.label) for path in (begun, half, small))
+    few, some, whole = (result_of(path, figure.probe, synthetic.SMALL.label) for path in (begun, half, small))
     assert figure.drawable(few) == (name not in UNFINISHED[0.001])
     assert figure.drawable(some) == (name not in UNFINISHED[0.4])
     for together in ([few], [some, spoilt(whole, errors=True), spoilt(whole, errors=False)]):
@@ -219,7 +205,7 @@ def test_a_figure_of_few_numbers_or_of_some_that_are_not_finite_draws(
 def test_a_figure_speaks_of_intervals_where_its_results_have_some(small: Path, name: str) -> None:
     """As no loss that returns a mean has them, and no few values."""
     figure = FIGURES[name]
-    whole = result_of(small, figure.probe, SMALL.label)
+    whole = result_of(small, figure.probe, synthetic.SMALL.label)
     errors = {key: value for key, value in whole.data_vars.items() if str(key).endswith(ERRORS) or key == "se"}
     unknown = {key: value.copy(data=np.full(value.shape, np.nan)) for key, value in errors.items()}
     without = whole.assign({key: value.assign_attrs(n=np.nan, over="") for key, value in unknown.items()})
@@ -233,7 +219,7 @@ def test_a_figure_speaks_of_intervals_where_its_results_have_some(small: Path, n
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network of two probes, quickly read."""
-    return synthetic.shared(tmp_path_factory, "quick", [SMALL], probes=("surface", "variance"))
+    return synthetic.shared(tmp_path_factory, "quick", [synthetic.SMALL], probes=("surface", "variance"))
 
 
 @pytest.mark.slow

@@ -57,11 +57,10 @@ def test_a_preview_stopped_in_every_phase_has_the_content_of_a_straight_one(prev
     assert_same(measured(path, report=lambda done, total: done > 420 or pytest.fail("measured again")), previewed)
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_a_preview_spread_over_workers_has_the_content_of_one_in_line(
-    kind: str, previewed: Arrays, tmp_path: Path, executors: Mapping[str, Executor]
+    previewed: Arrays, tmp_path: Path, executors: Mapping[str, Executor]
 ) -> None:
-    assert_same(measured(tmp_path / "results.h5", executor=executors[kind]), previewed)
+    assert_same(measured(tmp_path / "results.h5", executor=executors["processes"]), previewed)
 
 
 def test_a_preview_that_errs_too_much_is_the_exact_surface(exact: Arrays, tmp_path: Path) -> None:

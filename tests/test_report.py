@@ -424,9 +424,9 @@ def test_a_page_stays_when_the_new_one_cannot_be_written(
 
 
 def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_path: Path) -> None:
-    probes = ("corruption", "variance")
+    probes = ("noise-scale", "hessian", "variance")
     networks = [synthetic.transformer(label, depth=2) for label in ("vit", "other")]
-    half = synthetic.write(tmp_path / "half.h5", networks, probes=probes, share=0.4)
+    half = synthetic.write(tmp_path / "half.h5", networks, probes=probes, share=0.001)
     code = (
         "import sys; from landscape.cli.main import exit_code\n"
         f"codes = [exit_code([*words, '--quiet']) for words in (['compare', {str(half)!r}, '--no-store'],\n"
@@ -437,7 +437,7 @@ def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_
     assert done.stdout.split()[-3:] == ["0", "0", "False"]
     found = Page((tmp_path / "new" / "report.html").read_text())
     drawn = [a["id"].removeprefix("figure-") for a in found.of("details") if a.get("class") == "picture"]
-    expected = [name for name in EVERYDAY if name not in UNFINISHED[0.4] and FIGURES[name].probe in probes]
+    expected = [name for name in EVERYDAY if name not in UNFINISHED[0.001] and FIGURES[name].probe in probes]
     assert sorted(drawn) == sorted(expected)
     assert found.tags.count("img") == len([name for name in drawn if not FIGURES[name].live])
 

@@ -87,12 +87,11 @@ def test_a_mini_batch_passes_once_for_all_probes(vit: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_threads_equal_processes_equal_in_line(
-    kind: str, vit: Path, alone: list[Arrays], tmp_path: Path, executors: Mapping[str, Executor]
+def test_processes_equal_in_line(
+    vit: Path, alone: list[Arrays], tmp_path: Path, executors: Mapping[str, Executor]
 ) -> None:
     path = tmp_path / "results.h5"
-    outcomes = run_shared_pass(probes(), loaded(vit), path, executor=executors[kind])
+    outcomes = run_shared_pass(probes(), loaded(vit), path, executor=executors["processes"])
     assert_all_same(results(path, outcomes), alone)
 
 

@@ -335,8 +335,13 @@ INTERMEDIATES: dict[str, tuple[dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if "siglip" in name else pytest.param(name, marks=pytest.mark.slow) for name in INTERMEDIATES]
-)
+    "name",
+    ["vit_base_patch16_siglip_224", *(pytest.param(name, marks=marks) for names, marks in (
+        (("vit_tiny_r_s16_p8_224", "xcit_nano_12_p16_224", "tnt_s_legacy_patch16_224", "twins_svt_small", "rexnet_100",
+          "resnetv2_18", "skresnet18"), pytest.mark.slow),
+        (("crossvit_tiny_240", "davit_tiny", "coat_tiny", "hrnet_w18_small"), pytest.mark.campaign),
+    ) for name in names)],
+)  # fmt: skip
 def test_maps_of_the_layers_are_the_intermediate_features_that_the_library_gives(name: str) -> None:
     arguments, side, expected = INTERMEDIATES[name]
     torch.manual_seed(0)

@@ -35,6 +35,7 @@ NETWORKS = (
     convolutional("resnet50-cifar100"),
     hybrid("alternet50-cifar100"),
 )
+SMALL = transformer("vit", depth=3)
 ALL = (*PROBES, "monitor")  # what figures are drawn of
 
 
