@@ -197,6 +197,12 @@ def test_the_bandwidth_of_spectra_and_the_epoch_of_trajectories_slide(opened: Br
     assert opened.run("return document.querySelectorAll('#trajectory .mark.on').length") > 0
 
 
+def test_a_side_of_few_eigenvalues_has_ticks_and_no_hill(opened: Browser) -> None:
+    sides = "density([1, 2, 3, ...Array(few).fill(-1)], -4, 4, 1, few)"
+    drawn = f"const few = DATA.spectra[0].few; return {sides}.filter((p) => p.x > 0).map((p) => [p.x, p.y, p.kind])"
+    assert opened.run(drawn) == [[x, 0, "tick"] for x in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 def test_charts_have_the_width_of_their_place_and_marks_stay_at_their_points(opened: Browser, width: int) -> None:
     opened.tool("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
