@@ -215,7 +215,7 @@ def seen_summary_quantities() -> dict[str, Quantity]:
     return {
         "preconditioned": Quantity(
             "preconditioned sharpness, mean over mini-batches", UNITS, ("rank",), error="mini-batches"
-        ),
+        )
     }
 
 

@@ -10,15 +10,7 @@ from typing import Any, get_args
 import torch
 
 from landscape.checkpoints.user_code import refuse_file_alone
-from landscape.data import (
-    cifar,
-    digits,
-    image_folder,
-    masks,
-    numpy_files,
-    parquet,
-    torch_dataset,
-)
+from landscape.data import cifar, digits, image_folder, masks, numpy_files, parquet, torch_dataset
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches, BatchList, Images, resized
 from landscape.data.preprocessing import Resize, resize_images

@@ -74,10 +74,7 @@ class Lesion(Probe):
             quantities=sample_statistics.quantities(subject.meaning),
             summaries=sample_statistics.summaries("unit", subject.meaning),
             about={"unit": Quantity("removed unit")},
-            facts={
-                **_left_out(subject, several=bool(self.layers)),
-                **sample_statistics.intact_means(subject),
-            },
+            facts={**_left_out(subject, several=bool(self.layers)), **sample_statistics.intact_means(subject)},
         )
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:

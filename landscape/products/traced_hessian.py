@@ -210,14 +210,7 @@ def trace(
     constants = graph_passes.lift_constants(graph)
     graph_passes.merge_equal(graph)
     once, each = graph_passes.split(graph, vectors=len(weights))
-    return TracedHessian(
-        dict(parameters),
-        shape_of(inputs, targets),
-        layout,
-        batched,
-        constants,
-        *replays(once, each),
-    )
+    return TracedHessian(dict(parameters), shape_of(inputs, targets), layout, batched, constants, *replays(once, each))
 
 
 def replays(once: Graph, each: Graph, **options: Any) -> tuple[graph_replay.GraphReplay, graph_replay.GraphReplay]:

@@ -73,13 +73,7 @@ def open_or_create(file: h5py.File, key: RunKey) -> h5py.Group:
     return group
 
 
-def merge(
-    group: Group,
-    records: Iterable[Record],
-    reduce_of: ReduceOf,
-    *,
-    known: Arrays | None = None,
-) -> int:
+def merge(group: Group, records: Iterable[Record], reduce_of: ReduceOf, *, known: Arrays | None = None) -> int:
     """Store the units of a journal, then recompute the summaries from everything finished.
 
     Finished units among the `known` arrays that the group does not hold any more are stored again; returns how many.
