@@ -105,9 +105,8 @@ def corrupted(images: Tensor, name: str, severity: int, seed: int, *, first: int
             except Exception as error:  # such as a name that newer libraries no longer have
                 reason = first_line(error)
                 raise ValueError(
-                    f"{name} of severity {severity} cannot be made for images of {images.shape[3]} x "
-                    f"{images.shape[2]} px by {maker()} ({reason}); pip install -U {PACKAGE}, or leave it out with "
-                    "--corruptions"
+                    f"{name} of severity {severity} cannot be made for images of {images.shape[3]} x {images.shape[2]} "
+                    f"px by {maker()} ({reason}); pip install -U {PACKAGE}, or leave it out with --corruptions"
                 ) from None
             made[row] = np.asarray(found).astype(np.uint8).transpose(2, 0, 1)
     return torch.from_numpy(made)

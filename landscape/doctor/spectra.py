@@ -85,8 +85,7 @@ def uncertified(result: Result) -> Iterator[Finding]:
         least, n = certified[over], min(names.values())
         yield found(
             "uncertified", "note", result,
-            f"{listed(names)}: intervals over {n:g} {_units(over)}, whose coverage was measured with "
-            f"{least} or more",
+            f"{listed(names)}: intervals over {n:g} {_units(over)}, whose coverage was measured with {least} or more",
             _more(result, over, n, least), cause=over,
         )  # fmt: skip
 

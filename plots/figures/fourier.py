@@ -8,10 +8,9 @@ from landscape.plots import depth, style
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
-    "The Fourier spectrum of the feature maps along its diagonal, relative to each layer's own zero "
-    "frequency, from the first layer (dark) to the last (bright): the lower a line ends, the smoother the "
-    "map. Frequencies are those of the layer's own grid, and what is low-pass for the map need not be so for "
-    "the input."
+    "The Fourier spectrum of the feature maps along its diagonal, relative to each layer's own zero frequency, from "
+    "the first layer (dark) to the last (bright): the lower a line ends, the smoother the map. Frequencies are those "
+    "of the layer's own grid, and what is low-pass for the map need not be so for the input."
 )
 
 

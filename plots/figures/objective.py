@@ -13,9 +13,8 @@ from landscape.plots.figures import surface_3d
 
 MEANING = (
     "Loss + weight decay x l2 on a plane, the height of the published figure, on one vertical scale for all panels. "
-    "Much of what it "
-    "shows is l2, which grows with any step away from small weights whatever the network has learnt: for the loss "
-    "alone see the contours."
+    "Much of what it shows is l2, which grows with any step away from small weights whatever the network has learnt: "
+    "for the loss alone see the contours."
 )
 
 

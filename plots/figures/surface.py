@@ -12,10 +12,9 @@ from landscape.plots.appearance import loss_label
 from landscape.plots.figure import Axes, BoundaryNorm, Figure, Look
 
 MEANING = (
-    "The loss on a plane through the trained weights (cross), in steps that all panels share: wider contours "
-    "mean a flatter minimum along these directions. Two directions out of millions show neither the whole "
-    "valley nor its sharpest walls, and networks compare only under one protocol and one normalisation of the "
-    "directions."
+    "The loss on a plane through the trained weights (cross), in steps that all panels share: wider contours mean a "
+    "flatter minimum along these directions. Two directions out of millions show neither the whole valley nor its "
+    "sharpest walls, and networks compare only under one protocol and one normalisation of the directions."
 )
 EDGE = 0.09  # share of the axes beside which no contour is labelled
 MIN_CONTOURS = 3  # that a panel should have
