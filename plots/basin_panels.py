@@ -1,11 +1,11 @@
 """Draw scores of several data sets over the distance from a checkpoint, with the radii of their basins."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style, theme
+from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Draw, Figure, Look
 from landscape.statistics.intervals import NORMAL
 
@@ -13,6 +13,7 @@ NOTE = (
     "Bands: 95 % intervals of the change from the checkpoint. Dots: where a score leaves its interval, with the "
     "95 % interval; arrows: not within the range."
 )
+Score = tuple[int, int, Look, float]  # position, panel, look, and the value at which it leaves its interval
 MARKS = (("C0", "o"), ("C1", "s"), ("C2", "^"), ("C3", "D"), ("C4", "v"), ("C5", "P"))  # colour, marker
 
 
@@ -34,9 +35,13 @@ def styles(results: Iterable[xr.Dataset]) -> dict[tuple[str, str], Look]:
     return found
 
 
-def style_of(data: xr.Dataset, s: int, known: Mapping[tuple[str, str], Look]) -> Look:
-    """The look of a score."""
-    return known[_key(str(data["score_data"].values[s]), str(data["score_kind"].values[s]))]
+def scores(data: xr.Dataset, known: Mapping[tuple[str, str], Look], axes: Sequence[Axes]) -> Iterator[Score]:
+    """Every score of a result, with the edge of its interval drawn."""
+    for s, (name, kind) in enumerate(zip(data["score_data"].values, data["score_kind"].values, strict=True)):
+        panel, look, edge = panel_of(data, s), known[_key(str(name), str(kind))], edge_of(data, s)
+        if np.isfinite(edge):
+            axes[panel].axhline(edge, color=look.color, linewidth=0.5, linestyle=":", zorder=0)
+        yield s, panel, look, edge
 
 
 def _key(name: str, kind: str) -> tuple[str, str]:
@@ -94,12 +99,6 @@ def finish(axes: Sequence[Axes], data: xr.Dataset, xlabel: str, values: Sequence
             style.log_if_wide(ax, drawn)
 
 
-def edge_line(ax: Axes, edge: float, look: Look) -> None:
-    """Draw the edge of a score's interval."""
-    if np.isfinite(edge):
-        ax.axhline(edge, color=look.color, linewidth=0.5, linestyle=":", zorder=0)
-
-
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, note: str = "") -> Figure:
     """A row of two panels per result."""
     from matplotlib.lines import Line2D
@@ -113,8 +112,3 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], draw: Draw, note:
         draw(data, tuple(row), known=known)
         row[0].set_title(style.fitted(look.label, 3.0, style.title_size(2)))
     return figure
-
-
-def vertical(ax: Axes) -> None:
-    """Mark the checkpoint."""
-    ax.axvline(0.0, color=theme.muted(), linewidth=0.5, zorder=0)

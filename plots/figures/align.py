@@ -7,7 +7,7 @@ import xarray as xr
 
 from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
-from landscape.plots.figures.line import band
+from landscape.plots.figures.line import draw_curves
 from landscape.plots.theme import ink, narrow, page_width
 from landscape.statistics import rounding, stored
 
@@ -23,16 +23,7 @@ def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) 
     from matplotlib.lines import Line2D
 
     look = look or appearance.look_of(data)
-    for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
-        values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("curve", "t").values
-        halves = stored.half_width(data.transpose("curve", "t", ...), name)
-        for k, (value, half) in enumerate(zip(values, halves, strict=True)):
-            band(ax, data["t"].values, value, half, look, appearance.LINES[k % len(appearance.LINES)])
-        if not np.isfinite(values).any():
-            text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
-            style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
-        ax.set(xlabel="position (share of the way)", ylabel=appearance.loss_label([data]) if name == "loss" else name)
-        ax.locator_params(axis="x", nbins=6)
+    draw_curves(data, axes, look, appearance.LINES, "curve", "position (share of the way)")
     lines = [
         Line2D([], [], color=look.color, linestyle=appearance.LINES[k % len(appearance.LINES)], label=_barrier(data, k))
         for k in range(data.sizes["curve"])

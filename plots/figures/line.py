@@ -32,11 +32,20 @@ def draw(
     `lines`: line styles of the directions; the first is that of the mean.
     """
     look = look or look_of(data)
+    draw_curves(data, axes, look, lines, "direction", _axis(data))
+    _barriers(data, axes[0], look)
+    return axes
+
+
+def draw_curves(
+    data: xr.Dataset, axes: Sequence[Axes], look: Look, lines: Sequence[Line], along: str, xlabel: str
+) -> None:
+    """Draw loss and accuracy of every curve `along` an axis of the result, or where there are none, why."""
     for ax, name in zip(axes, ("loss", "accuracy"), strict=False):
-        values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose("direction", "t").values
-        halves = stored.half_width(data.transpose("direction", "t", ...), name)
+        values = data[name].where((data["done"] == 1) & np.isfinite(data[name])).transpose(along, "t").values
+        halves = stored.half_width(data.transpose(along, "t", ...), name)
         t = data["t"].values
-        if _spread(data):
+        if along == "direction" and _spread(data):
             for value in values:
                 ax.plot(t, value, color=look.color, linewidth=0.4, alpha=0.6)
             error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
@@ -47,10 +56,8 @@ def draw(
         if not np.isfinite(values).any():
             text = str(data[name].attrs.get("long_name", name)).replace(": ", ":\n")
             style.write_centred(ax, text, va="center", fontsize=7, wrap=True)
-        ax.set(xlabel=_axis(data), ylabel=loss_label([data]) if name == "loss" else name)
+        ax.set(xlabel=xlabel, ylabel=loss_label([data]) if name == "loss" else name)
         ax.locator_params(axis="x", nbins=6)  # small ranges have long labels
-    _barriers(data, axes[0], look)
-    return axes
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:

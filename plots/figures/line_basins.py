@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, basin_panels
+from landscape.plots import appearance, basin_panels, theme
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -26,11 +26,8 @@ def draw(
     for ax in axes:
         ax.set_xlim(t[0], t[-1])
         if t[0] < 0:
-            basin_panels.vertical(ax)
-    for s in range(data.sizes["score"]):
-        panel, look = basin_panels.panel_of(data, s), basin_panels.style_of(data, s, known)
-        ax, edge = axes[panel], basin_panels.edge_of(data, s)
-        basin_panels.edge_line(ax, edge, look)
+            ax.axvline(0.0, color=theme.muted(), linewidth=0.5, zorder=0)  # the checkpoint
+    for s, panel, look, edge in basin_panels.scores(data, known, axes):
         for k in range(data.sizes["direction"]):
             value, error = (
                 data[name].transpose("direction", "t", "score").values[k, :, s]
@@ -38,11 +35,11 @@ def draw(
             )
             value = np.where(data["done"].transpose("direction", "t").values[k] == 1, value, np.nan)
             values[panel].append(value)
-            basin_panels.draw_curve(ax, t, value, error, look, thin=several)
+            basin_panels.draw_curve(axes[panel], t, value, error, look, thin=several)
             ends = [data[f"basin_radius{end}"].transpose("direction", "side", "score").values[k, :, s]
                     for end in ("", "_low", "_high")]  # fmt: skip
             marks = [[side * end for end in found] for side, *found in zip(sides, *ends, strict=True)]
-            basin_panels.draw_marks(ax, edge, marks, look, small=several)
+            basin_panels.draw_marks(axes[panel], edge, marks, look, small=several)
     units = appearance.escaped(str(data["t"].attrs.get("units", "1")))
     basin_panels.finish(axes, data, f"position on the line ({units})", values)
     return axes

@@ -27,12 +27,8 @@ def draw(
     values: list[list[np.ndarray]] = [[], []]
     for ax in axes:
         ax.set_xlim(0.0, max(float(r[-1]), 1e-12))
-    for s in range(data.sizes["score"]):
-        panel, look = basin_panels.panel_of(data, s), basin_panels.style_of(data, s, known)
-        ax, sign = axes[panel], basin_panels.sign(data, s)
-        centre = float(data["score_centre"].values[s])
-        edge = basin_panels.edge_of(data, s)
-        basin_panels.edge_line(ax, edge, look)
+    for s, panel, look, edge in basin_panels.scores(data, known, axes):
+        ax, sign, centre = axes[panel], basin_panels.sign(data, s), float(data["score_centre"].values[s])
         for profile, basin in (("profile_mean", "basin_mean"), ("profile_most", "basin_least")):
             worst = basin == "basin_least"
             worse, error = (
