@@ -10,7 +10,7 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
@@ -164,6 +164,10 @@ class Probe(Protocol):
         (values,) = cast(Sweeps, self).sweep(subject, [unit])
         return values
 
+    def resolved(self, subject: Any, choices: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Probe and subject with the choices of `autotune` applied, as if they had been given as options."""
+        return replace(cast(Any, self), **choices), subject
+
 
 @runtime_checkable
 class Sweeps(Protocol):
@@ -203,12 +207,10 @@ class Stages(Protocol):
 class Autotunes(Protocol):
     """Makes choices that depend on the machine; they are stored with the result and used again when it resumes.
 
-    `autotune` makes them (empty: nothing to choose), `resolved` returns probe and subject with the choices applied.
+    `autotune` makes them (empty: nothing to choose), and `Probe.resolved` applies them.
     """
 
     def autotune(self, subject: Any) -> Mapping[str, Any]: ...
-
-    def resolved(self, subject: Any, choices: Mapping[str, Any]) -> tuple[Any, Any]: ...
 
 
 @runtime_checkable
@@ -270,10 +272,8 @@ def checked(kind: type[Any]) -> type[Any]:
         got, wanted = (list(inspect.signature(f).parameters) for f in (method, contract[name]))
         if got != wanted:
             raise TypeError(f"{kind.__name__}.{name} takes ({', '.join(got)}), expected ({', '.join(wanted)})")
-    for part in (Probe, *CAPABILITIES):
-        lacking = [name for name in _methods(part) if name not in own and not (name == "measure" and "sweep" in own)]
-        if lacking and (part is Probe or len(lacking) < len(_methods(part))):
-            raise TypeError(f"{kind.__name__} lacks {', '.join(lacking)} of {part.__name__}")
+    if lacking := [one for one, also in (("plan", "plan"), ("measure", "sweep")) if not {one, also} & own.keys()]:
+        raise TypeError(f"{kind.__name__} lacks {', '.join(lacking)} of Probe")
     return kind
 
 

@@ -65,7 +65,6 @@ def test_a_probe_without_its_methods_is_refused(name: str) -> None:
     [
         ("redcue", lambda self, data: {}, r"Odd\.redcue is not a method of a probe, .*; did you mean reduce\?"),
         ("stage", lambda self, arrays: None, r"Odd.stage takes \(self, arrays\), expected \(self, data\)"),
-        ("autotune", lambda self, subject: {}, "Odd lacks resolved of Autotunes"),  # half a capability
     ],
 )
 def test_a_misspelt_or_odd_method_is_refused(name: str, method: Any, said: str) -> None:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
@@ -135,9 +135,6 @@ class Density(Probe):
         if self.blocks != "none":
             return {}
         return autotuned(subject, self.params, self.hvp, planned=self._planned(subject, self.vectors), kinks=self.kinks)
-
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Density, Subject]":
-        return replace(self, **choices), subject
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One start vector after the other, with products prepared once."""

@@ -113,9 +113,6 @@ class Flatness(Probe):
         measured, planned = _measured(subject, self.normalize_logits), self._planned(subject)
         return hvp_backends.autotuned(measured, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Flatness, Subject]":
-        return replace(self, **choices), subject
-
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         names, work = self._names(subject), self._work(subject)
         measured = _measured(subject, self.normalize_logits)

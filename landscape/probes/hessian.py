@@ -136,9 +136,6 @@ class Hessian(Probe):
             planned = self._planned(passes, at_once, self._stored(subject))
             return autotuned(subject, self.params, self.hvp, planned=planned, kinks=self._kinks, batched=not self.whole)
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Hessian, Subject]":
-        return replace(self, **choices), subject
-
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches in threads side by side, or in one product; products are prepared once for all of one shape."""
         batches = [list(of_one) for _, of_one in groupby(units, lambda unit: unit.index[0])]

@@ -125,7 +125,6 @@ class Surface(Probe):
         return _choices(subject, replace(self, seed=0))
 
     def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Surface, Subject]":
-        """Probe and subject as if the choices had been given as options."""
         own = {name: choices[name] for name in ("resolution", "memory_format") if name in choices}
         subject = other_samples.on_first(subject, choices.get("samples", len(subject)))
         subject = other_samples.rebatched(subject, choices.get("batch_size", subject.batch_size))

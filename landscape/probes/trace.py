@@ -164,9 +164,6 @@ class Trace(Probe):
             planned = PlannedProducts(batches, self.vectors, at_once=at_once, stored=self._stored(subject))
             return hvp_backends.autotuned(subject, self.params, self.hvp, planned=planned, kinks=self.kinks)
 
-    def resolved(self, subject: Subject, choices: Mapping[str, Any]) -> "tuple[Trace, Subject]":
-        return replace(self, **choices), subject
-
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Mini-batches side by side in threads, with products prepared once for all of one shape."""
         parameters = matching(subject.parameters, self.params)
