@@ -31,17 +31,20 @@ class Quantity:
     # What its standard error is over, in words, such as `mini-batches (jackknife)`: the plan then has NAME_se behind
     # it, which is `over` that, unless `over` says what else.
     error: str = ""
+    ends: bool = False  # whether the plan has the ends of its 95 % interval behind it too, NAME_low and NAME_high
 
 
 def with_errors(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
-    """The quantities, each with its standard error behind it where it declares one."""
+    """The quantities, each with its standard error and the ends of its interval behind it where it declares them."""
     found: dict[str, Quantity] = {}
     for name, one in quantities.items():
-        found[name] = replace(one, error="", over="") if one.error else one
+        found[name] = replace(one, error="", over="" if one.error else one.over, ends=False)
         if one.error:
             independent = re.split(", | \\(", one.error)[0]
             over = one.over or OVER.get(independent, independent)
             found[f"{name}_se"] = Quantity(f"its standard error over {one.error}", one.units, one.dims, over=over)
+        for end, which in (("low", "lower"), ("high", "upper")) if one.ends else ():
+            found[f"{name}_{end}"] = Quantity(f"{which} end of its 95 % interval", one.units, one.dims)
     return found
 
 

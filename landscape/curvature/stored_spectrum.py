@@ -162,12 +162,10 @@ def summary_quantities(operator: Matrix, dims: tuple[str, ...]) -> dict[str, Qua
     _, units = MATRICES[operator]
     stability = preconditioner.stability_summary_quantities(dims) if operator == "preconditioned" else {}
     return stability | {
-        "nep": Quantity("share of negative eigenvalues", dims=dims, bounds="share", error="mini-batches"),
-        "nep_low": Quantity("lower end of the 95 % interval of nep over mini-batches", dims=dims),
-        "nep_high": Quantity("upper end of the 95 % interval of nep over mini-batches", dims=dims),
-        "ape": Quantity("mean of the positive eigenvalues", units, dims, bounds="positive", error="mini-batches"),
-        "ape_low": Quantity("lower end of the 95 % interval of ape over mini-batches", units, dims),
-        "ape_high": Quantity("upper end of the 95 % interval of ape over mini-batches", units, dims),
+        "nep": Quantity("share of negative eigenvalues", dims=dims, bounds="share", error="mini-batches", ends=True),
+        "ape": Quantity(
+            "mean of the positive eigenvalues", units, dims, bounds="positive", error="mini-batches", ends=True
+        ),
         "mean_largest": Quantity("mean of the largest eigenvalue of a mini-batch", units, dims, error="mini-batches"),
     }
 

@@ -28,7 +28,6 @@ from landscape.subject.weights_cache import once_per_weights
 KEPT = 1 << 22  # logits that are kept in memory for a second look; of more, the network is run a second time
 SCALED = ("nll", "brier", "confidence", "binned")  # the others do not depend on the temperature
 DIFFERENCES = ("nll", "brier", "ece")  # by temperature scaling
-ENDS = {"_low": "lower end of its 95 % interval", "_high": "upper end of it"}
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,10 @@ class Calibration(Probe):
                 **{f"held_{name}": _metric(name, ", half without the fit") for name in METRIC_NAMES},
                 **_with_ends("scaled_", ", same half after temperature scaling"),
                 **{
-                    f"scaling_{name}{end}": Quantity(f"{METRIC_NAMES[name]}, change by temperature scaling{about}")
+                    f"scaling_{name}": Quantity(f"{METRIC_NAMES[name]}, change by temperature scaling", ends=True)
                     for name in DIFFERENCES
-                    for end, about in {"": "", "_low": ", lower end", "_high": ", upper end"}.items()
                 },
-                "temperature": Quantity("temperature", error="samples"),
-                **{f"temperature{end}": Quantity(about) for end, about in ENDS.items()},
+                "temperature": Quantity("temperature", error="samples", ends=True),
                 **{
                     f"{prefix}bin_{name}": Quantity(f"{name} in the bin{where}", dims=("bin",))
                     for prefix, where in {"": "", "scaled_": ", half without the fit, scaled"}.items()
@@ -183,12 +180,7 @@ def _metric(name: str, where: str) -> Quantity:
 
 def _with_ends(prefix: str, where: str) -> dict[str, Quantity]:
     """Every metric with its standard error and interval."""
-    found = {}
-    for name in METRIC_NAMES:
-        metric = _metric(name, where)
-        found[f"{prefix}{name}"] = replace(metric, error="samples")
-        found |= {f"{prefix}{name}{end}": Quantity(text, metric.units) for end, text in ENDS.items()}
-    return found
+    return {f"{prefix}{name}": replace(_metric(name, where), error="samples", ends=True) for name in METRIC_NAMES}
 
 
 def _temperature(data: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -309,10 +309,8 @@ def _summaries() -> dict[str, Quantity]:
     size, found = ("size",), {}
     for name, about in METRIC_NAMES.items():
         units = "nats" if name == "nll" else "1"
-        found[name] = Quantity(about, units, size, error="samples")
+        found[name] = Quantity(about, units, size, error="samples", ends=True)
         found[f"{name}_spread"] = Quantity(f"standard deviation of {name} over orders", units, size)
-        found[f"{name}_low"] = Quantity("lower end of its 95 % interval over samples", units, size)
-        found[f"{name}_high"] = Quantity("upper end of its 95 % interval over samples", units, size)
         found[f"member_{name}"] = Quantity(f"{about}, of a member by itself", units, ("member",))
     for name in ("count", "confidence", "accuracy"):
         found[f"bin_{name}"] = Quantity(f"{name} in the bin of confidence, first order", dims=("size", "bin"))

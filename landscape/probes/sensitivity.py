@@ -183,9 +183,7 @@ def _summaries(meaning: losses.Meaning) -> dict[str, Quantity]:
         "mean_trace": Quantity("trace of the unit's Hessian block over its weights", _curved(meaning), ("unit",),
                                error="random vectors"),
         "predictor": Quantity("mean trace times squared change", units, each),
-        "rank_correlation": Quantity("Spearman's of predictor and loss increase over units", dims=setting),
-        "rank_correlation_low": Quantity("lower end of its 95 % interval", dims=setting),
-        "rank_correlation_high": Quantity("upper end of it", dims=setting),
+        "rank_correlation": Quantity("Spearman's of predictor and loss increase over units", dims=setting, ends=True),
     }  # fmt: skip
 
 
