@@ -27,7 +27,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SOURCE = Path(__file__).parent / "fault_checks" / "failing.c"
+SOURCE = Path(__file__).with_name("failing.c")
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 HOW = {
     "k": "killed before",
     "t": "killed within",

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import forked
 import pytest
+from dask_commands import ENVIRONMENT, Cluster, children
 from measured_runs import assert_same, loaded, save, small, stored_result
 from test_executors import network
 
@@ -35,8 +35,6 @@ from landscape.running import dask_cluster
 from landscape.running.dask_cluster import DaskCluster
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
-from dask_commands import ENVIRONMENT, Cluster, children  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -1,6 +1,5 @@
 """Start commands in a folder, wait for units of theirs, and compare the files that they write."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import forked  # a command that need not import torch first starts in a hundredth of the time
 import numpy as np
 import torch
 
@@ -17,10 +17,6 @@ from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.results import group as groups
 from landscape.results import hdf5_file, unmerged_journals
 from landscape.results.journal import NotAJournal, records_of
-
-os.environ["OMP_NUM_THREADS"] = "1"  # sums over other numbers of threads have other last bits
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
-import forked  # a command that need not import torch first starts in a hundredth of the time
 
 Unit = tuple[str, tuple[int, ...]]  # the digest of its result, and its index
 Process = subprocess.Popen[str] | forked.Popen
