@@ -67,7 +67,8 @@ def torn_journal(folder: Path) -> str:
     journal.write_bytes(journal.read_bytes()[:-20])
     torn = held(folder / "results.h5")
     again, said = ended(start([*LONG, "--log", "log.jsonl"], folder))
-    (result,) = (json.loads(line) for line in (folder / "log.jsonl").open() if '"event": "result"' in line)
+    events = (folder / "log.jsonl").read_text().splitlines()
+    (result,) = (json.loads(line) for line in events if '"event": "result"' in line)
     return expect(
         (torn == before - 1, f"{torn} units of {before}"), (again == 0, said),
         (result["measured"] == UNITS - torn, f"{result['measured']} units were measured, {torn} were there"),
