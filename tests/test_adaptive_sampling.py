@@ -49,13 +49,13 @@ def test_a_smooth_surface_needs_few_points_and_the_hold_outs_bound_its_error() -
 def test_the_bound_covers_95_percent_of_the_errors_for_19_of_20_draws_of_hold_outs() -> None:
     axes = np.linspace(-1, 1, 31), np.linspace(-1, 1, 29)
     loss, covered, bounds = valley(axes), [], set()
-    for seed in range(40):
+    for seed in range(20):
         evaluated, last = walked(loss, axes=axes, seed=seed, tolerance=10.0, design=SMALL)
         found = interpolate_missing(axes, {"loss": np.where(evaluated, loss, np.nan)}, evaluated)["loss"]
         covered.append(last.error >= np.quantile(np.abs(found / loss - 1)[~evaluated], 0.95))
         bounds.add(last.error)
     assert np.mean(covered) >= 0.9
-    assert len(bounds) > 20
+    assert len(bounds) > 10
 
 
 @pytest.mark.slow
