@@ -24,7 +24,7 @@ def made(probe: str, arrays: Mapping[str, Any] = {}, *, label: str = "net", **at
     """A stored result of made-up numbers: name -> (dims, values), or a number."""
     parameters, spec = attributes.pop("parameters", {}), attributes.pop("spec", {})
     about = {"probe": probe, "label": label, "samples": 1000, "classes": 10, "data": "digits", "epoch": 12.0}
-    spec = {"checkpoint": f"{label}.pt", "split": "train", "samples": "1000", **spec}
+    spec = {"checkpoint": f"{label}.pt", "split": "train", "samples": str(attributes.get("samples", 1000)), **spec}
     about |= {"spec": json.dumps(spec), "parameters": json.dumps(parameters), "options": json.dumps(spec | parameters)}
     about |= {"checkpoint_sha256": label, **attributes}
     variables = {name: value if isinstance(value, tuple) else ((), value) for name, value in arrays.items()}

@@ -16,7 +16,7 @@ import xarray as xr
 from command_line import Command, one_line
 from faulty_results import CASES, SEVERAL, drops, line, made, surface
 
-from landscape.doctor import panels, protocols, rules, surfaces
+from landscape.doctor import panels, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 from landscape.probes import PROBES
@@ -56,6 +56,15 @@ def test_a_fault_of_several_results_is_named_once(name: str) -> None:
     assert len(finding.groups) == 2
     assert "\n" not in finding.text + finding.remedy
     assert list(rule(healthy)) == []
+
+
+@pytest.mark.parametrize("over", ["samples", "batch"])
+def test_more_samples_are_advised_only_where_the_data_have_more(over: str) -> None:
+    for asked, advice in (("96", "run: landscape"), ("1024", "all samples are used"), ("all", "all samples are used")):
+        result = made("hessian", {"ape_se": ((), 0.1, {"n": 8.0, "over": over})}, spec={"samples": asked}, samples=96)
+        result.data["ape_se"].attrs |= {"n": 8.0, "over": over}
+        (finding,) = spectra.uncertified(result)
+        assert finding.remedy.startswith(advice)
 
 
 def test_a_fault_of_sixty_networks_is_named_once() -> None:

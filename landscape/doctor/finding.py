@@ -87,6 +87,12 @@ class Result:
         """Number of samples."""
         return int(self.attribute("samples", 0))
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether these are all samples that the data have."""
+        asked = str(self.spec.get("samples"))
+        return asked == "all" or (asked.isdigit() and self.samples < int(asked))
+
     @cached_property
     def complete(self) -> bool:
         return "done" not in self.data or bool((self.data.variables["done"].values == 1).all())
@@ -138,8 +144,8 @@ def measure_again(result: Result, otherwise: str, **changes: Any) -> str:
 
 def more_samples(result: Result, factor: float) -> str:
     """The command with as many samples as make an error `factor` times smaller, at least twice as many."""
-    if str(result.spec.get("samples")) == "all":
-        return "all samples are used already: there is nothing to tell apart here with these data"
+    if result.exhausted:
+        return "all samples are used already: these data cannot tell more"
     wanted = result.samples * max(2.0, factor * factor)  # may be infinite
     asked = str(math.ceil(wanted / 100) * 100) if wanted < MOST_SAMPLES else "all"
     return measure_again(result, f"use {asked} samples", samples=asked)

@@ -96,7 +96,7 @@ def _units(over: str) -> str:
 
 def _more(result: Result, over: str, n: float, least: int) -> str:
     """The remedy for n values of a kind where at least so many are needed."""
-    if over == "samples":
+    if over == "samples" or (over == "batch" and result.exhausted and not result.parameters.get("batches")):
         return more_samples(result, math.sqrt(least / n))
     changes: dict[str, Any] = {"vectors": least} if "vector" in over else {"batches": None}
     changes |= {"samples": str(least * int(result.attribute("batch_size", 16)))} if over == "batch" else {}
