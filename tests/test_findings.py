@@ -132,13 +132,18 @@ def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: 
         for probe in file:
             for name, group in file[probe].items():
                 options = {"checkpoint": f"{group.attrs['label']}.pt", **({"top": 3} if probe == "hessian" else {})}
+                options |= {"model": f"net.py:{group.attrs['label']}", "data": "net.py:data"}
                 group.attrs["spec"] = group.attrs["options"] = json.dumps(options)
                 if probe == "hessian" and name.startswith(RESNET):
                     del file[probe][name]
 
     path = synthetic.changed(few, tmp_path / "r.h5", change)
     step = next_steps.next_step([(str(d.attrs["label"]), d) for _, d in reader.groups(path)], path)
-    assert step.command == f"landscape hessian {RESNET}.pt --top 3 --out {path}"
+    loading = f"--data net.py:data --model net.py:{RESNET} --out {path}"  # its own network, the data of the others
+    assert step.command == f"landscape hessian {RESNET}.pt --top 3 {loading}"
+    lesions = [(str(data.attrs["label"]), data) for _, data in reader.find(path, "lesion")]
+    step = next_steps.next_step(lesions, path)  # of two models: no one command measures both
+    assert step.command in [f"landscape hessian {one}.pt {loading.replace(RESNET, one)}" for one, _ in lesions]
 
 
 def test_a_command_holds_all_that_was_asked_for(few: Path) -> None:

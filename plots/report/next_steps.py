@@ -2,20 +2,24 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 
 from landscape import options
 from landscape.plots.report import protocols
 from landscape.results import reader, run_key
-from landscape.results.protocols import of_several, stored
+from landscape.results.protocols import PREPROCESSING, of_several, stored
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 WANTED = ("hessian", "surface", "fourier", "lesion")  # probes that the first questions need
 SHOWN = 3  # names in one sentence
+# Loading options that belong to a network, and those that name the data and how they are read.
+OF_NETWORK = ("model", "model_arg", "weights", "adapter", "mc_dropout", "trust_pickle", "allow_missing")
+OF_DATA = ("data", "data_root", "loss", "outputs", "ignore_index", "block_size", *PREPROCESSING)
 
 
 def command_to_measure(data: xr.Dataset, out: Path) -> str:
@@ -47,25 +51,24 @@ def next_step(ordered: Stored, file: Path) -> Step:
             probe, units = data.attrs.get("probe", ""), data.variables["done"].size
             text = f"Finish {probe} of {name}: {lacking:,} of {units:,} units are missing."
             return Step(text, "It continues where it stopped.", command)
-    paths = {name: str(path) for name, data in ordered if not of_several(data) and (path := checkpoint(data))}
+    known = {name: data for name, data in ordered if not of_several(data) and checkpoint(data)}
+    known = {name: data for name, data in known.items() if command_to_measure(data, file)}
     for probe in WANTED:
         examples = {name: data for name, data in ordered if data.attrs.get("probe") == probe}
         measured = {checkpoint(data) for data in examples.values()}
-        lacks = [name for name, path in paths.items() if name not in examples and path not in measured]
+        lacks = {n: data for n, data in known.items() if n not in examples and checkpoint(data) not in measured}
         if lacks and (not examples or len(lacks) <= len(examples)):
             example = next((data for data in examples.values() if checkpoint(data)), None)
-            options = _options(example, file) if example is not None else ["--out", str(file)]
-            text = f"Measure {probe} of {listed(lacks, SHOWN)}, which the file lacks."
-            note = "With the protocol of the others." if example is not None else ""
-            return Step(text, note, shlex.join(["landscape", probe, *(paths[name] for name in lacks), *options]))
-    surfaces = [data for _, data in ordered if data.attrs.get("probe") == "surface" and checkpoint(data)]
-    random = [data for data in surfaces if data.attrs.get("plane", "random") == "random"]
-    seeds = {json.dumps(protocols.settings_of(data).get("seed", "0")) for data in random}
+            names, command = _together(probe, lacks, example, file)
+            text = f"Measure {probe} of {listed(names, SHOWN)}, which the file lacks."
+            return Step(text, "With the protocol of the others." if example is not None else "", command)
+    surfaces = {name: data for name, data in ordered if data.attrs.get("probe") == "surface" and checkpoint(data)}
+    random = {name: data for name, data in surfaces.items() if data.attrs.get("plane", "random") == "random"}
+    seeds = {json.dumps(protocols.settings_of(data).get("seed", "0")) for data in random.values()}
     if len(seeds) == 1:
-        words = ["landscape", "surface", *dict.fromkeys(map(checkpoint, random)), "--directions", "5"]
         text = "Every surface has one pair of random directions: five show how much the heights depend on the plane."
-        options = _without(_options(random[0], file), "--directions")
-        return Step(text, "What is there is not measured again.", shlex.join([*words, *options]))
+        _, command = _together("surface", random, next(iter(random.values())), file, directions=5)
+        return Step(text, "What is there is not measured again.", command)
     text = (
         "Train every network with further seeds (landscape train ... --seed 1) and measure those too: the errors here "
         "are over samples, and say nothing about other training runs."
@@ -92,12 +95,20 @@ def listed(words: Iterable[str], most: int | None = None) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _options(data: xr.Dataset, file: Path) -> list[str]:
-    """The options of the command that measured a result from a checkpoint."""
-    return shlex.split(command_to_measure(data, file))[3:]
+def _together(
+    probe: str, results: Mapping[str, xr.Dataset], example: xr.Dataset | None, file: Path, **changes: Any
+) -> tuple[list[str], str]:
+    """The networks that one command can measure, those loaded as the first is, and that command.
 
-
-def _without(options: Sequence[str], name: str) -> list[str]:
-    """Options with one of them, and its value, left out."""
-    at = options.index(name) if name in options else len(options)
-    return [*options[:at], *options[at + 2 :]]
+    Its other options are those of the example; without one, those that name the data of the first network.
+    """
+    asked = {name: stored(data, run_key.OPTIONS) for name, data in results.items()}
+    loaded = {name: {key: one[key] for key in OF_NETWORK if key in one} for name, one in asked.items()}
+    first = next(iter(results))
+    names = [name for name in results if loaded[name] == loaded[first]]
+    others = {key: asked[first][key] for key in OF_DATA if key in asked[first]}
+    if example is not None:
+        others = {k: v for k, v in stored(example, run_key.OPTIONS).items() if k not in (*OF_NETWORK, "checkpoint")}
+    attributes = {"probe": probe, run_key.OPTIONS: json.dumps(others | loaded[first])}
+    words = shlex.split(run_key.command_for(attributes, file, hvp=None, **changes))
+    return names, shlex.join([*words[:2], *dict.fromkeys(checkpoint(results[name]) for name in names), *words[2:]])
