@@ -25,7 +25,7 @@ class Quantity:
     dims: tuple[str, ...] = ()  # names of its axes; those of a measured quantity FOLLOW the unit axes
     dtype: str = "float64"  # numpy dtype of the stored array; unfinished values are NaN, so measured numbers are floats
     # Of a standard error: what its independent values are: an axis of the units such as `batch` or `vector`, `samples`,
-    # the name of a stored array of counts, or words, where `reduce` counts them. See `results.counts`.
+    # the name of a stored array of counts, or words, where `reduce` counts them. See `stored.independent`.
     over: str = ""
     bounds: str = ""  # what the number cannot leave, for its interval: `share` (0 to 1) or `positive` (above 0)
     # What its standard error is over, in words, such as `mini-batches (jackknife)`: the plan then has NAME_se behind

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from measured_runs import KEPT, attending, loaded, small
 
+from landscape.headline import with_errors
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results.merging import merge_files
@@ -78,6 +79,20 @@ def test_values_are_counted_over_finished_units(over: str, axes: tuple[str, ...]
     found = independent(over, axes, stored, dims, fact={"parts": 11}.get(over))
     np.testing.assert_array_equal(found, counts_of_error)
     assert math.isnan(independent(over, axes, stored | {"done": np.zeros((3, 2))}, dims, fact=11))
+
+
+def test_a_plan_has_the_errors_and_ends_that_its_quantities_declare() -> None:
+    width, depth = (
+        Quantity("width", "m", ("x",), bounds="positive", error="start vectors (jackknife)"),
+        Quantity("depth"),
+    )
+    known = with_errors({"width": width, "depth": replace(depth, error="images", over="n", ends=True)})
+    assert list(known) == ["width", "width_se", "depth", "depth_se", "depth_low", "depth_high"]
+    assert (known["width"], known["depth"]) == (replace(width, error=""), depth)
+    error = Quantity("its standard error over start vectors (jackknife)", "m", ("x",), over="vector")
+    assert (known["width_se"], known["depth_se"].over) == (error, "n")
+    plan = Plan(over={}, quantities={"width": width})
+    assert replace(plan, facts={"a": 1}).quantities == {name: known[name] for name in ("width", "width_se")}
 
 
 def key() -> RunKey:

@@ -30,8 +30,9 @@ class GradientNorm(Probe):
             labels={"name": (Quantity("weight tensor", dims=("tensor",)), names)},
             quantities={"batch_norm": Quantity("norm of the gradient of a mini-batch", "loss / weight", ("tensor",))},
             summaries={
-                "norm": Quantity("norm of the gradient", "loss / weight", ("tensor",), bounds="positive"),
-                "norm_se": Quantity("its standard error", "loss / weight", ("tensor",), over="batch"),
+                "norm": Quantity(
+                    "norm of the gradient", "loss / weight", ("tensor",), bounds="positive", error="mini-batches"
+                ),  # with `norm_se`, its standard error
             },
             about={"batch": Quantity("mini-batch"), "tensor": Quantity("weight tensor")},
         )
