@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
 TARGETS = {"GPT2": ["c_attn", "mlp.c_proj"], "Llama": ["q_proj", "v_proj"]}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["GPT2", pytest.param("Llama", marks=pytest.mark.campaign)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model in `base`, and an adapter of it in `tuned`."""
     torchvision_models()

@@ -45,7 +45,7 @@ def test_a_smooth_surface_needs_few_points_and_the_hold_outs_bound_its_error() -
     np.testing.assert_array_equal(found[evaluated], loss[evaluated])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_bound_covers_95_percent_of_the_errors_for_19_of_20_draws_of_hold_outs() -> None:
     axes = np.linspace(-1, 1, 31), np.linspace(-1, 1, 29)
     loss, covered, bounds = valley(axes), [], set()

@@ -93,6 +93,7 @@ def test_a_caption_promises_the_error_bars_that_are_drawn(seeds: int, said: str)
     assert any(np.ptp(bar[:, 1]) > 0 for bar in bars.lines[2][0].get_segments()) == (seeds == 4)
 
 
+@pytest.mark.campaign
 def test_the_networks_of_a_build_up_are_trained_once(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_claims_are_reproduced_from_training_to_the_table(
     assert "already trained" in said
 
 
+@pytest.mark.campaign
 def test_evaluations_of_ensembles_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same = ("{ mc_dropout = 0.3, smoothing = true }", "{ mc_dropout = 0.3 }")
     few = ("[measure.ensemble]\nprobe = \"evaluate\"\nsamples = 2048\npasses = 16",

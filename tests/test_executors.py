@@ -351,6 +351,7 @@ def test_a_signal_ends_the_command_at_once_and_keeps_what_is_finished(
         np.testing.assert_array_equal(resumed[name].values, straight[name].values)
 
 
+@pytest.mark.campaign
 def test_workers_give_the_file_of_one_process_and_import_no_module_of_the_working_directory(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_half_a_row_is_measured_again(cut: int, benchmarks: None, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_floors_count_the_passes_and_products_of_a_probe(benchmarks: None, tmp_path: Path) -> None:
     import floors
 
@@ -208,6 +209,7 @@ def test_a_stage_ends_within_its_time_and_continues(benchmarks: None, tmp_path: 
     assert list(RowsFile(tmp_path / "gpu.jsonl", "here").of("waits")) == [(0,), (1,), (2,), (3,)]
 
 
+@pytest.mark.campaign
 def test_a_slow_kind_of_row_leaves_the_time_to_others_and_chosen_rows_alone_are_measured(
     benchmarks: None, tmp_path: Path
 ) -> None:

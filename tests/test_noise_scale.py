@@ -68,7 +68,7 @@ def test_every_part_is_unbiased_and_its_error_has_the_size_of_the_spread() -> No
         assert 0.7 < math.sqrt((errors**2).mean()) / values.std() < 1.4, name
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_intervals_cover_the_truth() -> None:
     redraws = [run_probe(NoiseScale(groups=12), regression(384, seed)) for seed in range(24)]
     for kind in ("simple", "curvature"):

@@ -255,6 +255,7 @@ def test_the_study_pairs_networks_by_their_dropout_masks(tmp_path: Path) -> None
     assert picture.name == "smoothing.png"
 
 
+@pytest.mark.campaign
 def test_the_study_of_a_checkpoint_is_one_command(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

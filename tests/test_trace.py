@@ -64,7 +64,7 @@ def test_a_multiple_of_the_identity_is_exact_for_xtrace() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decay", [0.0, 0.9, 0.75])
+@pytest.mark.parametrize("decay", [0.0, 0.75, pytest.param(0.9, marks=pytest.mark.campaign)])
 def test_the_error_of_xtrace_is_honest_on_any_spectrum(decay: float) -> None:
     matrix = symmetric([decay**k if decay else 1 + k / 100 for k in range(60)])
     values, errors = many(xtrace, matrix, 16, 60)
