@@ -121,7 +121,7 @@ class Probe(Protocol):
     """What every probe offers. Probes keep no state, open no files and never print.
 
     A probe inherits the class variables below, sets those that differ and defines `name`, `plan` and `measure`,
-    or instead of the last one `sweep`.
+    or instead of the last one `sweep` or `hooks`.
     """
 
     name: ClassVar[str]  # of the command and of the groups in the results file
@@ -160,7 +160,9 @@ class Probe(Protocol):
     def plan(self, subject: Any) -> Plan: ...
 
     def measure(self, subject: Any, unit: Unit) -> Values:
-        """One unit; of a probe that `Sweeps`, a sweep of one."""
+        """One unit; of a probe that `Sweeps`, a sweep of one, and of one that `SharesPass`, by its hooks alone."""
+        if isinstance(self, SharesPass):
+            return cast(Values, self.hooks(subject, unit.index).run(subject, unit.index))
         (values,) = cast(Sweeps, self).sweep(subject, [unit])
         return values
 
@@ -272,7 +274,7 @@ def checked(kind: type[Any]) -> type[Any]:
         got, wanted = (list(inspect.signature(f).parameters) for f in (method, contract[name]))
         if got != wanted:
             raise TypeError(f"{kind.__name__}.{name} takes ({', '.join(got)}), expected ({', '.join(wanted)})")
-    if lacking := [one for one, also in (("plan", "plan"), ("measure", "sweep")) if not {one, also} & own.keys()]:
+    if lacking := [ways[0] for ways in (("plan",), ("measure", "sweep", "hooks")) if not {*ways} & own.keys()]:
         raise TypeError(f"{kind.__name__} lacks {', '.join(lacking)} of Probe")
     return kind
 

@@ -81,6 +81,10 @@ class FeatureHooks:
     on_maps: Callable[[int, MapPart], None] | None = None  # takes the maps of some images after the others
     in_parts: Container[int] = ()  # positions of the layers that come by `on_maps`, not by `on_features`
 
+    def run(self, subject: Subject, index: tuple[int, ...], changed: Nested = None) -> Values:
+        """The values of these hooks alone, as by `run_with_hooks`."""
+        return run_with_hooks(subject, index, [self], changed)[0]
+
 
 def units_of(subject: Subject) -> dict[str, np.ndarray]:
     """The unit axes of a probe that measures with hooks: the mini-batches, and the members if there are any."""

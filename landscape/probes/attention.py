@@ -15,7 +15,7 @@ from landscape.headline import Headline
 from landscape.layers import attention_maps, forward_hooks, layer_patterns, padding, selection
 from landscape.layers import attention_statistics as metrics
 from landscape.options import at_least, one_of
-from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
+from landscape.probe import NotApplicable, Plan, Probe, Quantity, Values
 from landscape.statistics.means import mean_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
@@ -117,9 +117,6 @@ class Attention(Probe):
                 "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
             },
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
         i = index[0]

@@ -12,7 +12,7 @@ from landscape.discovery.layer import NOWHERE, Layer
 from landscape.headline import Headline
 from landscape.layers import attention_maps, layer_patterns, selection
 from landscape.layers import attention_statistics as statistics
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks
+from landscape.layers.forward_hooks import FeatureHooks
 from landscape.options import at_least, parse_numbers, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.probes.attention import attention_layers
@@ -102,7 +102,7 @@ class AttentionPictures(Probe):
 
         def nothing(position: int, tensor: Tensor) -> None: ...
 
-        run_with_hooks(subject, (batch,), [FeatureHooks(layers, nothing, dict, on_attention)])
+        FeatureHooks(layers, nothing, dict, on_attention).run(subject, (batch,))
         return found
 
     def _attended(self, layer: Layer, kind: statistics.Kind, maps: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from landscape.headline import Headline
 from landscape.layers import forward_hooks, fourier, layer_patterns, selection
 from landscape.layers.fourier import diagonal_frequencies, log_amplitude
 from landscape.options import one_of
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
@@ -108,9 +108,6 @@ class Fourier(Probe):
                 **spectrum.about,
             },
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
         i = index[0]

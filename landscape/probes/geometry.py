@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.headline import Headline
 from landscape.layers import forward_hooks, layer_patterns, padding, pooled_features, selection
 from landscape.options import at_least, one_of
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.probe import Plan, Probe, Quantity, Values
 from landscape.statistics import neural_collapse, stored
 from landscape.statistics.feature_dimension import (
     LEAST_SAMPLES,
@@ -126,9 +126,6 @@ class Geometry(Probe):
             },
             facts={"protocol": protocol(subject, samples=sum(kept))} if sum(kept) < len(subject) else {},
         )  # fmt: skip
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        return forward_hooks.run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:
         i = index[0]

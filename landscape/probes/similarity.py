@@ -14,8 +14,8 @@ from landscape.discovery.layer import Layer
 from landscape.headline import Headline
 from landscape.layers import layer_patterns, padding, selection
 from landscape.layers.cka import LEAST_SAMPLES, centred_kernel, hsic, hsic_of_itself
-from landscape.layers.forward_hooks import FeatureHooks, run_with_hooks, transferred, units_of
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.layers.forward_hooks import FeatureHooks, transferred, units_of
+from landscape.probe import Plan, Probe, Quantity, Values
 from landscape.statistics import means, stored
 from landscape.statistics.intervals import FEWEST
 from landscape.subject import other_networks, weights_cache
@@ -85,9 +85,6 @@ class Similarity(Probe):
             facts={"against": other.label, "against_model": attributes(other)["model"]} if self.against else {},
         )
 
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
-
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
         i = index[0]
         other = self._other(subject)
@@ -100,7 +97,7 @@ class Similarity(Probe):
             theirs = own
             if other is not subject:
                 theirs = _Kernels(others, samples, counted, subject.device)
-                run_with_hooks(other, index, [FeatureHooks(others, theirs.receive, lambda: {})])
+                FeatureHooks(others, theirs.receive, lambda: {}).run(other, index)
             sums = {
                 "hsic": hsic(own.kernels, theirs.kernels),
                 "hsic_layer": hsic_of_itself(own.kernels),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from landscape.headline import Headline
 from landscape.layers import layer_patterns, selection
-from landscape.layers.forward_hooks import FeatureHooks, MapPart, run_with_hooks, units_of
-from landscape.probe import Plan, Probe, Quantity, Unit, Values
+from landscape.layers.forward_hooks import FeatureHooks, MapPart, units_of
+from landscape.probe import Plan, Probe, Quantity, Values
 from landscape.statistics.means import MEMBER_ERROR, error_over_members, mean_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
@@ -63,9 +63,6 @@ class Variance(Probe):
                 if layer.grid == (1, 1)
             ),
         )
-
-    def measure(self, subject: Subject, unit: Unit) -> Values:
-        return run_with_hooks(subject, unit.index, [self.hooks(subject, unit.index)])[0]
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> FeatureHooks:
         i = index[0]
