@@ -16,7 +16,7 @@ import xarray as xr
 from command_line import Command, one_line
 from faulty_results import CASES, SEVERAL, drops, line, made, surface
 
-from landscape.doctor import panels, protocols, rules, spectra, surfaces
+from landscape.doctor import panels, premises, protocols, rules, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Result, RuleOfSeveral
 from landscape.doctor.rules import OF_A_PROBE, OF_ALL, OF_ONE, examine
 from landscape.probes import PROBES
@@ -56,6 +56,14 @@ def test_a_fault_of_several_results_is_named_once(name: str) -> None:
     assert len(finding.groups) == 2
     assert "\n" not in finding.text + finding.remedy
     assert list(rule(healthy)) == []
+
+
+def test_the_command_that_looks_at_a_network_loads_it_as_it_was_loaded() -> None:
+    loading = {"model": "net.py:model", "model_arg": {"depth": 2}, "data": "net.py:data", "loss": "mse"}
+    result = made("lesion", intact_accuracy=0.1, spec={**loading, "mean": [0.0], "std": [1.0], "batch_size": 8})
+    (finding,) = premises.at_chance(result)
+    command = "landscape evaluate net.pt --model net.py:model --model-arg depth=2 --data net.py:data --loss mse"
+    assert finding.remedy.endswith(command)
 
 
 @pytest.mark.parametrize("over", ["samples", "batch"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import xarray as xr
 from scipy.special import ndtri
 
 from landscape.results.protocols import side_by_side, stored
-from landscape.results.run_key import command_for
+from landscape.results.run_key import OF_DATA, OF_NETWORK, OPTIONS, command_for
 
 Severity: TypeAlias = Literal["wrong", "suspicious", "note"]
 SEVERITIES: Sequence[Severity] = ("wrong", "suspicious", "note")  # the worst first
@@ -126,6 +127,14 @@ class Result:
         """The command that measures it again with some options changed; "" where none does."""
         return command_for(self.data.attrs, self.file, **changes)
 
+    @property
+    def evaluation(self) -> str:
+        """The command that shows loss and accuracy of its checkpoint, with the preprocessing of its training."""
+        asked = stored(self.data, OPTIONS)
+        options = {name: asked[name] for name in (*OF_NETWORK, *OF_DATA) if name in asked}
+        options["checkpoint"] = self.spec.get("checkpoint") or "CHECKPOINT"
+        return command_for({"probe": "evaluate", OPTIONS: json.dumps(options)}, "")
+
 
 Rule: TypeAlias = Callable[[Result], Iterator[Finding]]  # of one result
 RuleOfSeveral: TypeAlias = Callable[[Sequence[Result]], Iterator[Finding]]  # of all results of one probe, or of all
@@ -133,7 +142,7 @@ RuleOfSeveral: TypeAlias = Callable[[Sequence[Result]], Iterator[Finding]]  # of
 
 def look_at_inputs(result: Result) -> str:
     """The remedy for numbers that are nowhere finite."""
-    return "check the inputs, and the weights: landscape evaluate " + (result.spec.get("checkpoint") or "CHECKPOINT")
+    return f"check the inputs, and the weights: {result.evaluation}"
 
 
 def measure_again(result: Result, otherwise: str, **changes: Any) -> str:

@@ -60,8 +60,7 @@ def _knows_nothing(result: Result, severity: Severity, text: str, more: str = ""
 def _check_loading(result: Result, more: str) -> str:
     trained = f"that the weights are trained ({result.attribute('weights_taken') or 'their origin is not stored'})"
     check = f"check {trained} and that --mean, --std and the class order are those of training"
-    checkpoint = result.spec.get("checkpoint")
-    return f"{check}; run: landscape evaluate {checkpoint}{more}" if checkpoint else check
+    return f"{check}; run: {result.evaluation}{more}" if result.spec.get("checkpoint") else check
 
 
 def loss_at_chance(result: Result) -> Iterator[Finding]:
@@ -238,7 +237,7 @@ def contradicts_checkpoint(result: Result) -> Iterator[Finding]:
     if changed or result.attribute("smoothing") or spec.get("weights", "raw") != "raw":
         return
     accuracy, n = intact_accuracy(result), result.samples
-    words, look = "", f"; see: landscape evaluate {spec.get('checkpoint')}"
+    words, look = "", f"; see: {result.evaluation}"
     cause = "check that --mean, --std, the order of the classes and the targets are those of training"
     if np.isfinite(accuracy) and np.isfinite(stated) and n:
         hits = round(accuracy * n)
@@ -284,8 +283,7 @@ def overconfident(result: Result) -> Iterator[Finding]:
         yield found(
             "overconfident", "suspicious", result,
             f"the mean confidence exceeds the accuracy by {excess:.2f}, more than overconfidence explains",
-            "check the targets, the order of the classes and the normalisation: landscape evaluate "
-            f"{result.spec.get('checkpoint') or 'CHECKPOINT'}",
+            f"check the targets, the order of the classes and the normalisation: {result.evaluation}",
         )  # fmt: skip
 
 

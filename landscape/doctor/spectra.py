@@ -46,8 +46,7 @@ def without_spectrum(result: Result) -> Iterator[Finding]:
     if lost:
         yield found(
             "not-finite", "suspicious", result, f"the loss of {lost} of {len(eigenvalue)} mini-batches is not finite",
-            "check the weights and the normalisation of the data: landscape evaluate "
-            f"{result.spec.get('checkpoint') or 'CHECKPOINT'}",
+            f"check the weights and the normalisation of the data: {result.evaluation}",
             cause=result.probe,
         )  # fmt: skip
 

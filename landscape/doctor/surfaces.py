@@ -51,13 +51,12 @@ def minimum_elsewhere(result: Result) -> Iterator[Finding]:
     (i, j), below, clear = grid.lowest
     away = max(abs(i - grid.centre[0]), abs(j - grid.centre[1]))
     if clear and away >= 2 and not grid.on_border(i, j) and below > grid.loss_se:
-        checkpoint = result.spec.get("checkpoint") or "CHECKPOINT"
         yield found(
             "minimum-elsewhere", "suspicious", result,
             f"the loss at ({grid.x[i]:.3g}, {grid.y[j]:.3g}) is {below:.3g} below that of the checkpoint "
             f"({grid.at_centre:.4g}): it is not at a minimum of this loss on these samples",
-            "check that --mean and --std are those of training; landscape evaluate "
-            f"{checkpoint} --split train shows the accuracy with the checkpoint's own",
+            "check that --mean and --std are those of training; "
+            f"{result.evaluation} --split train shows the accuracy with the checkpoint's own",
         )  # fmt: skip
 
 

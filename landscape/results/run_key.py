@@ -114,6 +114,9 @@ def from_header(header: Record) -> RunKey:
 
 SAMPLES = 1024  # the default of every probe's command
 OPTIONS = "options"  # attribute of a result that a command measures
+# Loading options without which another command cannot load the same network, and the same data.
+OF_NETWORK = ("model", "model_arg", "weights", "adapter", "mc_dropout", "trust_pickle", "allow_missing")
+OF_DATA = ("data", "data_root", "loss", "outputs", "ignore_index", "block_size", "image_size")
 EMPTY: tuple[Any, ...] = (None, "", (), [], {})
 NO_OPTIONS = ("device", "ordered", "logits")  # fields of `Spec` that a command needs not, or does not, take
 
@@ -147,7 +150,8 @@ def command_for(attributes: Mapping[str, Any], out: Path | str, **changes: Any) 
     options |= changes
     checkpoint = options.pop("checkpoint", None)
     words = ["landscape", str(attributes["probe"]), *([str(checkpoint)] if checkpoint else [])]
-    return shlex.join([*words, *(word for item in options.items() for word in _words(*item)), "--out", str(out)])
+    out_words = ["--out", str(out)] if str(out) else []
+    return shlex.join([*words, *(word for item in options.items() for word in _words(*item)), *out_words])
 
 
 def _words(name: str, value: Any) -> Iterator[str]:

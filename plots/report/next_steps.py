@@ -17,9 +17,6 @@ from landscape.results.protocols import PREPROCESSING, of_several, stored
 Stored = Sequence[tuple[str, xr.Dataset]]
 WANTED = ("hessian", "surface", "fourier", "lesion")  # probes that the first questions need
 SHOWN = 3  # names in one sentence
-# Loading options that belong to a network, and those that name the data and how they are read.
-OF_NETWORK = ("model", "model_arg", "weights", "adapter", "mc_dropout", "trust_pickle", "allow_missing")
-OF_DATA = ("data", "data_root", "loss", "outputs", "ignore_index", "block_size", *PREPROCESSING)
 
 
 def command_to_measure(data: xr.Dataset, out: Path) -> str:
@@ -103,12 +100,14 @@ def _together(
     Its other options are those of the example; without one, those that name the data of the first network.
     """
     asked = {name: stored(data, run_key.OPTIONS) for name, data in results.items()}
-    loaded = {name: {key: one[key] for key in OF_NETWORK if key in one} for name, one in asked.items()}
+    loaded = {name: {key: one[key] for key in run_key.OF_NETWORK if key in one} for name, one in asked.items()}
     first = next(iter(results))
     names = [name for name in results if loaded[name] == loaded[first]]
-    others = {key: asked[first][key] for key in OF_DATA if key in asked[first]}
+    others = {key: asked[first][key] for key in (*run_key.OF_DATA, *PREPROCESSING) if key in asked[first]}
     if example is not None:
-        others = {k: v for k, v in stored(example, run_key.OPTIONS).items() if k not in (*OF_NETWORK, "checkpoint")}
+        others = {
+            k: v for k, v in stored(example, run_key.OPTIONS).items() if k not in (*run_key.OF_NETWORK, "checkpoint")
+        }
     attributes = {"probe": probe, run_key.OPTIONS: json.dumps(others | loaded[first])}
     words = shlex.split(run_key.command_for(attributes, file, hvp=None, **changes))
     return names, shlex.join([*words[:2], *dict.fromkeys(checkpoint(results[name]) for name in names), *words[2:]])
