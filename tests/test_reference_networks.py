@@ -165,8 +165,10 @@ class Committee(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("joined", ["sum", "stack", "probabilities"])
-@pytest.mark.parametrize("members", [(Vgg, Vgg, Vgg), (Vgg, MobileNet), (MobileNet, partial(MobileNet, 20))])
+@pytest.mark.parametrize(
+    ("joined", "members"),
+    [("sum", (Vgg, Vgg, Vgg)), ("stack", (Vgg, MobileNet)), ("probabilities", (MobileNet, partial(MobileNet, 20)))],
+)
 def test_networks_side_by_side_have_a_depth_axis_each_and_are_measured_one_at_a_time(
     joined: str, members: tuple[Callable[[], nn.Module], ...]
 ) -> None:
