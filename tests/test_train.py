@@ -132,7 +132,6 @@ def test_no_epochs_leave_the_seeded_initial_weights_twice(source: str, tmp_path:
     [
         ("vit_demo", SMALL, {"mixup": 1.0, "cutmix": 0.8, "drop_path": 0.5}),
         ("resnet_demo", RESNET, {"optimizer": "sgd", "label_smoothing": 0.1}),
-        ("resnet_demo", RESNET, {"ema": 0.9, "accumulate": 2, "batch_size": 4}),
         ("resnet_demo", RESNET, {"ema": 0.9, "accumulate": 2, "batch_size": 4, "sam": 0.1}),
     ],
 )
