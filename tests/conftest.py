@@ -51,8 +51,8 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Libraries' networks first; skip generated corruptions where the package that makes them is not installed."""
-    items.sort(key=lambda item: item.path.name not in OF_LIBRARIES)
+    """The longest first, then libraries' networks; skip generated corruptions without the package that makes them."""
+    items.sort(key=lambda item: (item.path.name != "test_demo.py", item.path.name not in OF_LIBRARIES))
     if importlib.util.find_spec("imagecorruptions") is not None:
         return
     for item in items:

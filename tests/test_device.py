@@ -115,7 +115,7 @@ CASES = {
     "attention-maps": Case("attention-maps", {}, per_unit=8),
     "tokens": Case("tokens", {"images": 2, "perplexity": 5.0}, per_unit=8, only=("label",)),  # t-SNE amplifies rounding
     "convexity": Case(
-        "convexity", {"resolution": "2", "max_products": 4}, rtol=2e-2, simulated=2e-2, per_unit=40, once=20
+        "convexity", {"resolution": "2", "max_products": 2}, rtol=2e-2, simulated=2e-2, per_unit=40, once=20
     ),
     "attention": Case("attention", {"spectra_images": 1}, per_unit=8, simulated=1e-12),
     "lesion": Case("lesion", {}, once=8),  # whether the common prefix may run once is checked per removed unit

@@ -15,15 +15,10 @@ pytestmark = pytest.mark.campaign
 
 FAILING_CALLS = Path(__file__).parents[1] / "benchmarks" / "failing_calls.py"
 Check = Callable[[Path], str]
-FAULTS: Sequence[Sequence[Check]] = (
-    (
-        machine.foreign_journals, machine.damaged_file, machine.clock_jumps, machine.fsync, machine.read_only_folder,
-        machine.torn_journal,
-    ),
-    (
-        users.results_deleted, users.same_question_twice, users.polling_reader, users.checkpoint_replaced,
-        users.two_commands,
-    ),
+FAULTS: Sequence[Check] = (  # in one test, which measures once what no fault has happened to
+    machine.foreign_journals, machine.damaged_file, machine.clock_jumps, machine.fsync, machine.read_only_folder,
+    machine.torn_journal, users.results_deleted, users.same_question_twice, users.polling_reader,
+    users.checkpoint_replaced, users.two_commands,
 )  # fmt: skip
 # Those that are asked for by MOMENTS=10: Ctrl-C is in test_executors.py, test_cli.py and test_process_setup.py too.
 LONG: Sequence[Check] = (users.sigint, users.eight_commands)
@@ -40,7 +35,7 @@ def test_a_call_that_changes_a_file_may_be_the_last_or_fail() -> None:
     assert int(total[-1]) == 0
 
 
-@pytest.mark.parametrize("checks", [*FAULTS, *[[check] for check in LONG if "MOMENTS" in os.environ]])
+@pytest.mark.parametrize("checks", [FAULTS, *[[check] for check in LONG if "MOMENTS" in os.environ]])
 def test_faults_of_machines_and_users_end_as_they_should(checks: Sequence[Check], tmp_path: Path) -> None:
     code, said = ended(start([*MAKE, "--out", "made"], tmp_path))
     assert code == 0, said
