@@ -60,12 +60,15 @@ def test_a_shell_completes_the_name_of_a_file_without_torch() -> None:
     assert (done.returncode, done.stdout.split()[-1:], done.stderr) == (0, ["False"], "")
 
 
-@pytest.mark.slow
-def test_a_shell_completes_also_options_that_the_short_help_leaves_out_and_prints_nothing_else() -> None:
-    script = "import sys; sys.argv[0] = 'landscape'; from landscape.cli.main import main; main()"
+def test_a_shell_completes_also_options_that_the_short_help_leaves_out_and_prints_nothing_else(
+    command_here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["landscape"])
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None, raising=False)  # else its name is that of pytest
     words = {"_LANDSCAPE_COMPLETE": "complete_bash", "COMP_WORDS": "landscape hessian --wor", "COMP_CWORD": "2"}
-    done = subprocess.run([sys.executable, "-c", script], env=os.environ | words, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "--workers\n", "")
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    assert command_here() == (0, "--workers\n", "")
 
 
 def test_the_help_lists_the_probes_in_their_groups(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
