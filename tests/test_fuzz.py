@@ -3,11 +3,8 @@
 Each reader gets a third of FUZZ_SECONDS (12 by default) in a process of its own, so that a crash of a library counts.
 """
 
-import logging
 import os
 import struct
-import subprocess
-import sys
 import time
 import zipfile
 import zlib
@@ -15,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import h5py
 import numpy as np
 import pytest
@@ -22,6 +20,14 @@ import torch
 from safetensors.torch import save_file
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
+FUZZ = f"""{forked.BESIDE}
+import faulthandler, logging
+from pathlib import Path
+from test_fuzz import fuzz
+faulthandler.enable()
+logging.disable(logging.WARNING)  # what the writer says of every journal that it sets aside
+print(fuzz(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])))
+"""
 SLOW = 20.0  # seconds for one file, on a busy machine
 INTERESTING = [0, 1, 2**7, 2**8 - 1, 2**15, 2**31 - 1, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 WORDS = [b"\x80\x04.", b"PK\x03\x04", b"{}", b'"', b"[" * 40, b"\n\x1b[2J", b"cos\nsystem\n", b"(" * 40]
@@ -188,13 +194,7 @@ def fuzz(kind: str, folder: Path, seconds: float) -> int:
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", READERS)
 def test_a_reader_of_damaged_files_reads_or_refuses_them(kind: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-X", "faulthandler", __file__, kind, str(tmp_path), str(SECONDS / len(READERS))]
-    limit = SECONDS + 120
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    assert int(done.stdout.split()[-1]) > 0
-
-
-if __name__ == "__main__":
-    logging.disable(logging.WARNING)  # what the writer says of every journal that it sets aside
-    print(fuzz(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])))
+    process = forked.Popen(["-c", FUZZ, kind, str(tmp_path), str(SECONDS / len(READERS))])
+    out, errors = process.communicate(SECONDS + 120)
+    assert process.returncode == 0, out[-1000:] + errors[-3000:]
+    assert int(out.split()[-1]) > 0

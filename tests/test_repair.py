@@ -106,7 +106,7 @@ def damages(content: bytes, count: int) -> Iterator[bytes]:
             yield bytes(damaged)
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.campaign)])
 def test_random_damages_leave_results_that_are_equal_to_the_last_bit(study: Path, tmp_path: Path, count: int) -> None:
     for damaged in damages(study.read_bytes(), count):
         (tmp_path / "new.h5").unlink(missing_ok=True)
