@@ -59,7 +59,6 @@ def test_the_demo_ends_with_what_it_found_and_is_not_measured_twice(
 
     before = {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")}
     monkeypatch.setattr(studies, "illustrate", lambda *_, **__: None)  # what is drawn is the same
-    monkeypatch.setattr(studies, "WORKERS", 1)  # two more processes would import everything to find it done
     studies.demo(out=tmp_path)
     assert capfd.readouterr().err.count("already trained") == 4
     assert {name: data.attrs["finished"] for name, data in reader.groups(tmp_path / "results.h5")} == before
