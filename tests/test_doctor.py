@@ -75,6 +75,13 @@ def test_more_samples_are_advised_only_where_the_data_have_more(over: str) -> No
         assert finding.remedy.startswith(advice)
 
 
+def test_products_are_advised_where_a_random_vector_takes_two() -> None:
+    error = {"batch_trace_se": ((), 0.1, {"n": 16.0, "over": "random vectors"})}
+    for products, advised in ((16, 32), (32, 64)):
+        (finding,) = spectra.uncertified(made("trace", error, parameters={"vectors": products}))
+        assert f"--vectors {advised}" in finding.remedy
+
+
 def test_a_fault_of_sixty_networks_is_named_once() -> None:
     faults: dict[RuleOfSeveral, Callable[[str], Result]] = {
         protocols.differing_protocols: lambda label: made("lesion", label=label, samples=100 + int(label)),

@@ -97,7 +97,8 @@ def _more(result: Result, over: str, n: float, least: int) -> str:
     """The remedy for n values of a kind where at least so many are needed."""
     if over == "samples" or (over == "batch" and result.exhausted and not result.parameters.get("batches")):
         return more_samples(result, math.sqrt(least / n))
-    changes: dict[str, Any] = {"vectors": least} if "vector" in over else {"batches": None}
+    each = max(round(float(result.parameters.get("vectors", n)) / n), 1)  # products per vector: 2 by XTrace
+    changes: dict[str, Any] = {"vectors": least * each} if "vector" in over else {"batches": None}
     changes |= {"samples": str(least * int(result.attribute("batch_size", 16)))} if over == "batch" else {}
     if over in ("group", "image"):
         changes[f"{over}s"] = str(least)
