@@ -73,8 +73,8 @@ def summaries(*, baseline: bool, sizes: bool = False) -> dict[str, Quantity]:
 
 
 def _is_mean(name: str) -> bool:
-    """Whether a summary is one over all corruptions and severities."""
-    return name in [one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])]
+    """Whether a summary, or an error, is one over all corruptions and severities."""
+    return name.removesuffix("_se") in [one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])]
 
 
 def _summaries(*, baseline: bool) -> dict[str, Quantity]:
