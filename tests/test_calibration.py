@@ -29,7 +29,7 @@ from landscape.probes import calibration
 from landscape.probes.calibration import Calibration
 from landscape.results import creation, group, reader
 from landscape.running.run import run
-from landscape.statistics.calibration import METRICS, summary
+from landscape.statistics.calibration import METRICS, SampleScores, bootstrap, summary
 from landscape.statistics.intervals import quantile
 from landscape.statistics.paired import Difference, comparable, mcnemar, paired_t
 from landscape.subject.losses import LossTraits, bce, mse
@@ -68,6 +68,17 @@ def test_metrics_are_those_of_all_samples_with_intervals_around_them() -> None:
         assert found[f"{name}_low"] <= value <= found[f"{name}_high"]
     assert found["nll_se"] == pytest.approx(sample_scores(logits, targets).nll.std() / 300**0.5, rel=0.2)
     assert found["bin_count"].sum() == 300
+
+
+@pytest.mark.parametrize(("spread", "error"), [(True, 0.0), (False, 0.03)])
+def test_the_interval_of_the_calibration_error_holds_the_truth(spread: bool, error: float) -> None:
+    generator, held, nothing = np.random.default_rng(0), 0, np.zeros(100)
+    for _ in range(100):
+        confidence = generator.uniform(0.05, 1, 100) if spread else np.full(100, 0.75)
+        correct = (generator.random(100) < confidence - error).astype(float)
+        interval = bootstrap(SampleScores(nothing, correct, correct, nothing, confidence), draws=200)["ece"]
+        held += interval.low <= error <= interval.high
+    assert held >= 88  # 36 and 73 with both ends reflected; 95 % less three standard deviations
 
 
 def test_the_error_over_any_number_of_bins_follows_from_the_stored_scores() -> None:

@@ -5,7 +5,7 @@ of a matrix product.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -199,8 +199,10 @@ def bootstrap(
 ) -> dict[str, Interval]:
     """Uncertainty of every metric by resampling samples, or whole blocks of dependent ones such as pixels of an image.
 
-    Percentile intervals, of `SHARES` Wilson's. That of the ECE is reflected at the estimate: the ECE of a finite sample
-    is biased upwards, and that of a resample once more. `blocks` (N,) holds the block of every sample.
+    Percentile intervals, of `SHARES` Wilson's. The ECE of a finite sample is biased upwards, and that of a resample
+    once more: its interval goes from the lower end that is reflected at the estimate, or from 0 where a calibrated
+    network has as large an ECE in more than 2.5 %, to the larger of the upper ends, reflected or not. `blocks` (N,)
+    holds the block of every sample.
     """
     rows = _per_block(sums(scores), blocks)
     if not len(rows):
@@ -211,7 +213,17 @@ def bootstrap(
     for name in SHARES:
         low, high = share_interval(whole[name], found[name].error, len(rows))
         found[name] = Interval(found[name].error, float(low), float(high))
+    if np.isfinite(found["ece"].low) and whole["ece"] <= np.quantile(_calibrated(rows, draws, seed), 0.975):
+        found["ece"] = replace(found["ece"], low=0.0)
     return found
+
+
+def _calibrated(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
+    """The ECE that a calibrated network of these confidences has by chance, whose gaps have mean 0, (draws,)."""
+    gap = rows[:, _CONFIDENCE] - rows[:, _CORRECT]
+    generator = np.random.default_rng(seed)
+    drawn = generator.multivariate_normal(np.zeros(BINS), gap.T @ gap, draws, check_valid="ignore")
+    return np.asarray(np.abs(drawn).sum(axis=1) / rows[:, _COUNT].sum())
 
 
 def paired_difference(
@@ -277,6 +289,6 @@ def _interval(name: str, estimate: np.ndarray, draws: np.ndarray, *, paired: boo
         return Interval(np.nan, np.nan, np.nan)
     value, (low, high) = float(estimate), percentile_interval(draws)
     if name == "ece":
-        low, high = min(2 * value - high, value), max(2 * value - low, value)
-        low = low if paired else max(low, 0.0)
+        reflected = min(2 * value - high, value), max(2 * value - low, value)
+        low, high = reflected if paired else (max(reflected[0], 0.0), max(reflected[1], high))
     return Interval(float(draws.std(ddof=1)), low, high)
