@@ -213,7 +213,7 @@ def bootstrap(
     for name in SHARES:
         low, high = share_interval(whole[name], found[name].error, len(rows))
         found[name] = Interval(found[name].error, float(low), float(high))
-    if np.isfinite(found["ece"].low) and whole["ece"] <= np.quantile(_calibrated(rows, draws, seed), 0.975):
+    if np.isfinite(found["ece"].low) and whole["ece"] <= percentile_interval(_calibrated(rows, draws, seed))[1]:
         found["ece"] = replace(found["ece"], low=0.0)
     return found
 
