@@ -189,18 +189,15 @@ def test_the_bandwidth_of_spectra_and_the_epoch_of_trajectories_slide(opened: Br
     slide = (
         "const i = document.querySelector(arguments[0]); i.value = arguments[1]; i.dispatchEvent(new Event('input'))"
     )
+    sides = "density([1, 2, 3, ...Array(few).fill(-1)], -4, 4, 1, few)"  # a side of few eigenvalues has ticks alone
+    drawn = f"const few = DATA.spectra[0].few; return {sides}.filter((p) => p.x > 0).map((p) => [p.x, p.y, p.kind])"
+    assert opened.run(drawn) == [[x, 0, "tick"] for x in (1, 2, 3)]
     before = opened.run(line)
     opened.run(slide, "#spectra input[type=range]", 2)
     assert opened.run(line) != before
     opened.run(slide, "#trajectory input[type=range]", 0)
     assert "epoch 0" in opened.run("return document.querySelector('#trajectory ul').textContent")
     assert opened.run("return document.querySelectorAll('#trajectory .mark.on').length") > 0
-
-
-def test_a_side_of_few_eigenvalues_has_ticks_and_no_hill(opened: Browser) -> None:
-    sides = "density([1, 2, 3, ...Array(few).fill(-1)], -4, 4, 1, few)"
-    drawn = f"const few = DATA.spectra[0].few; return {sides}.filter((p) => p.x > 0).map((p) => [p.x, p.y, p.kind])"
-    assert opened.run(drawn) == [[x, 0, "tick"] for x in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("width", [1440, 390])
