@@ -3,9 +3,9 @@ A training with Muon and AdamW
 ==============================
 
 A GPT-2 of 0.11 M parameters learns the source code of installed packages byte by byte, in 3,000 steps of 8 sequences of
-64 bytes: Muon moves the matrices of its blocks, AdamW the rest (``results/monitored_gpt2.py``, twenty minutes on one
-core). ``landscape.Monitor`` follows it with its default settings, at most 2 % of the training time, along the updates
-that both optimisers make together.
+64 bytes: Muon moves the matrices of its blocks, AdamW the rest (``results/monitored_gpt2.py``, five to twenty minutes
+on one core). ``landscape.Monitor`` follows it with its default settings, at most 2 % of the training time, along the
+updates that both optimisers make together.
 """
 
 import landscape
