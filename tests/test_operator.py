@@ -26,7 +26,7 @@ from landscape.products.hvp_backends import CODES, Hvp, curvature
 from landscape.products.hvp_reference import Costs, PlannedProducts
 from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.products.operator import Curvature, Operator
-from landscape.products.vectors import random_unit
+from landscape.products.vectors import joint_length, random_unit
 from landscape.results import reader
 from landscape.running.run import run
 from landscape.subject.subject import Subject
@@ -380,3 +380,11 @@ def test_replayed_products_are_those_of_every_mini_batch(together: int, monkeypa
                 given = rows if together else rows[0]
                 torch.testing.assert_close(other(given), one(given), rtol=0, atol=0)
     assert (recorder.recordings, recorder.replays) == (2, 4 + 8)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_length_of_many_tensors_is_that_of_their_entries_in_float64(dtype: torch.dtype, scale: float) -> None:
+    parts = [(scale * torch.randn(shape)).to(dtype) for shape in ((3, 5000), (7,), (), (4096,), (0, 2))]
+    expected = torch.cat([part.double().reshape(-1) for part in parts]).norm().item()
+    assert joint_length(parts) == pytest.approx(expected, rel=1e-6)

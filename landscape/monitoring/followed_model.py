@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from landscape.data.structure import common_length
 from landscape.monitoring.shards import Shards, own_parts
 from landscape.options import OptionError, first_line
-from landscape.products.vectors import dot, flat
+from landscape.products.vectors import inner
 from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -152,15 +152,17 @@ class AlongUpdate:
         parameters = own_parts(self._subject.parameters)
         if before.keys() != parameters.keys():
             return {}
-        update = {name: p - before[name].to(p.dtype) for name, p in parameters.items()}
+        update = {name: torch.sub(p, before[name], out=before[name]) for name, p in parameters.items()}
         self._norm = self._shards.norm(update.values())
         return update if 0 < self._norm < math.inf else {}
 
-    def values(self, update: Mapping[str, Tensor], rate: float, end: float, gradient: Tensor) -> dict[str, Any]:
+    def values(
+        self, update: Mapping[str, Tensor], rate: float, end: float, gradient: Sequence[Tensor]
+    ) -> dict[str, Any]:
         """The quantities of an update made with a learning rate, by loss and gradient after it; NaN without one."""
         subject, values = self._subject, dict(NOTHING)
         if update:
-            rise = self._shards.total(dot(flat(update.values()), gradient).item())
+            rise = self._shards.total(inner(update.values(), gradient))
             values |= {"update_norm": self._norm, **self._along(update, rate, 0, end, rise)}
         if update and len(subject.batches) > 1:
             other = self._along(update, rate, 1, self._shards.mean(loss_on(subject, 1)))

@@ -45,7 +45,7 @@ class Start:
         """|w - w_0| and its standard error, which is 0 where it is exact."""
         if self._copies is not None:
             own = own_parts(parameters)
-            norm = self.shards.norm(p.double() - self._copies[n].double() for n, p in own.items())
+            norm = self.shards.norm(p - self._copies[n] for n, p in own.items())
             return norm + self._unknown, self._unknown
         found = float(np.linalg.norm(sketch_of(parameters) - self.sketch))
         exact = sum(p.numel() for p in parameters.values()) <= BUCKETS

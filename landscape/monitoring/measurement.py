@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from landscape.monitoring.gradients import Start, gradients_of, gram, noise, par
 from landscape.monitoring.shards import own_parts
 from landscape.probe import derived_seed
 from landscape.products.operator import Curvature
-from landscape.products.vectors import dot, flat, length, random_unit
+from landscape.products.vectors import dot, flat, length, random_unit, unflat
 from landscape.subject import restoration
 from landscape.subject.losses import loss_gradients
 from landscape.subject.optimizer_rules import Together, step_norm
@@ -174,13 +174,16 @@ class Measurement:
             values["learning_rate"] = followed_model.rate_of(self._optimizer)
         simple = kind == "row" or self._shards.divided
         product = None if simple else Curvature(subject, parameters, "double-backward").product(0)
-        loss, gradient = (product.value, product.gradient()) if product else self._loss_and_gradient()
-        values |= {"loss": loss, "gradient_norm": self._shards.norm([gradient])}
+        if product is None:
+            loss, gradient = self._loss_and_gradient()
+        else:
+            loss, gradient = product.value, unflat(product.gradient(), list(parameters.values()))
+        values |= {"loss": loss, "gradient_norm": self._shards.norm(gradient)}
         values |= self._along.values(update, rate, loss, gradient)
         if product is None:
             return values
         check, parts = kind == "check", parts_of(subject, self._parts)
-        noisy = noise(gram(gradients_of(subject, parts, gradient)), 0 if len(parts) < 2 else parts[0].stop)
+        noisy = noise(gram(gradients_of(subject, parts, flat(gradient))), 0 if len(parts) < 2 else parts[0].stop)
         like, size = next(iter(parameters.values())), sum(p.numel() for p in parameters.values())
         found = self._tracked.search(product, like, size, check=check)
         preconditioned = self._preconditioned(product, parameters, found, check=check)
@@ -195,17 +198,17 @@ class Measurement:
             "noise_scale_se": noisy.scale_se, "gradient_variance": noisy.variance, "gradient_squared": noisy.squared,
         }  # fmt: skip
 
-    def _loss_and_gradient(self) -> tuple[float, Tensor]:
-        """Loss of the mini-batch and its gradient, flat; of weights divided by FSDP2 this process's part."""
+    def _loss_and_gradient(self) -> tuple[float, Sequence[Tensor]]:
+        """Loss of the mini-batch and its gradient by tensors; of weights divided by FSDP2 this process's parts."""
         subject = self._subject
         inputs, targets = subject.batch(0)
         with restoration.evaluation_mode(subject.model):
             loss = subject.losses(subject.outputs(inputs), targets).double().mean()
         if not self._shards.divided:
-            return loss.item(), flat(loss_gradients(loss, list(subject.parameters.values())))
+            return loss.item(), loss_gradients(loss, list(subject.parameters.values()))
         loss.backward()  # type: ignore[no-untyped-call]
         parts = own_parts({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._held.items()})
-        return self._shards.mean(loss.item()), flat(parts.values())
+        return self._shards.mean(loss.item()), list(parts.values())
 
     @property
     def _held(self) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from landscape.products.vectors import length
+from landscape.products.vectors import joint_length
 
 
 class Shards:
@@ -59,7 +59,7 @@ class Shards:
 
     def norm(self, parts: Iterable[Tensor]) -> float:
         """The norm of tensors of which this process holds all, or a part of each."""
-        return math.sqrt(self.total(float(torch.stack([length(part) for part in parts]).square().sum())))
+        return math.sqrt(self.total(joint_length(list(parts)) ** 2))
 
     def mean(self, value: float) -> float:
         """The mean over the mini-batches of the processes that measure together."""
