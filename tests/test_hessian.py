@@ -26,6 +26,7 @@ from landscape.curvature.stopping import Which
 from landscape.curvature.stored_spectrum import Scope, negative_share, positive_mean
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
+from landscape.probes.step import Step
 from landscape.products.hvp_backends import CODES
 from landscape.products.operator import Operator
 from landscape.products.vectors import random_unit
@@ -91,9 +92,10 @@ def test_the_loss_of_each_mini_batch_is_stored() -> None:
     assert run_probe(Hessian(top=1), subject)["loss"] == pytest.approx([subject.loss(i).item() for i in range(2)])
 
 
-@pytest.mark.parametrize(("sizes", "used"), [((6, 6, 2), 2), ((6, 6, 6), 3), ((4,), 1)])
-def test_a_last_smaller_mini_batch_is_left_out_unless_it_is_the_only_one(sizes: tuple[int, ...], used: int) -> None:
-    assert Hessian().plan(tanh_net(sizes=sizes)).shape == (used,)
+@pytest.mark.parametrize("probe", [Hessian(), Step(optimizer="sgd", optimizer_arg=("lr=0.1",))])
+@pytest.mark.parametrize(("sizes", "used"), [((6, 6, 2), 2), ((6, 6, 6), 3), ((4,), 1), ((6, 3, 8), 3), ((6, 3, 6), 3)])
+def test_a_last_smaller_mini_batch_alone_is_left_out_of_several(probe: Any, sizes: tuple[int, ...], used: int) -> None:
+    assert probe.plan(tanh_net(sizes=sizes)).shape == (used,)
 
 
 def test_batches_takes_the_first_ones_and_no_more_than_there_are() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.layers.cka import centred_kernel, hsic
-from landscape.layers.padding import without_padding
+from landscape.layers.padding import Counted, without_padding
 from landscape.layers.selection import layers_of
 from landscape.models.libraries import library
 
@@ -102,6 +102,29 @@ def test_similarity_compares_the_tokens_of_padded_sequences(side: str) -> None:
     kernels = torch.stack([centred_kernel(own) for own in features])
     found = measured("similarity", model, batch)["hsic"]
     assert found == pytest.approx(hsic(kernels, kernels).numpy(), rel=1e-8)
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.head(self.embedding(input_ids).cumsum(dim=1))  # type: ignore[no-any-return]
+
+
+def test_a_mask_given_by_its_position_hides_padding_as_by_its_name() -> None:
+    torch.manual_seed(0)
+    model, (batch, _) = Tagger(), sequences("right")
+    ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["input_ids"] % 3
+    named: Any = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    losses, tokens = [], []
+    for data in (named, ((ids, mask), labels)):
+        subject = landscape.load(model, data=data, device="cpu")
+        losses.append(landscape.evaluate(subject)["loss"])
+        tokens.append(Counted(subject, 0).of(layers_of(subject, (r"^embedding$",))[0]))
+    assert losses[0] == losses[1]
+    assert all(counted is not None and torch.equal(counted, mask == 1) for counted in tokens)
 
 
 def test_tokens_move_to_the_front_in_their_order() -> None:

@@ -139,6 +139,13 @@ def call_model(model: Callable[..., Any], inputs: Nested) -> Any:
     return model(**inputs) if isinstance(inputs, KeywordInputs) else model(inputs)
 
 
+def input_named(model: Callable[..., Any], inputs: Nested, name: str) -> Nested:
+    """The input of a model that has a name, given by it or by its position; None if there is none."""
+    if isinstance(inputs, PositionalInputs):
+        inputs = dict(zip(inspect.signature(getattr(model, "forward", model)).parameters, inputs, strict=False))
+    return inputs.get(name) if isinstance(inputs, Mapping) else None
+
+
 @dataclass(frozen=True)
 class BatchLayout:
     """How a model is called and what the loss takes, which decides how a batch, or a sample, is read."""

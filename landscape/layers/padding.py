@@ -1,12 +1,10 @@
 """Which tokens of a mini-batch's sequences count: padding, where the attention mask is 0, has no part in statistics."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from landscape.data.dataset import BatchList
-from landscape.data.structure import Nested
+from landscape.data.structure import Nested, input_named
 from landscape.discovery.layer import Layer
 from landscape.subject.loading.next_tokens import MASK
 from landscape.subject.subject import Subject
@@ -19,7 +17,8 @@ class Counted:
         config = getattr(subject.model, "config", None)
         self._two_sides = bool(getattr(config, "is_encoder_decoder", False))
         inputs = subject.batches[i][0] if isinstance(subject.batches, BatchList) else None  # images have no mask
-        self._masks = {side: _tokens_of(inputs, side + MASK, subject.device) for side in ("", "decoder_")}
+        masks = {side: input_named(subject.model, inputs, side + MASK) for side in ("", "decoder_")}
+        self._masks = {side: _tokens_of(mask, subject.device) for side, mask in masks.items()}
 
     def of(self, layer: Layer) -> Tensor | None:
         """The tokens of a layer that count, (N, T) bool; None where none is padding."""
@@ -27,8 +26,7 @@ class Counted:
         return self._masks["decoder_" if decoder else ""]
 
 
-def _tokens_of(inputs: Nested, name: str, device: torch.device) -> Tensor | None:
-    mask = inputs.get(name) if isinstance(inputs, Mapping) else None
+def _tokens_of(mask: Nested, device: torch.device) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return None
     counted = mask != 0

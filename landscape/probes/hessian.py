@@ -244,9 +244,7 @@ class Hessian(Probe):
         return Blocks.of(matching(subject.parameters, self.params), per_layer=self.per_layer)
 
     def _count(self, subject: Subject) -> int:
-        usable = len(subject.batches)
-        if self.scope == "batch":
-            usable = sum(_is_whole(subject, i) for i in range(usable))
+        usable = mini_batch_means.whole_batches(subject) if self.scope == "batch" else len(subject.batches)
         if self.batches > usable:
             whole = "whole " if self.scope == "batch" else ""
             raise ValueError(
@@ -302,12 +300,6 @@ class Hessian(Probe):
         if (known := self._preconditioner(curved.subject)) is not None:
             values |= preconditioner.stability_values(values, known.threshold)
         return {**values, "loss": loss, "hvp": CODES.index(curved.hvp)}
-
-
-def _is_whole(subject: Subject, i: int) -> bool:
-    """A last smaller mini-batch has another spectrum; it is left out unless it is the only one."""
-    last = len(subject.batches) - 1
-    return i < last or last == 0 or subject.samples(i) == subject.samples(0)
 
 
 def _start(curved: Curvature, seed: int) -> Tensor:

@@ -26,6 +26,7 @@ from landscape.headline import FLATTER, Headline
 from landscape.options import at_least, one_of
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
 from landscape.products.hvp_backends import KINKS_HELP, Kinks, curvature
+from landscape.products.mini_batch_means import whole_batches
 from landscape.statistics.means import jackknife_error, mean_and_standard_error
 from landscape.subject import optimizers
 from landscape.subject.subject import Subject
@@ -168,8 +169,7 @@ class Step(Probe):
         return optimizers.OptimizerOptions(self.optimizer, tuple(self.optimizer_arg), self.optimizer_state)
 
     def _count(self, subject: Subject) -> int:
-        """Mini-batches that are used; a smaller last one has another noise and is left out."""
-        usable = sum(subject.samples(i) == subject.samples(0) for i in range(len(subject.batches)))
+        usable = whole_batches(subject)
         if self.batches > usable:
             raise ValueError(
                 f"--batches {self.batches} needs as many whole mini-batches, and {subject.data.in_words} gives "

@@ -55,6 +55,15 @@ def over_mini_batches(subject: Subject, curvature: Curvature, batches: Sequence[
     return product
 
 
+def whole_batches(subject: Subject) -> int:
+    """How many mini-batches are measured one by one: all, without a last smaller one beside others.
+
+    That one has another spectrum and another noise. Mini-batches that a loader formed may have any sizes.
+    """
+    count = len(subject.batches)
+    return count - (count > 1 and subject.samples(count - 1) < subject.samples(0))
+
+
 @dataclass(frozen=True)
 class Share:
     """Samples of a mini-batch that this process takes."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data import dataset, structure
@@ -59,7 +59,7 @@ def with_next_tokens(subject: Subject) -> Subject:
             "note: the targets of %s are its tokens themselves, and the model is causal: at each position the next "
             "token is the target, as in the losses of transformers", subject.data.in_words,
         )  # fmt: skip
-    prepared = partial(_prepared, shift=shift)
+    prepared = partial(_prepared, subject.model, shift=shift)
     part = None if subject.origin.part is None else partial(_part, subject.origin.part, prepared)
     origin = replace(subject.origin, part=part)
     data = prepared(data)
@@ -79,7 +79,7 @@ def _part(read: Callable[[Split, int | str], Data], prepared: Callable[[Data], D
     return prepared(read(*of))  # type: ignore[arg-type]
 
 
-def _prepared(data: Data, *, shift: bool) -> Data:
+def _prepared(model: nn.Module, data: Data, *, shift: bool) -> Data:
     """The data with the targets that count."""
     if isinstance(data, dataset.Images):
         targets = _next(data.targets) if shift else data.targets
@@ -97,7 +97,7 @@ def _prepared(data: Data, *, shift: bool) -> Data:
         return data.take(labelled.nonzero()[:, 0].cpu().numpy())
     pairs = []
     for i, (inputs, targets) in enumerate(data.pairs):
-        mask = inputs.get(MASK) if isinstance(inputs, Mapping) else None
+        mask = structure.input_named(model, inputs, MASK)
         if isinstance(mask, Tensor) and mask.shape == targets.shape:
             targets = targets.masked_fill(mask == 0, IGNORED)
         targets = _next(targets) if shift else targets
