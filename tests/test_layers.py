@@ -191,6 +191,31 @@ def test_patches_cut_by_reshaping_keep_their_grid() -> None:
     assert _rows(layers) == [("embed", "stem", 0, False, (8, 2)), ("projection", "msa", 1, False, (8, 2))]
 
 
+class _Sum(nn.Module):
+    """The end of an attention or MLP of BERT: it reads the branch first, and adds what came before the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, branch: Tensor, stream: Tensor) -> Tensor:
+        return self.norm(self.dense(branch) + stream)  # type: ignore[no-any-return]
+
+
+class _SumInModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.sum = nn.Linear(3, 8), nn.Linear(8, 8), _Sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        return self.sum(self.inner(x).relu(), x)  # type: ignore[no-any-return]
+
+
+def test_the_stem_ends_before_a_branch_that_the_adding_module_reads() -> None:
+    assert discover(_SumInModule(), torch.randn(2, 5, 3))[0].tap == Tap("embedding", "output")
+
+
 def test_depth_runs_from_zero_to_one_and_labels_say_the_same() -> None:
     layers = discover(_demo("alternet_demo"), _images())
     np.testing.assert_allclose([layer.depth for layer in layers], np.arange(7) / 6)

@@ -216,9 +216,13 @@ def _shrinks(flow: Flow, before: Node, after: Node, linear: bool) -> bool:
 
 
 def _stem_end(flow: Flow, residual: residual_blocks.Residual, end: Node) -> Node:
-    """The output of the stem: the input of the first block, even if the branches fork after the block's norm."""
+    """The output of the stem: the input of the first block, even if the branches fork after the block's norm.
+
+    A module that adds may read the branch instead, as that at the end of BERT's attention does.
+    """
     block = flow.calls[flow.operations[residual.position].call]
-    if block.reads and any(flow.operations[i].name in HEAVY for i in flow.between(0, block.reads[0])):
+    before = block.reads and flow.ancestors[residual.fork] >> block.reads[0] & 1
+    if before and any(flow.operations[i].name in HEAVY for i in flow.between(0, block.reads[0])):
         return block.reads[0]
     return end
 
