@@ -127,6 +127,14 @@ def test_a_mask_given_by_its_position_hides_padding_as_by_its_name() -> None:
     assert all(counted is not None and torch.equal(counted, mask == 1) for counted in tokens)
 
 
+def test_a_field_that_the_model_does_not_get_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    batch, _ = sequences("right")
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    landscape.load(Tagger(), data=[{"input_ids": ids, "own_mask": mask, "labels": ids % 3}] * 2, device="cpu")
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("the model gets no own_mask of data;" in line for line in said) == 1
+
+
 def test_tokens_move_to_the_front_in_their_order() -> None:
     tensor = torch.arange(12.0).reshape(2, 3, 2)
     counted = torch.tensor([[False, True, True], [True, False, False]])

@@ -1,9 +1,10 @@
 """Read samples of Python objects: what is asked for, and how a sample becomes a pair of tensors."""
 
+import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from landscape.data.structure import TARGETS, BatchLayout, Nested, first_of, ten
 from landscape.probe import derived_seed
 
 SEED = 0  # of random transforms
+SHOWN = 4  # fields in a note
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,14 @@ class Request:
         pair = isinstance(sample, tuple | list) and len(sample) == 2
         if pair and not isinstance(sample[0], tuple | list | Mapping):
             return sample[0], sample[1]
-        return self.layout().read(f"{self.name}: {what}", sample)
+        parts = self.layout().read(f"{self.name}: {what}", sample)
+        if isinstance(sample, Mapping) and not self.whole and not self.layout().called_by_loss:
+            inputs = parts[0].values() if isinstance(parts[0], Mapping) else ()
+            used = {id(value) for value in (*parts, *inputs)}
+            left = (n for n, v in sample.items() if isinstance(v, Tensor | np.ndarray) and id(v) not in used)
+            if unused := tuple(map(str, left)):
+                _note_unused(self.name, unused)
+        return parts
 
     def is_pair(self, sample: Nested, parts: tuple[Nested, Nested]) -> bool:
         """Whether a sample, read as `parts`, is one input and one target tensor, picture or number, and that is all."""
@@ -73,6 +83,16 @@ class Request:
         in_list = 0 if listed is None else number_of_classes(self.name, torch.from_numpy(listed))
         classes = max(number_of_classes(self.name, targets), named, in_list)
         return Images(inputs, targets, self.name, classes, square_side(inputs), mean, std, counted=not named)
+
+
+@cache
+def _note_unused(name: str, fields: tuple[str, ...]) -> None:
+    """Say once which fields of the data are neither inputs of the model nor the target."""
+    shown, more = ", ".join(fields[:SHOWN]), len(fields) - SHOWN
+    _log.warning(
+        "note: the model gets no %s%s of %s; a field is given to the parameter of forward that has its name",
+        shown, f" and {more} more fields" * (more > 0), name,
+    )  # fmt: skip
 
 
 def read_item(name: str, dataset: Any, row: int) -> tuple[Any, bool]:
