@@ -152,7 +152,9 @@ def exit_code(arguments: Sequence[str]) -> int:
     except usage_error as error:
         if not arguments:
             return 2  # the help has been shown
-        name = str(error.ctx.info_name) if error.ctx is not None and error.ctx.parent is not None else ""
+        name, at = "", error.ctx
+        while at is not None and at.parent is not None:
+            name, at = f"{at.info_name} {name}".strip(), at.parent
         see = f"landscape {name} --help-all" if name in MEASURING else f"landscape {name} --help".replace("  ", " ")
         return _fail(f"{error.format_message().strip()} (see: {see})", 2)
     except OptionError as error:

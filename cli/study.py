@@ -55,11 +55,23 @@ accuracy = "calibration['accuracy']"
 [[compare]]                # the first minus the second, paired by seed
 networks = [{pair}]
 
-[[claims]]
+[[claims]]                 # holds if the value has this sign over seeds
 name = "flatter"
 statement = "{first} is flatter than {second}"
-value = "'{first}'.height - '{second}'.height"
+value = "{value}"
 sign = "negative"
+"""
+TRAINED = """[train]                    # of every network: options and --set fields of landscape train
+model = "resnet_demo"
+optimizer = "sgd"
+lr = 0.1
+epochs = 25
+fraction = 1.0             # of the training images
+seeds = 4
+
+[networks.sgd]             # in a table of one network: where it differs
+[networks.sam]
+sam = 0.05
 """
 
 
@@ -110,16 +122,20 @@ def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debu
     study = study_named(file, checkpoint, data_root=data_root)
     steps = steps_of(study, study.claims)
     trainings = sum(step.endswith(" training") for step in steps)
-    typer.echo(f"{study.title}: {len(study.networks)} networks, {trainings} trainings, "
-               f"{len(steps) - trainings} measurements, {len(study.claims)} claims")  # fmt: skip
+    counts = {"network": len(study.networks), "training": trainings, "measurement": len(steps) - trainings,
+              "claim": len(study.claims)}  # fmt: skip
+    words = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+    typer.echo(f"{study.title}: {', '.join(words)}")
 
 
 @app.command()
-def show(file: File, checkpoint: Given = None, out: Out = None, debug: Debug = False) -> None:
+def show(
+    file: File, checkpoint: Given = None, out: Out = None, data_root: DataRoot = None, debug: Debug = False
+) -> None:
     """Show what of a study is done, what is left, and for how long."""
     from landscape.studies.conduct import Progress, steps_of
 
-    study = study_named(file, checkpoint)
+    study = study_named(file, checkpoint, data_root=data_root)
     progress = Progress.of(study, out or Path(Path(file).stem))
     rows, left = [], []
     for step in steps_of(study, study.claims):
@@ -160,15 +176,14 @@ def new(
         if not re.fullmatch(NAME, name) or [name for name, _ in pairs].count(name) > 1:
             raise invalid("compare", one, "names of groups that differ, of letters, digits, spaces and . + - _")
     tables = [f"[networks.'{name}']\nfiles = {_text(Path(pattern).absolute())}\n" for name, pattern in pairs]
-    names = [name for name, _ in pairs] or ["sgd", "sam"]
+    names = [name for name, _ in pairs] or ["sam", "sgd"]
     if not pairs:
-        tables = ["[train]                    # of every network; any field of landscape train\nmodel = 'resnet_demo'\n"
-                  "seeds = 4\n\n[networks.sgd]\noptimizer = 'sgd'\nlr = 0.1\n\n[networks.sam]\noptimizer = 'sgd'\n"
-                  "lr = 0.1\nsam = 0.05\n"]  # fmt: skip
+        tables = [TRAINED]
     elif len(pairs) == 1:
         raise invalid("compare", compare[0], "given twice or more: two groups are compared")
     text = NEW.format(
         title=f"{names[0]} against {names[1]}", networks="\n".join(tables), first=names[0], second=names[1],
+        value=" - ".join(f"{name if name.isidentifier() else repr(name)}.height" for name in names[:2]),
         data=f"data = {_text(data or 'digits')}\n" if data or not pairs else "",
         pair=", ".join(f"'{n}'" for n in names[:2]),
     )  # fmt: skip

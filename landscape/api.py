@@ -190,12 +190,12 @@ def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
     """Find the names of a probe's results; an OptionError or ValueError unless it has the preset and the options."""
     made, _ = configure(probe, {**preset_of(probe, preset), **options})
     numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
-    stored = frozenset(name for one in made.headlines for name in (one.quantity, one.by) if name)
+    stored = tuple(dict.fromkeys(name for one in made.headlines for name in (one.quantity, one.by) if name))
     return Known(numbers, stored, partial(_quantities, made))
 
 
-def _quantities(probe: Probe) -> frozenset[str]:
-    """What a probe stores of a small network with random weights; nothing where it does not apply to that."""
+def _quantities(probe: Probe) -> tuple[str, ...]:
+    """What a probe stores of a small network with random weights, numbers first; none where it does not apply to it."""
     from landscape import models
 
     with torch.random.fork_rng(devices=()):
@@ -204,8 +204,8 @@ def _quantities(probe: Probe) -> frozenset[str]:
         subject = load(network, data=(torch.zeros(128, 3, 8, 8), torch.arange(128) % 10))
         plan = probe.plan(subject)
     except (ValueError, RuntimeError, OSError):
-        return frozenset()
-    return frozenset([*plan.quantities, *plan.summaries, *plan.labels, *plan.facts, *plan.over, *plan.axes,
+        return ()
+    return tuple([*plan.quantities, *plan.summaries, *plan.labels, *plan.facts, *plan.over, *plan.axes,
                       *attributes(subject)])  # fmt: skip
 
 

@@ -18,6 +18,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+TYPES: Mapping[type, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table",
+}  # fmt: skip
 MATCHING_SECONDS = 5.0  # that matching all names of a network may take; it takes milliseconds
 MOST_POINTS = 5_000  # along an axis: more would not fit into memory or a lifetime
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -88,10 +91,10 @@ def plain_value(name: str, value: Any, like: object) -> Any:
         require(str(value) in ("True", "False"), name, repr(value), "True or False")
         return bool(value)
     if isinstance(like, int):
-        require(isinstance(value, Integral), name, repr(value), "a whole number")
+        require(isinstance(value, Integral) and not isinstance(value, bool), name, repr(value), "a whole number")
         return value if isinstance(value, int) else int(value)
     if isinstance(like, float):
-        require(isinstance(value, Real), name, repr(value), "a number")
+        require(isinstance(value, Real) and not isinstance(value, bool), name, repr(value), "a number")
         return float(value)
     if isinstance(like, str) and isinstance(value, Real | Mapping | list | tuple):
         listed = [value] if isinstance(value, Real) else list(value)

@@ -26,7 +26,7 @@ FAMILIES: Mapping[str, tuple[str, Color, str]] = {
 }
 # Every other checkpoint takes the next free pair of these and of the families'. On white all have a contrast of 3 : 1.
 OTHERS: Sequence[tuple[Color, str]] = (
-    ("#00108A", "X"), ("#82574E", "p"), ("#7C7BFF", "*"), ("#385107", "h"), ("#6B276A", "<"), ("#4D4D4D", ">"),
+    ("#00108A", "h"), ("#82574E", "p"), ("#7C7BFF", "*"), ("#385107", "X"), ("#6B276A", "<"), ("#4D4D4D", ">"),
 )  # fmt: skip
 PAIRS: Sequence[tuple[Color, str]] = (*OTHERS, *((color, marker) for _, color, marker in FAMILIES.values()))
 ON_DARK: Mapping[Color, Color] = {

@@ -132,6 +132,7 @@ FRESH = ("--model", "mine.py:model", "--data", "mine.py:data")
         (("hessain", "ok.pt"), "(see: landscape --help)"),
         (("hessian", "--foo"), "(see: landscape hessian --help-all)"),
         (("plot", "--foo"), "(see: landscape plot --help)"),
+        (("study", "show", "--foo"), "(see: landscape study show --help)"),
         (("hessian", "okk.pt", *FRESH), "there is ok.pt; give"),
         (("hessian", "ok.pt"), "nor its model; give --model NAME|file.py:callable and --data"),
         (("hessian", "ok.pt", "--model", "mine.py", "--data", "mine.py:data"), "give --model mine.py:model"),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,20 @@ def test_default_warmup_is_at_most_a_fifth_of_the_run(epochs: int, warmup: float
 def test_values_out_of_range_are_refused_by_option_name(field: str, value: float | str) -> None:
     with pytest.raises(OptionError, match=f"--{field.replace('_', '-')} must be .*, got {value}"):
         recipe("cifar-vit", **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"lr": "0.1"}, "--lr must be a number, got '0.1'"), ({"sam": True}, "--sam must be a number, got True"),
+        ({"batch_size": 1.5}, "--batch-size must be a whole number, got 1.5"),
+        ({"flip": 3}, "--flip must be True or False, got 3"),
+        ({"momentum": 0.5}, "--momentum 0.5 belongs to sgd, got adamw"),
+    ],
+)  # fmt: skip
+def test_values_of_another_type_or_optimiser_are_refused(overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        recipe("cifar-vit", **overrides)
 
 
 def test_unknown_names_are_answered_with_similar_ones() -> None:

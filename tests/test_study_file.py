@@ -75,6 +75,11 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ('files = "b-*.pt"', 'model = "resnet_dem"', "similar names: resnet_demo"),
         ('files = "b-*.pt"', 'model = "resnet_demo"\nlearning = 1', "there is no learning"),
         ('files = "b-*.pt"', 'model = "resnet_demo"', "data is missing"),
+        ("[networks.a]", "data = 'digist'\n[networks.a]", "'digist' is unknown; .*did you mean digits"),
+        ("[networks.a]", "[train]\nepochs = 3.5\n[networks.a]", r"\[train\]: epochs must be a whole number, got 3.5"),
+        ("[networks.a]", "[train]\nepoch = 3\n[networks.a]", r"\[train\]: there is no epoch; .*did you mean epochs"),
+        ('files = "b-*.pt"', 'model = "resnet_demo"\nlr = "fast"', "--lr must be a number, got 'fast'"),
+        ('files = "b-*.pt"', 'model = "resnet_demo"\nseeds = [1, "a"]', r"a list of different ones; got \[1, 'a'\]"),
         ("[measure.trace]", "[measure.trcae]", "there is no probe trcae.*did you mean trace"),
         ("[measure.trace]", "[measure.trace]\nvector = 3", "trace has no option vector.*did you mean vectors"),
         ("[measure.trace]", "[measure.trace]\nnetworks = ['c']", "there is no c; expected one of a, b"),
@@ -348,7 +353,7 @@ def test_a_worker_that_dies_ends_the_study_in_one_line() -> None:
 
 
 def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = FILE.replace('files = "b-*.pt"', 'model = "resnet_demo"\nseeds = 4').replace("ln(trace", "1 / (trace")
     text = text.replace("trace.trace)", "trace.trace - 1)").replace("[networks.a]", "data = 'digits'\n[networks.a]", 1)
@@ -369,8 +374,9 @@ def test_a_number_without_a_value_and_a_training_that_diverges_stay_in_the_study
             super().__init__(lambda *at: shown.append(at))
 
     monkeypatch.setattr("landscape.studies.conduct.Bar", Bar)
-    text, wrong, *_ = conduct(study, tmp_path / "out", train=train, measure=measure, quiet=True)  # type: ignore[arg-type]
+    text, wrong, *_ = conduct(study, tmp_path / "out", train=train, measure=measure)  # type: ignore[arg-type]
     steps = steps_of(study, ())
+    assert capsys.readouterr().err.count("note: a, seed 0: 1 / (trace.trace - 1) has no value") == 1  # after one seed
     assert shown == sorted(shown)  # one bar over epochs and units of the whole study
     assert (shown[0], shown[-1]) == ((0.5, len(steps)), (len(steps) - 1, len(steps)))  # less the last one, of b-s3
     progress = Progress.of(study, tmp_path / "out")
@@ -398,7 +404,8 @@ def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.Ca
         assert len(file.read_text().splitlines()) <= 40
         assert exit_code(["study", "check", str(file)]) == 0
         assert "2 networks" in capsys.readouterr().out
-    assert exit_code(["study", "show", str(file), "--out", str(tmp_path)]) == 0
+    assert "sam.height - sgd.height" in file.read_text()
+    assert exit_code(["study", "show", str(file), "--out", str(tmp_path), f"--data-root={tmp_path}"]) == 0
     assert "0 of 32 steps are done, 32 left" in capsys.readouterr().out
 
 

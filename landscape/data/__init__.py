@@ -81,7 +81,7 @@ def load_batches(
     parse_count("samples", samples, 100)
     at_least("image_size", 1 if image_size is None else image_size, 1)
     name = place_of("data", name)
-    if name.endswith(numpy_files.SUFFIX) and not numpy_files.pair_of_files(name) and Path(name).expanduser().is_file():
+    if numpy_files.is_tokens(name):
         return numpy_files.load_tokens(name, samples=samples, block_size=block_size)
     with reading(name, says=True):
         images = _load(Request(name, samples, image_size, resize, layout, batch_size, whole, ordered), root, split)
@@ -139,9 +139,20 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
         return image_folder.load(
             name, split=split, samples=samples, image_size=image_size, resize=resize, ordered=request.ordered
         )
+    check_name(name)
+    return torch_dataset.load(request, split)
+
+
+def check_name(name: str) -> None:
+    """Raise a ValueError or FileNotFoundError if a name is that of no data set, folder or callable; nothing is read."""
+    name = place_of("data", name)
+    path = Path(name).expanduser()
+    files = path.suffix in (".npz", ".parquet") or numpy_files.pair_of_files(name) or numpy_files.is_tokens(name)
+    if name in NAMES or cifar.is_corrupted(name) or files or path.is_dir():
+        return
     refuse_file_alone("data", name)
     if ":" in name:
-        return torch_dataset.load(request, split)
+        return
     if path.is_file():
         raise ValueError(f"--data {name} is a file; expected {FORMS}")
     if "/" in name:

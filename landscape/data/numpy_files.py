@@ -188,6 +188,11 @@ def _pair_in(names: Iterable[str], split: sampling.Split) -> tuple[str, str] | N
 SUFFIX = ".npy"
 
 
+def is_tokens(name: str) -> bool:
+    """Whether a name is that of a token file."""
+    return name.endswith(SUFFIX) and not pair_of_files(name) and Path(name).expanduser().is_file()
+
+
 def load_tokens(name: str, *, samples: sampling.Samples, block_size: int | None) -> dataset.Images:
     """The first `samples` sequences of a token file, in a fixed seeded order; both splits are the whole file.
 

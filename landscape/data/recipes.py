@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from landscape.data.augment import Augmentation
-from landscape.options import BOOLEANS, OptionError, invalid, parse_assignments, require
+from landscape.options import BOOLEANS, TYPES, OptionError, invalid, parse_assignments, plain_value, require
 
 Value: TypeAlias = float | int | str | bool
 
 OF_LABELS = ("mixup", "cutmix", "label_smoothing", "randaugment")  # fields that an objective without labels ignores
 OF_SGD = 5e-4  # weight decay; with the 0.05 of AdamW, where the learning rate scales it, networks hardly learn
 FORMATS = ("contiguous", "channels_last")
-TYPES: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families whose default recipe is `cifar-vit`
 
 
@@ -92,7 +91,7 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
     A warm-up that is not given is at most a fifth of the run, the weight decay of SGD 5e-4.
 
     Raises:
-        OptionError: no such recipe or field, or a value out of its range.
+        OptionError: no such recipe or field, or a value of another type or out of its range.
     """
     if name not in RECIPES:
         raise OptionError(f"--recipe {name} is unknown; expected {_nearest(name, list(RECIPES))}")
@@ -100,7 +99,8 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
     for field in overrides:
         if field not in names:
             raise OptionError(f"a recipe has no field {field!r}; expected {_nearest(field, names)}")
-    given = {field: value for field, value in overrides.items() if value is not None}
+    usual = asdict(Recipe())
+    given = {field: plain_value(field, value, usual[field]) for field, value in overrides.items() if value is not None}
     changed = replace(RECIPES[name], **given)  # type: ignore[arg-type]  # `validated` checks every value
     if changed.objective != "classification":
         for field in (field for field in OF_LABELS if given.get(field)):
@@ -111,7 +111,10 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
         changed = replace(changed, weight_decay=OF_SGD)
     if "warmup" not in given:
         changed = replace(changed, warmup=min(changed.warmup, changed.epochs / 5))
-    return validated(changed)
+    made = validated(changed)
+    if made.optimizer != "sgd" and made.momentum != RECIPES[name].momentum:
+        raise OptionError(f"--momentum {made.momentum:g} belongs to sgd, got {made.optimizer}; drop it, or name sgd")
+    return made
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Value]:

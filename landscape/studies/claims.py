@@ -221,7 +221,7 @@ def protocol(
         )
         accuracy = "accuracy, mean over seeds (95 % from four seeds on)"
         rows = [_network_row(one, out, [seed for seed in seeds if seed in one.seeds]) for one in networks]
-        head = ("network", "model", "parameters", "images", "epochs", accuracy)
+        head = ("network", "model", "parameters", "share of images", "epochs", accuracy)
         lines += ["", f"{how}:", "", *markdown(head, [row for row in rows if row])]
     return "\n".join(lines) + "\n"
 

@@ -85,7 +85,6 @@ class Conducted(NamedTuple):
 
 def steps_of(study: StudyFile, claims: Sequence[Claim]) -> list[str]:
     """The names of all steps in order: of every seed the trainings, then the measurements."""
-    cells = study.cells(claims)
     steps, cells = [], study.cells(claims)
     for seed in study.seeds:
         steps += [name_of(*network) for network in study.trained(cells, seed)]
@@ -122,6 +121,8 @@ def conduct(
                 run.wrong.clear()
                 text = _text(run, study.seeds[: len(run.seeds)], claims)
                 write_text(table or out / "study.md", text)
+                for wrong in dict.fromkeys(run.wrong if len(run.seeds) == 1 else ()):  # the others take their time
+                    say(f"note: {wrong}; correct the file at any time, nothing is measured twice", quiet=quiet)
     if (why := list(run.progress.left_out.values())) and not any(run.seeds):
         raise ValueError(f"nothing to measure: {why[0]}")
     return Conducted(text, list(dict.fromkeys(run.wrong)), run.correlated, run.diagrams)

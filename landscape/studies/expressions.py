@@ -7,7 +7,7 @@ and arrays are added, subtracted, multiplied, divided and raised to a power, and
 import ast
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -31,14 +31,15 @@ class Known(NamedTuple):
     """The names in the results of a probe."""
 
     numbers: Sequence[str]  # headline numbers, with `*` for a part that the network or an option decides
-    quantities: Collection[str]  # those that headline numbers are of
-    others: Callable[[], Collection[str]]  # all that it stores, which takes longer to find; none if not known
+    quantities: Sequence[str]  # those that headline numbers are of
+    others: Callable[[], Sequence[str]]  # all that it stores, which takes longer to find; none if not known
 
     def check(self, measurement: str, name: str, *, headline: bool) -> None:
         """Raise a ValueError if a result has no such headline number, or quantity."""
         if name in self.quantities and not headline:
             return
-        known = self.numbers if headline else sorted({*self.quantities, *others}) if (others := self.others()) else []
+        others = () if headline else self.others()
+        known = self.numbers if headline else list(dict.fromkeys([*self.quantities, *others])) if others else []
         if known and not any(fnmatchcase(name, one) for one in known):
             what = "number" if headline else "quantity"
             listed = ", ".join(known[:LISTED]) + ", ..." * (len(known) > LISTED)

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from landscape.options import did_you_mean
+from landscape.options import TYPES, alternatives, did_you_mean
 from landscape.studies import merged, study
 from landscape.studies.claims import FullBatch, Network
 
@@ -48,16 +48,19 @@ def checked(table: Any, what: str, also: set[str] = frozenset()) -> dict[str, An
     kinds = KEYS[what]
     for key, value in table.items():
         if key not in also or key in kinds:
-            require_known(key, [*kinds, *sorted(also)], what)
-            wrong = not isinstance(value, kinds[key]) or (isinstance(value, bool) and kinds[key] is not bool)
-            refuse(wrong, f"{key} has another type than it should, got {value!r}")
+            require_known(key, [*kinds, *sorted(also - kinds.keys())])
+            of = kinds[key] if isinstance(kinds[key], tuple) else (kinds[key],)
+            wrong = not isinstance(value, of) or (isinstance(value, bool) and bool not in of)
+            expected = alternatives([TYPES[one] for one in of if one is not int or float not in of])
+            refuse(wrong, f"{key} must be {expected}, got {value!r}")
     return dict(table)
 
 
-def require_known(name: Any, names: Any, where: str) -> None:
+def require_known(name: Any, names: Any, where: str = "") -> None:
     """Raise a ValueError with the nearest name unless there is one of that name."""
     near = did_you_mean(str(name), names)
-    refuse(name not in names, f"{where}: there is no {name}; expected one of {', '.join(names)}{near}")
+    place = f"{where}: " if where else ""
+    refuse(name not in names, f"{place}there is no {name}; expected one of {', '.join(names)}{near}")
 
 
 def refuse(wrong: bool, text: str) -> None:
@@ -80,9 +83,7 @@ NAME = r"\w[\w .+-]*"  # of a network
 
 def networks_of(name: str, table: Table, defaults: Table, folder: Path) -> Iterator[Network]:
     """A network, or one per combination of values of the fields and the model's arguments in `over`."""
-    from landscape.data.recipes import Recipe
-
-    usual = {*KEYS["network"], *(one.name for one in fields(Recipe))}
+    usual = KEYS["network"].keys() | _recipe_fields()
     over = over_of(f"[networks.{name}]", table)
     for values in product(*over.values()):
         at = dict(zip(over, values, strict=True))
@@ -94,11 +95,23 @@ def networks_of(name: str, table: Table, defaults: Table, folder: Path) -> Itera
         yield replace(made, base=name, at=at) if over else made
 
 
+def training_of(file: Table) -> Table:
+    """What the networks of a study have in common."""
+    with within("[train]"):
+        return checked(file.get("train", {}), "network", also=_recipe_fields())
+
+
+def _recipe_fields() -> set[str]:
+    from landscape.data.recipes import Recipe
+
+    return {one.name for one in fields(Recipe)} - {"name"}
+
+
 def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
     from landscape import models
     from landscape.data import recipes
 
-    own = {one.name for one in fields(recipes.Recipe)} - {"name"}
+    own = _recipe_fields()
     with within(f"[networks.{name}]"):
         refuse(not re.fullmatch(NAME, name), "a name is made of letters, digits, spaces and . + - _")
         given = checked(table, "network", also=own)
@@ -111,10 +124,11 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
                 "load": loading_of(given), "group": given.get("group", ""), "measured": given.get("measure", True),
             }  # fmt: skip
             return Network(name, files=tuple(found), seeds=tuple(range(len(found))), **of_group)
-        how = {**checked(defaults, "network", also=own), **given}
-        seeds = how.get("seeds", 3)
-        seeds = tuple(range(seeds) if isinstance(seeds, int) else map(int, seeds))
-        refuse(not seeds or len(set(seeds)) < len(seeds), "seeds must be a number of seeds, or different seeds")
+        how = {**defaults, **given}
+        of = how.get("seeds", 3)
+        seeds = tuple(range(of) if isinstance(of, int) else of)
+        wrong = not seeds or len(set(seeds)) < len(seeds) or not all(isinstance(seed, int) for seed in seeds)
+        refuse(wrong, f"seeds must be a number of seeds, or a list of different ones; got {of}")
         if "full_batch" in how:
             one = {key: tuple(value) if isinstance(value, list) else value for key, value in how["full_batch"].items()}
             names = [each.name for each in fields(FullBatch)]
@@ -125,7 +139,8 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
         accepted = models.accepts(how["model"])
         for key in how.get("args", {}):
             require_known(key, accepted, f"args of {how['model']}")
-        relative = checked(how.get("relative", {}), "relative")
+        with within("relative"):
+            relative = checked(how.get("relative", {}), "relative")
         overrides = {key: how[key] for key in how if key in own and key != "epochs"}
         recipe = how.get("recipe", recipes.default_recipe(how["model"]))
         epochs = how.get("epochs", recipes.RECIPES[recipe].epochs if recipe in recipes.RECIPES else 1)

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from landscape.data import check_name
 from landscape.probes import probe_class
 from landscape.results.declared_size import toml_of
 from landscape.statistics.seed_groups import FEWEST_NETWORKS
@@ -116,7 +117,7 @@ def study_of(
 
 def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Path | None]) -> StudyFile:
     file = checked(table, "the file")
-    defaults, data = file.get("train", {}), file.get("data", "")
+    defaults, data = network_tables.training_of(file), file.get("data", "")
     known: dict[str, Known] = {}
     every = [pair for of, one in tables(file, "measure") for pair in _over(of, one)]
     measurements = {name: _measurement(name, one, configure, known) for name, one in every}
@@ -130,6 +131,7 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
     refuse(not networks, "it has no networks; write a table such as [networks.sgd]")
     without = not data and any(one.model or one.full_batch for one in networks.values())
     refuse(without, "data is missing, such as data = 'digits'")
+    check_name(data) if data else None
     for name, how in measurements.items():
         for network in (*how.networks, *how.others):
             require_known(network, networks, f"[measure.{name}] networks")
