@@ -46,9 +46,7 @@ def train(
     snapshot_dtype: Annotated[str, Option(help="fp32, or fp16 to halve intermediate snapshots")] = "fp32",
     snapshot_optimizer: SnapshotOptimizer = False,
     fraction: Annotated[float, Option(help="class-balanced share of the training split")] = 1.0,
-    set: Annotated[
-        list[str], Option(help="any field of the recipe, such as optimizer=sgd; repeatable", metavar="FIELD=VALUE")
-    ] = [],  # noqa: B006
+    set: Annotated[list[str], Option(help="any recipe field: optimizer=sgd; repeatable", metavar="FIELD=VALUE")] = [],  # noqa: B006
     accumulate: Annotated[int | None, Option(help="mini-batches per update (gradient accumulation)")] = None,
     ema: Annotated[float | None, Option(help="decay of a moving average of the weights (final_ema.pt)")] = None,
     sam: Annotated[float | None, Option(help="radius of sharpness-aware minimisation, two passes per update")] = None,

@@ -18,9 +18,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-TYPES: Mapping[type, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table",
-}  # fmt: skip
 MATCHING_SECONDS = 5.0  # that matching all names of a network may take; it takes milliseconds
 MOST_POINTS = 5_000  # along an axis: more would not fit into memory or a lifetime
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}

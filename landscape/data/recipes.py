@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from landscape.data.augment import Augmentation
-from landscape.options import BOOLEANS, TYPES, OptionError, invalid, parse_assignments, plain_value, require
+from landscape.options import BOOLEANS, OptionError, invalid, parse_assignments, plain_value, require
 
 Value: TypeAlias = float | int | str | bool
 
 OF_LABELS = ("mixup", "cutmix", "label_smoothing", "randaugment")  # fields that an objective without labels ignores
 OF_SGD = 5e-4  # weight decay; with the 0.05 of AdamW, where the learning rate scales it, networks hardly learn
 FORMATS = ("contiguous", "channels_last")
+TYPES: Mapping[type, str] = {  # in words, of what a file says too
+    bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table",
+}  # fmt: skip
 TRANSFORMERS = ("vit", "localvit", "swin", "pit", "mixer")  # families whose default recipe is `cifar-vit`
 
 

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from landscape.options import TYPES, alternatives, did_you_mean
+from landscape.options import alternatives, did_you_mean
 from landscape.studies import merged, study
 from landscape.studies.claims import FullBatch, Network
 
@@ -44,6 +44,8 @@ def tables(table: Table, key: str) -> Iterator[tuple[str, Table]]:
 
 def checked(table: Any, what: str, also: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
     """A table whose keys and types are those that it may have."""
+    from landscape.data.recipes import TYPES
+
     refuse(not isinstance(table, Mapping), f"{what} must be a table, got {table!r}")
     kinds = KEYS[what]
     for key, value in table.items():

@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from landscape.data import check_name
 from landscape.probes import probe_class
 from landscape.results.declared_size import toml_of
 from landscape.statistics.seed_groups import FEWEST_NETWORKS
@@ -116,6 +115,8 @@ def study_of(
 
 
 def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Path | None]) -> StudyFile:
+    from landscape.data import check_name
+
     file = checked(table, "the file")
     defaults, data = network_tables.training_of(file), file.get("data", "")
     known: dict[str, Known] = {}
