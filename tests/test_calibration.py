@@ -29,9 +29,9 @@ from landscape.probes import calibration
 from landscape.probes.calibration import Calibration
 from landscape.results import creation, group, reader
 from landscape.running.run import run
-from landscape.statistics.calibration import METRICS, SampleScores, bootstrap, summary
+from landscape.statistics.calibration import METRICS, SampleScores, bootstrap, paired_difference, summary
 from landscape.statistics.intervals import quantile
-from landscape.statistics.paired import Difference, comparable, mcnemar, paired_t
+from landscape.statistics.paired import Difference, by_error, comparable, mcnemar, paired_t
 from landscape.subject.losses import LossTraits, bce, mse
 from landscape.subject.subject import Subject
 
@@ -79,6 +79,23 @@ def test_the_interval_of_the_calibration_error_holds_the_truth(spread: bool, err
         interval = bootstrap(SampleScores(nothing, correct, correct, nothing, confidence), draws=200)["ece"]
         held += interval.low <= error <= interval.high
     assert held >= 88  # 36 and 73 with both ends reflected; 95 % less three standard deviations
+
+
+@pytest.mark.parametrize("error", [0.03, 0.1])
+def test_the_interval_of_a_difference_of_calibration_errors_holds_the_truth(error: float) -> None:
+    """Of a calibrated network and one that is not, on the same samples."""
+    generator, held, nothing = np.random.default_rng(0), 0, np.zeros(600)
+    for _ in range(40):
+        confidence, drawn = generator.uniform(0.4, 1, 600), generator.random(600)
+        correct = [(drawn < confidence - off).astype(float) for off in (0.0, error)]
+        both = [SampleScores(nothing, right, right, nothing, confidence) for right in correct]
+        value, interval = paired_difference(*both, draws=200)["ece"]
+        held += interval.low <= -error <= interval.high
+        found = by_error(value, interval.error, 600, "", (interval.low, interval.high))
+        assert (found.p < 0.05) == (not interval.low <= 0 <= interval.high)
+    assert held >= 36  # 31 and 22 with both ends reflected at the estimate
+    same = paired_difference(both[0], both[0])["ece"]
+    assert (same[0], same[1].error, same[1].low, same[1].high) == (0, 0, 0, 0)
 
 
 def test_the_error_over_any_number_of_bins_follows_from_the_stored_scores() -> None:

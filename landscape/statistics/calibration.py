@@ -4,8 +4,9 @@ Every metric is a function of sums over samples (`sums`), so that mini-batches a
 of a matrix product.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -207,15 +208,21 @@ def bootstrap(
     rows = _per_block(sums(scores), blocks)
     if not len(rows):
         return dict.fromkeys(METRICS, Interval(np.nan, np.nan, np.nan))
-    resampled = metrics(resampled_sums(rows, draws, seed))
-    whole = metrics(rows.sum(axis=0))
-    found = {name: _interval(name, value, resampled[name]) for name, value in whole.items()}
+    resampled, whole = metrics(resampled_sums(rows, draws, seed)), metrics(rows.sum(axis=0))
+    found = {name: _interval(value, resampled[name]) for name, value in whole.items()}
     for name in SHARES:
         low, high = share_interval(whole[name], found[name].error, len(rows))
         found[name] = Interval(found[name].error, float(low), float(high))
-    if np.isfinite(found["ece"].low) and whole["ece"] <= percentile_interval(_calibrated(rows, draws, seed))[1]:
-        found["ece"] = replace(found["ece"], low=0.0)
-    return found
+    return found | {"ece": _interval_of_ece(rows, whole["ece"], resampled["ece"], draws, seed)}
+
+
+def _interval_of_ece(rows: np.ndarray, ece: np.ndarray, resampled: np.ndarray, draws: int, seed: int) -> Interval:
+    found, value = _interval(ece, resampled), float(ece)
+    if np.isnan(found.low):
+        return found
+    by_chance = value <= percentile_interval(_calibrated(rows, draws, seed))[1]
+    low = 0.0 if by_chance else min(max(2 * value - found.high, 0.0), value)
+    return Interval(found.error, low, max(2 * value - found.low, value, found.high))
 
 
 def _calibrated(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -231,7 +238,9 @@ def paired_difference(
 ) -> dict[str, tuple[float, Interval]]:
     """Every metric of the first minus that of the other on the same samples, with its bootstrap uncertainty.
 
-    Both networks are resampled together, so that what makes a sample hard for both cancels.
+    Both networks are resampled together, so that what makes a sample hard for both cancels. The calibration errors of
+    both are too large by different amounts: the ends of their own intervals (`bootstrap`) are joined with the
+    correlation of the resamples (Zou & Donner 2008, doi:10.1002/sim.3095), or added up towards an ECE that may be 0.
 
     Raises:
         ValueError: they hold different numbers of samples.
@@ -245,7 +254,26 @@ def paired_difference(
     drawn, drawn_against = (metrics(resampled_sums(rows, draws, seed)) for rows in pair)
     with np.errstate(invalid="ignore"):  # infinite scores of both
         differences = {name: (value[name] - against[name], drawn[name] - drawn_against[name]) for name in METRICS}
-    return {name: (float(d), _interval(name, d, draw, paired=True)) for name, (d, draw) in differences.items()}
+    found = {name: (float(d), _interval(d, draw)) for name, (d, draw) in differences.items()}
+    if not found["ece"][1].error > 0:  # also where both are the same in every resample
+        return found
+    resampled = drawn["ece"], drawn_against["ece"]
+    mine, theirs = (
+        _interval_of_ece(rows, one["ece"], draw, draws, seed)
+        for rows, one, draw in zip(pair, (value, against), resampled, strict=True)
+    )
+    down, up = float(value["ece"]) - mine.low, mine.high - float(value["ece"])
+    other_down, other_up = float(against["ece"]) - theirs.low, theirs.high - float(against["ece"])
+    together = float(np.cov(*resampled)[0, 1]) / (mine.error * theirs.error) if mine.error * theirs.error else 0.0
+    d, interval = found["ece"]
+    low = d - _joined(down, other_up, together if mine.low else -1.0)
+    high = d + _joined(up, other_down, together if theirs.low else -1.0)
+    return found | {"ece": (d, Interval(interval.error, low, high))}
+
+
+def _joined(one: float, other: float, correlation: float) -> float:
+    """The distance of an end of a difference, from those of its parts."""
+    return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 
 def resampled_sums(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -282,13 +310,9 @@ def _per_block(rows: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
     return np.stack([np.bincount(block_of, column, len(names)) for column in rows.T], axis=1)
 
 
-def _interval(name: str, estimate: np.ndarray, draws: np.ndarray, *, paired: bool = False) -> Interval:
+def _interval(estimate: np.ndarray, draws: np.ndarray) -> Interval:
     """Interval of a metric or of a difference; NaN where the metric or all draws are undefined or infinite."""
     draws = draws[np.isfinite(draws)]
     if len(draws) < 2 or not np.isfinite(estimate):
         return Interval(np.nan, np.nan, np.nan)
-    value, (low, high) = float(estimate), percentile_interval(draws)
-    if name == "ece":
-        reflected = min(2 * value - high, value), max(2 * value - low, value)
-        low, high = reflected if paired else (max(reflected[0], 0.0), max(reflected[1], high))
-    return Interval(float(draws.std(ddof=1)), low, high)
+    return Interval(float(draws.std(ddof=1)), *percentile_interval(draws))

@@ -129,5 +129,7 @@ def degrees_of_freedom(errors: tuple[float, float], counts: tuple[float, float])
 def by_error(value: float, error: float, n: float, method: str, ends: tuple[float, float] | None = None) -> Difference:
     """A difference with its standard error over n independent values, by Student's t; `ends`: of a better interval."""
     low, high = interval(value, error, n) if ends is None else ends
+    if ends is not None:  # the standard error that such an interval has on the side of 0
+        error = float((value - low if value > 0 else high - value) / quantile(n))
     p = float(p_value(value, error, n)) if error > 0 else math.nan
     return Difference(value, float(low), float(high), p, method)
