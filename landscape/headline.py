@@ -63,7 +63,7 @@ class Headline:
     at: Mapping[str, int | float | str] = field(default_factory=dict)
     reading: Reading = ""
     where: str = ""  # the place in words, likewise: `at {name}`
-    by: str = ""  # a quantity or fact that it is divided by, at the same place
+    by: str = ""  # a quantity or fact that it is divided by, at the same place, or at another as `QUANTITY at WORD`
     unless: str = ""  # a quantity or fact, with whose finite values the result lacks the number
     like: str = ""  # the number of one network that it is of several together, in one table with theirs
     unlike: str = ""  # a quantity, with whose same value at the same place the result lacks it

@@ -229,6 +229,7 @@ WORDS = {  # names of probes that mean something else in a file: an axis, a matr
     "noise": {"monitor", "perturbations", "ratio"},
     "attention": {"hessian_product", "vit"},
     "density": {"hessian"},
+    "ensemble": {"stream", "timing"},
     "flatness": {"text"},
     "similarity": {"align"},
     "stream": {"layer_patterns"},

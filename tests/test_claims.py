@@ -82,9 +82,9 @@ def test_encoders_are_compared_at_their_last_layer_and_over_all() -> None:
 
 
 def test_temporal_smoothing_is_the_change_from_no_smoothing_of_the_deterministic_pass() -> None:
-    scores = np.array([[[0.5, 0.4, 0.3]], [[0.9, 0.8, 0.1]]])[:, 0]  # (prediction, tau)
-    data = xr.Dataset({"nll": (("prediction", "tau"), scores), "ece": (("prediction", "tau"), 2 * scores)})
-    data.attrs |= {"frames_per_second_deterministic": 200.0, "frames_per_second_smoothed": 190.0}
+    scores = np.array([0.5, 0.3, 0.9, 0.1])  # deterministic, temporal, with MC dropout
+    data = xr.Dataset({"nll": ("method", scores), "ece": ("method", 2 * scores)})
+    data["throughput"] = "method", np.array([200.0, 190.0, 20.0, 180.0])
     made = results(("resnet", "stream", data))
     assert BY_NAME["temporal"].compute(made) == pytest.approx(-0.2)
     assert BY_NAME["temporal-calibration"].compute(made) == pytest.approx(-0.4)

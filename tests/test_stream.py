@@ -14,17 +14,17 @@ from landscape.api import measure
 from landscape.cli.main import exit_code
 from landscape.options import OptionError
 from landscape.plots.appearance import looks
-from landscape.plots.figures.stream import page
+from landscape.plots.figures.stream import WORDS, page
 from landscape.predictions import timing
 from landscape.predictions.frames import (
     RingBuffer,
     frame_scores,
     frame_weights,
     near_boundary,
-    prediction_time,
     smoothed,
 )
 from landscape.predictions.scores import sample_scores
+from landscape.results.headline_numbers import measured
 from landscape.statistics.calibration import bootstrap, summary
 from landscape.subject.loading.load import load
 from landscape.subject.loading.sanity_check import mini_batch_effect
@@ -81,16 +81,17 @@ def test_scores_are_those_of_the_probabilities_averaged_by_hand(past: int, ahead
     subject, (inputs, targets) = subject_of(), video()
     found = stream(subject, tau="0.7,3", past=past, look_ahead=ahead, clip_length=clip)
     p = subject.model(inputs).detach().softmax(dim=1)
-    for j, tau in enumerate((0.0, 0.7, 3.0)):
+    assert found.method_name.values.tolist() == ["deterministic", "temporal", "temporal"]
+    for j, tau in enumerate(found.tau.values.tolist()):
         mean = by_hand(p, tau, past, ahead, clip or FRAMES) if tau else p
         for name, value in summary(sample_scores(mean.log(), targets)).items():
-            assert found[name][0, j].item() == pytest.approx(value, nan_ok=True), name
+            assert found[name][j].item() == pytest.approx(value, nan_ok=True), name
         first = {t for t in range(FRAMES) if t == 0 or (clip and t % clip == 0)}
         pairs = [t for t in range(FRAMES) if t not in first]
         same = [float(mean[t].argmax() == mean[t - 1].argmax()) for t in pairs]
-        assert found.consistency[0, j].item() == pytest.approx(np.mean(same))
+        assert found.consistency[j].item() == pytest.approx(np.mean(same))
         surprise = [-(mean[t] * mean[t - 1].log()).sum().item() for t in pairs]
-        assert found.consistency_nll[0, j].item() == pytest.approx(np.mean(surprise))
+        assert found.consistency_nll[j].item() == pytest.approx(np.mean(surprise))
 
 
 def test_every_frame_passes_once_for_all_tau() -> None:
@@ -118,17 +119,19 @@ def test_units_are_the_same_in_any_order() -> None:
 def test_mc_dropout_averages_its_members_and_one_pass_per_frame_draws_a_mask_for_each() -> None:
     subject, (_, targets) = subject_of(0.4, mc_dropout=3, batch_size=FRAMES), video()
     found = stream(subject, tau="2", past=2)
-    assert list(found.name.values) == ["deterministic", "MC dropout, 3 passes", "MC dropout, 1 pass"]
+    assert found.method_name.values.tolist() == ["deterministic", "temporal", "mc_dropout", "mc_dropout_temporal"]
+    assert (found.tau.values.tolist(), found.passes.values.tolist()) == ([0, 2, 0, 2], [1, 1, 3, 1])
     inputs, _ = subject.batch(0)
     with torch.no_grad():
         mean, plain = subject.outputs(inputs), as_is(subject).outputs(as_is(subject).batch(0)[0])
         with subject.member(0):
             one = subject.outputs(inputs)
-    for i, logits in enumerate((plain, mean, one)):
+    for i, logits in enumerate((plain, plain, mean, one)):
         p = logits.softmax(dim=1)
-        for j, tau in enumerate((0, 2)):
-            logs = (by_hand(p, tau, 2, 0) if tau else p).log()
-            assert found.nll[i, j].item() == pytest.approx(summary(sample_scores(logs, targets))["nll"])
+        logs = (by_hand(p, 2, 2, 0) if i % 2 else p).log()
+        assert found.nll[i].item() == pytest.approx(summary(sample_scores(logs, targets))["nll"])
+    smoothed = found.nll[1::2].values - found.nll[::2].values
+    np.testing.assert_allclose(found.nll_change, [0, smoothed[0], 0, smoothed[1]], atol=1e-12)
 
 
 def network(seed: int, classes: int = CLASSES) -> nn.Module:
@@ -142,22 +145,24 @@ def test_of_several_networks_each_predicts_its_frames_in_turn(batch_size: int) -
     (x, targets), nets = video(), [network(seed) for seed in (1, 2, 3)]
     subject = load(nets[0], data=(x, targets), ordered=True, batch_size=batch_size)
     found = stream(subject, tau="1.5", past=3, members=(nets[1], nets[2]))
-    assert found["name"].values.tolist() == ["deterministic", "ensemble, 3 networks", "3 networks, 1 per frame"]
+    assert found.method_name.values.tolist() == ["deterministic", "temporal", "ensemble", "ensemble_temporal"]
+    assert found.passes.values.tolist() == [1, 1, 3, 1]
     with torch.no_grad():
         p = torch.stack([net(x).softmax(dim=1) for net in nets])
     turn = torch.stack([p[t % 3, t] for t in range(FRAMES)])
-    for i, expected in enumerate((p[0], p.mean(dim=0), turn)):
-        for j, smoothed_by_hand in enumerate((expected, by_hand(expected, 1.5, 3, 0))):
-            nll = -smoothed_by_hand[torch.arange(FRAMES), targets].log()
-            np.testing.assert_allclose(found["frame_nll"][:, i, j], nll, rtol=1e-9)
+    for i, expected in enumerate((p[0], by_hand(p[0], 1.5, 3, 0), p.mean(dim=0), by_hand(turn, 1.5, 3, 0))):
+        nll = -expected[torch.arange(FRAMES), targets].log()
+        np.testing.assert_allclose(found["frame_nll"][:, i], nll, rtol=1e-9)
     alone = stream(subject, tau="1.5", past=3)
-    np.testing.assert_array_equal(found["frame_nll"][:, 0], alone["frame_nll"][:, 0])
+    np.testing.assert_array_equal(found["frame_nll"][:, :2], alone["frame_nll"])
     assert [text.get_text() for text in page([found], looks([found])).legends[0].texts]
+    timed = stream(subject, tau="1.5", past=3, members=(nets[1], nets[2]), timed=3)
+    assert (timed.throughput > 0).all()
 
 
 def test_networks_in_turn_are_of_the_same_classes_and_without_masks() -> None:
     with pytest.raises(ValueError, match=r"predicts 7 classes and .* 5, expected networks of the same classes"):
-        stream(load(network(1), data=video(), ordered=True, batch_size=4), members=(network(2, 7),))
+        stream(load(network(1), data=video(), ordered=True, batch_size=4), members=(network(2, 7),), timed=1)
     with pytest.raises(OptionError, match="takes one network per frame, --mc-dropout 2 one mask; drop one"):
         stream(subject_of(0.4, mc_dropout=2), members=(network(2),))
 
@@ -167,11 +172,11 @@ def test_the_legend_names_the_line_style_that_is_drawn_also_for_other_numbers_of
     figure = page(results, looks(results))
     legend = {entry.get_label(): entry.get_linestyle() for entry in figure.legends[0].legend_handles}
     drawn = [line.get_linestyle() for line in figure.axes[0].lines if line.get_marker() != "None"]
-    several, one = (legend[name] for name in ("MC dropout, 4 passes or MC dropout, 2 passes", "MC dropout, 1 pass"))
+    one, masks = "one pass, smoothed; thin: one pass", "one dropout mask, smoothed; thin: MC dropout, 4 or 2 passes"
     caption = " ".join(figure.texts[0].get_text().split())
-    assert "solid: one deterministic pass; dashed: MC dropout, 4 passes or MC dropout, 2 passes; dash-dotted" in caption
+    assert f"Solid: {one}. Dashed: {masks}. Bands" in caption
     assert legend["4"] == legend["2"] == "None"  # markers and colours are of networks
-    assert drawn == 2 * [legend["one deterministic pass"], several, one]
+    assert drawn == 2 * [legend[one], legend[masks]]
 
 
 def test_intervals_resample_blocks_of_frames() -> None:
@@ -180,10 +185,10 @@ def test_intervals_resample_blocks_of_frames() -> None:
     scores = sample_scores(subject.model(inputs).detach().log_softmax(dim=1), targets)
     wanted = bootstrap(scores, blocks=np.arange(FRAMES) // 3, seed=0)
     for name in ("nll", "accuracy", "brier"):
-        assert found[f"{name}_low"][0, 0].item() == pytest.approx(wanted[name].low, rel=1e-6)
-        assert found[f"{name}_high"][0, 0].item() == pytest.approx(wanted[name].high, rel=1e-6)
-    assert found.nll_change[0, 1].item() == pytest.approx((found.nll[0, 1] - found.nll[0, 0]).item())
-    assert (found.nll_change_low[0, 0], found.nll_change_high[0, 0]) == (0.0, 0.0)
+        assert found[f"{name}_low"][0].item() == pytest.approx(wanted[name].low, rel=1e-6)
+        assert found[f"{name}_high"][0].item() == pytest.approx(wanted[name].high, rel=1e-6)
+    assert found.nll_change[1].item() == pytest.approx((found.nll[1] - found.nll[0]).item())
+    assert (found.nll_change_low[0], found.nll_change_high[0]) == (0.0, 0.0)
     assert found.attrs["blocks"] == 5
 
 
@@ -226,15 +231,15 @@ def test_a_stream_of_masks_has_scores_at_boundaries_and_frames_without_a_label()
     subject = load(segmenter(), data=(inputs, targets), ordered=True, batch_size=4)
     found = stream(subject, tau="2", boundary=1)
     assert len(subject) == 9
-    assert math.isnan(found.frame_nll[4, 0, 0])
-    assert found.frame_consistency[4, 0, 0] > 0  # which needs no label
+    assert math.isnan(found.frame_nll[4, 0])
+    assert found.frame_consistency[4, 0] > 0  # which needs no label
     logs = subject.model(inputs)["out"].detach().log_softmax(dim=1)
     marked = targets.masked_fill(targets == 255, -1)
     edge = torch.stack([near_boundary(one, 1) for one in marked])
     own = torch.stack([log.gather(0, y.clamp(min=0)[None])[0] for log, y in zip(logs, marked, strict=True)])
     means = [-own[t][edge[t]].mean().item() for t in range(9) if edge[t].any()]
-    assert found.boundary_nll[0, 0].item() == pytest.approx(np.mean(means), rel=1e-5)
-    assert 0 < found.mean_iou[0, 0] < 1
+    assert found.boundary_nll[0].item() == pytest.approx(np.mean(means), rel=1e-5)
+    assert 0 < found.mean_iou[0] < 1
 
 
 def test_scores_of_a_frame_need_its_labels_only_where_it_has_any() -> None:
@@ -248,11 +253,9 @@ def test_scores_of_a_frame_need_its_labels_only_where_it_has_any() -> None:
 
 
 def test_the_time_counts_a_pass_and_the_mean_behind_it() -> None:
-    seconds = prediction_time(subject_of(0.3, mc_dropout=4), tau=1.0, past=5, look_ahead=0, frames=9)
-    assert {name: len(values) for name, values in seconds.items()} == {
-        "deterministic": 9, "smoothed": 9, "mc_dropout": 9,
-    }  # fmt: skip
-    assert all(one < both for one, both in zip(seconds["deterministic"], seconds["smoothed"], strict=True))
+    seconds = timing.prediction_time(subject_of(0.3, mc_dropout=4), (), tau=1.0, past=5, look_ahead=0, frames=9)
+    assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys([*WORDS][:4], 9)
+    assert all(one < both for one, both in zip(seconds["deterministic"], seconds["temporal"], strict=True))
 
 
 def test_the_frames_that_are_timed_are_the_first_ones_each_once() -> None:
@@ -263,18 +266,19 @@ def test_the_frames_that_are_timed_are_the_first_ones_each_once() -> None:
 
 def test_the_time_of_a_prediction_is_stored_with_its_interval_and_drawn() -> None:
     found = stream(subject_of(0.3, mc_dropout=3), tau="1", timed=5)
-    assert found.attrs["frames_per_second_smoothed"] < found.attrs["frames_per_second_deterministic"]
-    for way in ("deterministic", "smoothed", "mc_dropout"):
-        mean, low, high = (found.attrs[f"seconds_per_frame_{way}{end}"] for end in ("", "_low", "_high"))
-        assert 0 < low <= mean <= high
+    assert found.throughput.dims == ("method",)
+    assert found.throughput[1] < found.throughput[0]
+    mean, low, high = (found[f"seconds_per_frame{end}"].values for end in ("", "_low", "_high"))
+    assert np.all([low > 0, low <= mean, mean <= high])
     *_, ax = page([found], looks([found])).axes
     ((points, _, _),) = ax.containers
-    assert [label.get_text() for label in ax.get_xticklabels()] == [
-        "one pass",
-        "one pass,\nsmoothed",
-        "MC dropout,\n3 passes",
-    ]
-    assert points.get_ydata()[2] == found.attrs["seconds_per_frame_mc_dropout"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "one pass", "one pass,\nsmoothed", "MC dropout,\n3 passes", "one dropout mask,\nsmoothed",
+    ]  # fmt: skip
+    np.testing.assert_array_equal(points.get_xdata(), mean)
+    relative = {one.name: one.value for one in measured(found)}["throughput mc dropout temporal"]
+    assert relative == found.throughput[3] / found.throughput[0]
+    assert stream(subject_of(), tau="1").throughput.isnull().all()
     assert timing.facts("t", [2.0, 2.0]) == {"t": 2.0, "t_low": 2.0, "t_high": 2.0}
 
 

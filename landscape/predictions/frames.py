@@ -1,8 +1,8 @@
 """Log probabilities of the frames of a stream, smoothed over neighbours (Park et al. 2021), and their scores."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from landscape.data.structure import rows_of
 from landscape.predictions.member_networks import member_networks
 from landscape.predictions.scores import overlaps, score_rows
-from landscape.predictions.timing import WARM_UP, probabilities, single_inputs, timed
 from landscape.statistics import calibration, intervals
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
@@ -63,41 +63,27 @@ class RingBuffer:
         return mean.view_as(probabilities)
 
 
-def prediction_time(subject: Subject, *, tau: float, past: int, look_ahead: int, frames: int) -> dict[str, list[float]]:
-    """Seconds of every frame, one frame at a time, from the input to its prediction.
-
-    A smoothed prediction takes the pass and the mean over the ring buffer behind it; both are timed on the same frames,
-    so that a busy machine slows them alike.
-
-    Returns:
-        `deterministic`: one pass; `smoothed`: one pass and the weighted mean over the ring buffer; with members also
-        `mc_dropout`: a pass for each of them and the mean of their probabilities.
-    """
-    plain, ring = mc_dropout.as_is(subject), RingBuffer(tau, past, look_ahead)
-    seconds: dict[str, list[float]] = {"deterministic": [], "smoothed": []}
-    if subject.members:
-        seconds["mc_dropout"] = []
-    with subject.evaluating():
-        each = (single_inputs(one, frames + WARM_UP) for one in (plain, subject))
-        for t, (inputs, stochastic) in enumerate(zip(*each, strict=True)):
-            predicted, one = timed(partial(probabilities, plain, inputs), subject.device)
-            _, mean = timed(partial(ring.push, predicted), subject.device)
-            took = {"deterministic": one, "smoothed": one + mean}
-            if subject.members:
-                _, took["mc_dropout"] = timed(partial(probabilities, subject, stochastic), subject.device)
-            for name, value in took.items() if t >= WARM_UP else ():
-                seconds[name].append(value)
-    return seconds
-
-
 @weights_cache.once_per_weights
 def networks_of(subject: Subject, others: tuple[str, ...]) -> list[Subject]:
     """Other checkpoints on the frames of a subject.
 
     Raises:
-        FileNotFoundError, ValueError: a checkpoint cannot be read, or is of other data.
+        FileNotFoundError, ValueError: a checkpoint cannot be read, or is of other data or classes.
     """
-    return [network.load(subject) for network in member_networks(subject, others, "", 0)[1:]] if others else []
+    if not others:
+        return []
+    found = [network.load(subject) for network in member_networks(subject, others, "", 0)[1:]]
+    plain = mc_dropout.as_is(subject)
+    frame = rows_of(plain.batch(0)[0], slice(1))
+    with subject.evaluating():
+        for other in found:
+            own, theirs = (one.outputs(frame).shape for one in (plain, other))
+            if own != theirs:
+                raise ValueError(
+                    f"{other.label} predicts {theirs[1]} classes and {subject.label} {own[1]}, expected networks of "
+                    "the same classes; leave one of them out of --members"
+                )
+    return found
 
 
 class FrameProbabilities:
@@ -169,11 +155,6 @@ class FrameProbabilities:
         for other in self._others:
             with other.evaluating():
                 logs.append(other.outputs(other.batch(i)[0]).log_softmax(dim=1))
-            if logs[-1].shape != own.shape:
-                raise ValueError(
-                    f"{other.label} predicts {logs[-1].shape[1]} classes and {self._subject.label} {own.shape[1]}, "
-                    "expected networks of the same classes; leave one of them out of --members"
-                )
         every, rows = torch.stack(logs), torch.arange(len(own), device=own.device)
         return [every.logsumexp(dim=0) - math.log(len(logs)), every[(int(self._starts[i]) + rows) % len(logs), rows]]
 
@@ -259,39 +240,35 @@ def near_boundary(targets: Tensor, distance: int) -> Tensor:
 
 
 def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Scores over frames with 95 % intervals, and their change against no smoothing, paired over frames.
+    """Scores over frames with 95 % intervals, and their change by smoothing, paired over frames.
 
-    Arrays of `data` are those of `frame_scores`, (frame, prediction, tau, ...), NaN where a frame is not finished;
-    tau = 0 is the first. Neighbouring frames are dependent, so that whole blocks of frames are resampled; `blocks` is
-    the block of every frame. The interval of the calibration error is reflected at its estimate, because that of a
+    Arrays of `data` are those of `frame_scores`, (frame, method, ...), NaN where a frame is not finished, and the `tau`
+    of every method. The change of a smoothed one, which takes one pass per frame, is from the last one before it with
+    tau = 0, which takes all. Neighbouring frames are dependent, so that whole blocks of frames are resampled; `blocks`
+    is the block of every frame. The interval of the calibration error is reflected at its estimate, because that of a
     resample is biased upwards once more; shares have Wilson's, of so many blocks.
 
     Returns:
-        (prediction, tau) arrays `NAME`, `NAME_low`, `NAME_high`, `NAME_change`, `NAME_change_low`, `NAME_change_high`.
+        (method,) arrays `NAME`, `NAME_low`, `NAME_high`, `NAME_change`, `NAME_change_low`, `NAME_change_high`.
     """
     every, dense = _rows(data), "intersection" in data
-    _, predictions, taus, columns = every.shape
-    found: dict[str, np.ndarray] = {}
-    for i in range(predictions):
-        plain: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
-        for j in range(taus):
-            rows = np.zeros((blocks.max() + 1, columns))
-            np.add.at(rows, blocks, every[:, i, j])
-            value, drawn = (
-                _scores(rows.sum(axis=0), dense),
-                _scores(calibration.resampled_sums(rows, DRAWS, seed), dense),
-            )
-            plain = plain or (value, drawn)
-            for name in value:
-                change = value[name] - plain[0][name], drawn[name] - plain[1][name]
-                own = _interval(value[name], drawn[name], reflected=name == "ece")
-                if name in calibration.SHARES:
-                    low, high = intervals.share_interval(own[0], drawn[name].std(ddof=1), len(rows))
-                    own = own[0], float(low), float(high)
-                numbers = *own, *_interval(*change)
-                for key, number in zip(suffixed(name), numbers, strict=True):
-                    found.setdefault(key, np.full((predictions, taus), np.nan))[i, j] = number
-    return found
+    found: dict[str, list[float]] = defaultdict(list)
+    plain: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = {}, {}
+    for i, tau in enumerate(data["tau"]):
+        rows = np.zeros((blocks.max() + 1, every.shape[-1]))
+        np.add.at(rows, blocks, every[:, i])
+        value = _scores(rows.sum(axis=0), dense)
+        drawn = _scores(calibration.resampled_sums(rows, DRAWS, seed), dense)
+        plain = plain if tau else (value, drawn)
+        for name in value:
+            change = value[name] - plain[0][name], drawn[name] - plain[1][name]
+            own = _interval(value[name], drawn[name], reflected=name == "ece")
+            if name in calibration.SHARES:
+                low, high = intervals.share_interval(own[0], drawn[name].std(ddof=1), len(rows))
+                own = own[0], float(low), float(high)
+            for key, number in zip(suffixed(name), (*own, *_interval(*change)), strict=True):
+                found[key].append(number)
+    return {key: np.array(numbers) for key, numbers in found.items()}
 
 
 def suffixed(name: str) -> list[str]:
@@ -300,14 +277,14 @@ def suffixed(name: str) -> list[str]:
 
 
 def _rows(data: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What a frame adds to the sums, (frame, prediction, tau, K).
+    """What a frame adds to the sums, (frame, method, K).
 
     Terms of the calibration metrics, then per name of `PER_FRAME` the value and whether it is known, then pixels per
     class.
     """
     columns = [data["terms"]]
     for name in PER_FRAME:
-        value = data[name] if name in data else np.full(data["terms"].shape[:3], np.nan)
+        value = data[name] if name in data else np.full(data["terms"].shape[:2], np.nan)
         columns += [value[..., None], np.isfinite(value)[..., None]]
     columns += [data[name] for name in ("intersection", "union") if name in data]
     rows: np.ndarray = np.nan_to_num(np.concatenate(columns, axis=-1), posinf=np.inf)

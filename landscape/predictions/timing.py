@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from landscape.data import structure
 from landscape.data.structure import Nested, common_length, rows_of
+from landscape.predictions.frames import RingBuffer, networks_of
 from landscape.statistics.intervals import percentile_interval
-from landscape.subject import mc_dropout, members
+from landscape.subject import mc_dropout, members, weights_cache
 from landscape.subject.device import wait_for
 from landscape.subject.subject import Subject
 
@@ -53,6 +55,42 @@ def per_image(subject: Subject, images: int) -> list[float]:
         for inputs in single_inputs(subject, images + WARM_UP):
             seconds.append(timed(partial(probabilities, subject, inputs), subject.device)[1])
     return seconds[WARM_UP:]
+
+
+@weights_cache.once_per_weights
+def prediction_time(
+    subject: Subject, others: tuple[str, ...], *, tau: float, past: int, look_ahead: int, frames: int
+) -> dict[str, list[float]]:
+    """Seconds of every frame by method, one frame at a time, from the input to its prediction.
+
+    A smoothed prediction takes a pass and the mean over the ring buffer behind it, any other one the passes of all
+    masks or networks and the mean of their probabilities. All are timed on the same frames, so that a busy machine
+    slows them alike.
+    """
+    plain, ring = mc_dropout.as_is(subject), RingBuffer(tau, past, look_ahead)
+    networks, seconds = [plain, *networks_of(subject, others)], defaultdict(list)
+    with subject.evaluating():
+        each = (single_inputs(one, frames + WARM_UP) for one in (plain, subject))
+        for t, (inputs, stochastic) in enumerate(zip(*each, strict=True)):
+            predicted, one = timed(partial(probabilities, plain, inputs), subject.device)
+            _, mean = timed(partial(ring.push, predicted), subject.device)
+            took = {"deterministic": one, "temporal": one + mean}
+            if subject.members:
+                _, took["mc_dropout"] = timed(partial(probabilities, subject, stochastic), subject.device)
+                with subject.member(0):
+                    _, one = timed(partial(probabilities, subject, stochastic), subject.device)
+                took["mc_dropout_temporal"] = one + mean
+            if others:
+                _, took["ensemble"] = timed(partial(_mean_of, networks, inputs), subject.device)
+                _, one = timed(partial(probabilities, networks[t % len(networks)], inputs), subject.device)
+                took["ensemble_temporal"] = one + mean
+            for name, value in took.items() if t >= WARM_UP else ():
+                seconds[name].append(value)
+    return seconds
+
+
+def _mean_of(networks: Sequence[Subject], inputs: Nested) -> Tensor:
+    return torch.stack([probabilities(one, inputs) for one in networks]).mean(dim=0)
 
 
 def facts(name: str, seconds: Sequence[float]) -> dict[str, float]:

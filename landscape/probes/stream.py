@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -27,28 +27,36 @@ from landscape.predictions.frames import (
     frame_weights,
     near_boundary,
     networks_of,
-    prediction_time,
     smoothed,
     suffixed,
     summaries,
 )
 from landscape.predictions.member_networks import member_networks
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
-from landscape.subject import mc_dropout, weights_cache
+from landscape.subject import mc_dropout
 from landscape.subject.subject import Subject
 
-DETERMINISTIC = "deterministic"
 _log = logging.getLogger(__name__)
+
+
+class Method(NamedTuple):
+    """How a frame is predicted."""
+
+    name: str
+    tau: float  # 0: without smoothing
+    passes: int  # networks, or dropout masks, per frame
+    prediction: int  # position among the `FrameProbabilities` of a frame
 
 
 @dataclass(frozen=True)
 class Stream(Probe):
     """p_t = sum_s w_s softmax(f(x_{t-s})), w_s proportional to exp(-|s| / tau), over past and future frames.
 
-    Every frame goes through the network once, for all tau; the first of them is 0, without smoothing. With MC dropout
-    of N members there are two predictions more: the mean of N passes per frame, and one pass per frame, whose masks
-    differ from frame to frame. With further networks (`members`) these are the mean of all of them on every frame, and
-    one network per frame, in turn, so that smoothing averages over a deep ensemble at one pass per frame.
+    Every frame goes through the network once, for all tau: `deterministic` is that pass, `temporal` its mean over
+    frames, once per tau. With MC dropout of N members `mc_dropout` is the mean of N passes per frame, not smoothed, and
+    `mc_dropout_temporal` (VQ-BNN) smooths one pass per frame, whose masks differ from frame to frame. With further
+    networks (`members`) `ensemble` is the mean of all of them on every frame, and `ensemble_temporal` smooths one
+    network per frame, in turn: a deep ensemble at one pass per frame.
     Weights are normalised over the frames that exist, so that the first frames of a clip have fewer. Intervals resample
     blocks of frames, because neighbouring frames are dependent.
     """
@@ -58,14 +66,14 @@ class Stream(Probe):
     batch_size: ClassVar[int] = 16
     smallest: ClassVar[Mapping[str, Any]] = {"tau": "1", "timed": 0}
     headlines: ClassVar[Sequence[Headline]] = (
-        Headline("nll", "nll", {"prediction": 0, "tau": 0}, LOWER),
-        Headline("smoothed", "nll", {"prediction": 0, "tau": "best"}, LOWER, "at tau {tau:.4g}"),
-        Headline("ece", "ece", {"prediction": 0, "tau": 0}, LOWER),
-        Headline("smoothed ece", "ece", {"prediction": 0, "tau": "best"}, LOWER),
+        Headline("nll", "nll", {"method": "deterministic"}, LOWER),
+        Headline("smoothed", "nll", {"method": "best"}, LOWER, "at tau {tau:.4g}"),
+        Headline("ece", "ece", {"method": "deterministic"}, LOWER),
+        Headline("smoothed ece", "ece", {"method": "best"}, LOWER),
         *(
-            Headline(f"throughput {way.replace('_', ' ')}", f"frames_per_second_{way}",
-                     by="frames_per_second_deterministic")
-            for way in ("smoothed", "mc_dropout")
+            Headline(f"throughput {name.replace('_', ' ')}", "throughput", {"method": name},
+                     by="throughput at deterministic")
+            for name in ("temporal", "mc_dropout", "mc_dropout_temporal", "ensemble", "ensemble_temporal")
         ),
     )  # fmt: skip
 
@@ -97,49 +105,46 @@ class Stream(Probe):
 
     def plan(self, subject: Subject) -> Plan:
         classes = _refuse_other_than_frames(subject)
-        per_pair, frames, names = ("prediction", "tau"), len(subject), self._predictions(subject)
+        dims, frames, methods = ("method",), len(subject), self._methods(subject)
         named = {
             name: value for name, value in NAMES.items() if subject.dense or name.removesuffix("_frame") not in DENSE
         }
         quantities = {name: _quantity(*named[name]) for name in PER_FRAME if name in named}
-        quantities["terms"] = Quantity("sums of the calibration metrics", dims=(*per_pair, "term"))
-        axes = {"prediction": np.arange(len(names)), "tau": np.array(self._taus), "term": np.arange(TERMS)}
+        quantities["terms"] = Quantity("sums of the calibration metrics", dims=(*dims, "term"))
+        axes = {"method": np.arange(len(methods)), "term": np.arange(TERMS)}
         if subject.dense:
             axes["class"] = np.arange(classes)
             for name in ("intersection", "union"):
-                quantities[name] = Quantity(f"{name} of predicted and true pixels", "pixels", (*per_pair, "class"))
-        labels = {"name": (Quantity("prediction", dims=("prediction",)), np.array(names))}
-        scores = {name: named[name] for name in SCORES if name in named}
-        blocks = self._blocks(frames)
-        facts: dict[str, str | int | float] = {
-            "frames": frames, "blocks": int(blocks.max()) + 1, "block_length": self._block_length(frames),
-            "members": subject.members, "networks": 1 + len(self._others),
-        }  # fmt: skip
-        for way, seconds in _timed(subject, self).items() if self.timed else ():
-            facts[f"frames_per_second_{way}"] = 1 / median(seconds)
-            facts |= timing.facts(f"seconds_per_frame_{way}", seconds)
+                quantities[name] = Quantity(f"{name} of predicted and true pixels", "pixels", (*dims, "class"))
+        counts = {"past": self.past, "look_ahead": self.look_ahead, "frames": self.timed}
+        seconds = timing.prediction_time(subject, self._others, tau=self._taus[-1], **counts) if self.timed else {}
+        columns = zip(*((*one[:3], *_times(seconds.get(one.name, ()))) for one in methods), strict=True)
+        labels = {
+            key: (_summary(key, *about), np.array(column))
+            for (key, about), column in zip(OF_METHODS.items(), columns, strict=True)
+        }
+        blocks = {"blocks": int(self._blocks(frames).max()) + 1, "block_length": self._block_length(frames)}
         return Plan(
             over={"frame": np.arange(frames)},
             axes=axes,
             labels=labels,
             quantities=quantities,
             summaries={
-                **{key: _summary(key, *about) for name, about in scores.items() for key in suffixed(name)},
-                "best": Quantity("position of the tau with the lowest NLL of a smoothed pass; 0: none", dtype="int64"),
+                **{key: _summary(key, *named[name]) for name in SCORES if name in named for key in suffixed(name)},
+                "best": Quantity("position of the temporal method with the lowest NLL; 0: none", dtype="int64"),
             },
-            about={"tau": Quantity("decay of the weights; 0: no smoothing", "frames")},
-            facts=facts,
+            facts={"frames": frames, **blocks},
         )  # fmt: skip
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Frames in their order: each goes through the network once, and its probabilities are kept while needed."""
-        logs = FrameProbabilities(subject, networks_of(subject, self._others))
+        logs, methods = FrameProbabilities(subject, networks_of(subject, self._others)), self._methods(subject)
         at, before = -2, torch.empty(0)  # the frame that was smoothed last
         for frames, some in itertools.groupby((unit.index[0] for unit in units), logs.block):
             start = frames[0]
             if not self._opens(start) and at != start - 1:
-                before = self._smoothed(logs, logs.block(start - 1))[-1:]
-            now = self._smoothed(logs, frames)
+                before = self._smoothed(logs, methods, logs.block(start - 1))[-1:]
+            now = self._smoothed(logs, methods, frames)
             found = self._scores(subject, logs, frames, now, before)
             yield from ({name: values[t - start] for name, values in found.items()} for t in some)
             at, before = frames[-1], now[-1:]
@@ -147,28 +152,28 @@ class Stream(Probe):
     def _scores(
         self, subject: Subject, logs: FrameProbabilities, frames: range, now: Tensor, before: Tensor
     ) -> dict[str, np.ndarray]:
-        """What is stored of consecutive frames, (frame, prediction, tau, ...), `before` being the one before them."""
+        """What is stored of consecutive frames, (frame, method, ...), `before` being the one before them."""
         earlier = torch.cat([before if len(before) else torch.full_like(now[:1], torch.nan), now[:-1]])
         earlier[[self._opens(t) for t in frames]] = torch.nan
-        targets, each = logs.targets(frames), now.shape[1] * now.shape[2]
+        targets, each = logs.targets(frames), now.shape[1]
         boundary = None
         if subject.dense:
             near = torch.stack([near_boundary(target, self.boundary) for target in targets])
             boundary = near.repeat_interleave(each, dim=0)
         found = frame_scores(
-            now.flatten(0, 2), targets.repeat_interleave(each, dim=0), before=earlier.flatten(0, 2), boundary=boundary
+            now.flatten(0, 1), targets.repeat_interleave(each, dim=0), before=earlier.flatten(0, 1), boundary=boundary
         )
-        return {name: values.reshape(*now.shape[:3], *values.shape[1:]) for name, values in found.items()}
+        return {name: values.reshape(*now.shape[:2], *values.shape[1:]) for name, values in found.items()}
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """Scores over the finished frames with intervals, and their change by smoothing."""
         found = summaries(data, self._blocks(len(data["done"])), self.seed)
-        smoothed = found["nll"][0, 1:]
+        smoothed = found["nll"][1 : 1 + len(self._taus)]
         best = 1 + np.nanargmin(smoothed) if np.isfinite(smoothed).any() else 0
         return {**found, "best": best}
 
-    def _smoothed(self, logs: FrameProbabilities, frames: range) -> Tensor:
-        """Log probabilities of consecutive frames, (frames, prediction, tau, C, ...)."""
+    def _smoothed(self, logs: FrameProbabilities, methods: Sequence[Method], frames: range) -> Tensor:
+        """Log probabilities of consecutive frames, (frames, method, C, ...)."""
         found = []
         for (behind, ahead), some in itertools.groupby(frames, partial(self._reach, len(logs))):
             own = list(some)
@@ -176,8 +181,8 @@ class Stream(Probe):
             logs.forget(before=own[0] - behind - 1)
             windows = torch.stack([window[i : i + len(own)] for i in range(behind + ahead + 1)])
             offsets = torch.arange(-behind, ahead + 1)
-            every = [smoothed(windows, frame_weights(offsets, tau)) for tau in self._taus]
-            found.append(torch.stack(every, dim=2))
+            every = [smoothed(windows[:, :, one.prediction], frame_weights(offsets, one.tau)) for one in methods]
+            found.append(torch.stack(every, dim=1))
         return torch.cat(found)
 
     def _reach(self, frames: int, t: int) -> tuple[int, int]:
@@ -191,14 +196,18 @@ class Stream(Probe):
     def _opens(self, t: int) -> bool:
         return t % self.clip_length == 0 if self.clip_length else t == 0
 
-    def _predictions(self, subject: Subject) -> list[str]:
+    def _methods(self, subject: Subject) -> list[Method]:
+        """The network by itself, then with dropout masks or further networks: without smoothing, and by every tau."""
         if self._others and subject.members:
             raise OptionError(
                 f"--members {self.members} takes one network per frame, --mc-dropout {subject.members} one mask; drop "
                 "one"
             )
-        n = 1 + len(self._others)
-        return [*predictions(subject), *((f"ensemble, {n} networks", f"{n} networks, 1 per frame") if n > 1 else ())]
+        found = [Method("deterministic", 0.0, 1, 0), *(Method("temporal", tau, 1, 0) for tau in self._taus)]
+        if subject.members or self._others:
+            name, several = ("mc_dropout", subject.members) if subject.members else ("ensemble", 1 + len(self._others))
+            found += [Method(name, 0.0, several, 1), *(Method(f"{name}_temporal", tau, 1, 2) for tau in self._taus)]
+        return found
 
     @property
     def _others(self) -> tuple[str, ...]:
@@ -206,7 +215,7 @@ class Stream(Probe):
 
     @property
     def _taus(self) -> tuple[float, ...]:
-        return (0.0, *sorted(set(parse_numbers("tau", self.tau))))
+        return tuple(sorted(set(parse_numbers("tau", self.tau))))
 
     def _block_length(self, frames: int) -> int:
         """Frames per block: several times the window, whose frames share predictions, but at least five blocks."""
@@ -240,29 +249,26 @@ NAMES = {  # of scores: long name and units
     "interior_nll_frame": ("negative log likelihood away from boundaries in the frame", "nats"),
     "interior_accuracy_frame": ("accuracy away from boundaries in the frame",),
 }  # fmt: skip
+OF_METHODS = {  # likewise: the first fields of `Method`, and the numbers of `_times`
+    "method_name": ("method",), "tau": ("decay of the weights; 0: no smoothing", "frames"),
+    "passes": ("networks or dropout masks per frame",), "throughput": ("throughput", "frames/s"),
+    **dict.fromkeys((f"seconds_per_frame{end}" for end in ("", "_low", "_high")), ("prediction time of a frame", "s")),
+}  # fmt: skip
 
 
 def _quantity(long_name: str, units: str = "1") -> Quantity:
-    return Quantity(long_name, units, ("prediction", "tau"))
+    return Quantity(long_name, units, ("method",))
 
 
 def _summary(key: str, long_name: str, units: str = "1") -> Quantity:
     end = {"low": ", lower end of its 95 % interval", "high": ", upper end of its 95 % interval"}
-    changed = ", change by smoothing" if "_change" in key else ""
+    changed = ", change from the method without smoothing" if "_change" in key else ""
     return _quantity(f"{long_name}{changed}{end.get(key.rpartition('_')[2], '')}", units)
 
 
-def predictions(subject: Subject) -> list[str]:
-    """The kinds of predictions of one network."""
-    n = subject.members
-    return [DETERMINISTIC, *((f"MC dropout, {n} passes", "MC dropout, 1 pass") if n else ())]
-
-
-@weights_cache.once_per_weights
-def _timed(subject: Subject, probe: Stream) -> dict[str, list[float]]:
-    return prediction_time(
-        subject, tau=probe._taus[-1], past=probe.past, look_ahead=probe.look_ahead, frames=probe.timed
-    )
+def _times(seconds: Sequence[float]) -> list[float]:
+    """Frames per second, and the mean of the seconds with the ends of its interval; NaN without any."""
+    return [1 / median(seconds), *timing.facts("", seconds).values()] if seconds else [math.nan] * 4
 
 
 def _refuse_other_than_frames(subject: Subject) -> int:

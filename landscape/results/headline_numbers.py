@@ -232,9 +232,10 @@ def _measured(data: xr.Dataset, headline: Headline, place: Place, parts: Parts) 
     )
     name, where = (_words(data, text, place) for text in (headline.name, headline.where))
     if headline.by:
-        dims = data.variables[headline.by].dims if headline.by in data.variables else ()
-        at = {axis: word for axis, word in headline.at.items() if axis in dims}
-        below = next(_evaluated(data, Headline("", headline.by, at)), None)
+        by, _, there = headline.by.partition(" at ")
+        dims = data.variables[by].dims if by in data.variables else ()
+        at = {axis: there or word for axis, word in headline.at.items() if axis in dims}
+        below = next(_evaluated(data, Headline("", by, at)), None)
         return Measured(name, np.nan if below is None else value / below.value)
     unit, bounds = str(about.get("units", "1")), str(about.get("bounds", ""))
     for axis in place if unit == "1" else ():  # the rows of a table have units of their own

@@ -7,8 +7,8 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style, theme
-from landscape.plots.appearance import LINES, escaped, look_of
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.appearance import escaped, look_of
+from landscape.plots.figure import Axes, Figure, Look, Named
 
 MEANING = (
     "Scores of predictions that are averaged over neighbouring frames, against how far the average reaches: where the "
@@ -19,22 +19,30 @@ PANELS = {
     "nll": "negative log likelihood (nats)", "accuracy": "accuracy", "mean_iou": "mean IoU",
     "ece": "expected calibration error", "consistency": "consistency", "boundary_accuracy": "accuracy near boundaries",
 }  # fmt: skip
-WAYS = ("deterministic", "smoothed", "mc_dropout")  # of predictions whose time is stored
+WORDS = {  # of methods, with their passes per frame
+    "deterministic": "one pass", "temporal": "one pass, smoothed",
+    "mc_dropout": "MC dropout, {} passes", "mc_dropout_temporal": "one dropout mask, smoothed",
+    "ensemble": "{} networks", "ensemble_temporal": "one of the networks, smoothed",
+}  # fmt: skip
+LINES: dict[str, tuple[str, Named]] = {  # method -> the one that smooths one pass per frame, and the style of both
+    "deterministic": ("temporal", "-"), "mc_dropout": ("mc_dropout_temporal", "--"),
+    "ensemble": ("ensemble_temporal", "-."),
+}  # fmt: skip
 
 
 def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, score: str = "nll") -> Axes:
-    """Draw one score over tau, a line per kind of prediction; the thin level lines are without smoothing."""
+    """Draw one score over tau, a line per smoothed method; the thin level lines are without smoothing."""
     look = look or look_of(data)
-    taus = data["tau"].values[1:]
-    for i, line in zip(range(data.sizes["prediction"]), LINES, strict=False):
-        one = data.isel(prediction=i)
-        value, plain = one[score].values[1:], float(one[score].values[0])
-        low, high = (plain + one[f"{score}_change_{end}"].values[1:] for end in ("low", "high"))
-        ax.fill_between(taus, low, high, color=look.color, alpha=0.13, linewidth=0)
-        ax.plot(taus, value, color=look.color, linestyle=line, marker=look.marker)
-        ax.axhline(plain, color=look.color, linestyle=line, linewidth=0.6, alpha=0.7)
+    names, taus = data["method_name"].values, data["tau"].values
+    for name, (smoothed, line) in LINES.items():
+        at = names == smoothed
+        for plain in data[score].values[names == name]:  # one, or none
+            low, high = (plain + data[f"{score}_change_{end}"].values[at] for end in ("low", "high"))
+            ax.fill_between(taus[at], low, high, color=look.color, alpha=0.13, linewidth=0)
+            ax.plot(taus[at], data[score].values[at], color=look.color, linestyle=line, marker=look.marker)
+            ax.axhline(plain, color=look.color, linestyle=line, linewidth=0.6, alpha=0.7)
     ax.set_xscale("log", base=2)
-    ax.set_xticks(taus, [f"{tau:g}" for tau in taus])
+    ax.set_xticks(taus[names == "temporal"], [f"{tau:g}" for tau in taus[names == "temporal"]])
     ax.minorticks_off()
     ax.set(xlabel="tau (frames)", ylabel=PANELS[score])
     return ax
@@ -43,16 +51,17 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, score: str = "
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per score, all networks in each."""
     shown = [name for name in PANELS if any(name in data for data in results)]
-    kinds = kinds_of(results)
-    # colours and markers are of networks, line styles of predictions
+    # colours and markers are of networks, line styles of methods
     legend = [replace(look, line=" ") for look in looks]
-    legend += [Look(kind, theme.muted(), "", line) for kind, line in zip(kinds, LINES, strict=False)]
-    styles = "; ".join(f"{style.LINE_WORDS[line]}: {kind}" for kind, line in zip(kinds, LINES, strict=False))
+    known = words_of(results)
+    styles = {line: f"{known[to]}; thin: {known[name]}" for name, (to, line) in LINES.items() if {name, to} <= {*known}}
+    legend += [Look(words, theme.muted(), "", line) for line, words in styles.items()]
+    lines = ". ".join(f"{style.LINE_WORDS[line].capitalize()}: {words}" for line, words in styles.items())
     note = (
-        f"Line styles are predictions ({escaped(styles)}); thin lines are without smoothing over time. Bands: 95 % "
-        f"intervals of the paired change by smoothing, from resampled blocks of frames. {window(results[0])}"
+        f"{lines}. Bands: 95 % intervals of the paired difference from the thin line, from resampled blocks of frames. "
+        f"{window(results[0])}"
     )
-    timed = any(f"seconds_per_frame_{WAYS[0]}" in data.attrs for data in results)
+    timed = any(np.isfinite(data["seconds_per_frame"]).any() for data in results)
     if timed:
         note += " Prediction time: means over single frames, with 95 % intervals; MC dropout includes its frozen masks."
     count = len(shown) + timed
@@ -68,39 +77,36 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def draw_time(results: Sequence[xr.Dataset], ax: Axes, looks: Sequence[Look]) -> Axes:
-    """Draw the seconds that a prediction takes: of one pass, with smoothing over time, and of all dropout masks."""
-    members = dict.fromkeys(str(data.attrs.get("members", 0)) for data in results if int(data.attrs.get("members", 0)))
-    names = {WAYS[0]: "one pass", WAYS[1]: "one pass,\nsmoothed"}
-    if members:
-        names[WAYS[2]] = f"MC dropout,\n{' or '.join(members)} passes"
+    """Draw the seconds that a prediction takes, by method."""
+    names = words_of(results)
     everything = []
     for turn, (data, look) in enumerate(zip(results, looks, strict=True)):
         shift = 0.3 * (turn - (len(results) - 1) / 2) / max(len(results), 2)
-        value, low, high = (
-            np.array([float(data.attrs.get(f"seconds_per_frame_{way}{end}", np.nan)) for way in names])
-            for end in ("", "_low", "_high")
-        )
+        _, first = np.unique(data["method_name"].values.astype(str), return_index=True)  # the time is that of every tau
+        one = data.isel(method=np.sort(first))
+        y = [[*names].index(name) + shift for name in one["method_name"].values]
+        value, low, high = (one[f"seconds_per_frame{end}"].values for end in ("", "_low", "_high"))
         ax.errorbar(
-            np.arange(len(names)) + shift, value, yerr=broken.bars(value, low, high),
+            value, y, xerr=broken.bars(value, low, high),
             color=look.color, marker=look.marker, linestyle="none", elinewidth=0.8,
         )  # fmt: skip
         everything.append(value)
-    ax.set_xticks(range(len(names)), list(names.values()), fontsize=style.SMALL)
-    ax.set(ylabel="prediction time (s per frame)", xlim=(-0.5, len(names) - 0.5))
-    style.log_if_wide(ax, np.concatenate(everything))
-    if ax.get_yscale() == "linear":
-        ax.set_ylim(bottom=0.0)
+    ax.set_yticks(range(len(names)), [one.replace(", ", ",\n") for one in names.values()], fontsize=style.SMALL)
+    ax.set(xlabel="prediction time (s per frame)", ylim=(len(names) - 0.5, -0.5))
+    if style.is_wide(np.concatenate(everything)):
+        ax.set_xscale("log")
+    else:
+        ax.set_xlim(left=0.0)
     return ax
 
 
-def kinds_of(results: Sequence[xr.Dataset]) -> list[str]:
-    """What each line style is, by the position of the prediction: the number of passes may differ between networks."""
-    most = max(data.sizes["prediction"] for data in results)
-    found = []
-    for i in range(most):
-        names = dict.fromkeys(str(name) for data in results for name in data["name"].values[i : i + 1])
-        found.append(" or ".join("one deterministic pass" if name == "deterministic" else name for name in names))
-    return found
+def words_of(results: Sequence[xr.Dataset]) -> dict[str, str]:
+    """All methods in words, with their passes per frame, whose number may differ between networks."""
+    passes: dict[str, dict[str, None]] = {}
+    for data in results:
+        for name, count in zip(data["method_name"].values, data["passes"].values, strict=True):
+            passes.setdefault(name, {})[str(count)] = None
+    return {name: escaped(WORDS.get(name, name)).replace("{}", " or ".join(some)) for name, some in passes.items()}
 
 
 def window(data: xr.Dataset) -> str:
@@ -114,5 +120,5 @@ def window(data: xr.Dataset) -> str:
 
 def notes(data: xr.Dataset) -> dict[str, str]:
     """The prediction time."""
-    seconds = float(data.attrs.get("seconds_per_frame_deterministic", np.nan))
+    seconds = float(data["seconds_per_frame"].values[0])
     return {"seconds per frame": f"{seconds:.4g}"} if np.isfinite(seconds) else {}

@@ -26,15 +26,15 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
     length = int(parameters_of(data).get("clip_length", 0))
     for start in range(length, min(MOST, data.sizes["frame"]), length) if length else ():
         ax.axvline(start - 0.5, color=theme.missing(), linewidth=0.6)
-    frames = data.isel(prediction=0, frame=slice(MOST))
+    frames = data.isel(frame=slice(MOST))
     x = frames["frame"].values
     for row, (i, color, width) in enumerate(((0, "0.55", 0.7), (int(data["best"]), look.color, 1.2))):
-        p = np.exp(-frames["frame_nll"].isel(tau=i).values)
+        p = np.exp(-frames["frame_nll"].isel(method=i).values)
         for clip in range(int(x[-1]) // length + 1 if len(x) and length else 1):  # lines pass frames without a label
             there = np.isfinite(p) & ((x // length == clip) if length else True)
             marker = "." if there.sum() == 1 else ""
             ax.plot(x[there], p[there], color=color, linewidth=width, marker=marker)
-        wrong = x[frames["frame_accuracy"].isel(tau=i).values < 0.5]
+        wrong = x[frames["frame_accuracy"].isel(method=i).values < 0.5]
         ax.plot(wrong, np.full(len(wrong), -0.12 + 0.06 * row), "|", color=color, markersize=4, markeredgewidth=0.8)
     ax.set(
         xlabel="frame", ylabel="p of the true class", ylim=(-0.18, 1.02), xlim=(x[0] - 1, x[-1] + 1) if len(x) else None
