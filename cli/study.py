@@ -36,20 +36,21 @@ Out = Annotated[
 ]
 DataRoot = Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:1")]
+SEEDS = r"(?:-s\d+)?$"  # what networks of one name differ in; those without seeds are groups of one
 NEW = """# A study: landscape study run FILE. What is done is kept and not repeated.
 title = "{title}"
 {data}
 {networks}
 [measure.surface]          # any probe, with its options: landscape PROBE --help-all
 samples = 256
-[measure.hessian]
+resolution = 15
+[measure.trace]
 samples = 256
-batches = 4
 [measure.calibration]
 
 [numbers]                  # of every network: headline numbers in brackets, stored quantities after a dot
 height = "surface['height at 0.5']"
-sharpness = "ln(hessian['largest eigenvalue'])"
+sharpness = "trace.trace"
 accuracy = "calibration['accuracy']"
 
 [[compare]]                # the first minus the second, paired by seed
@@ -270,8 +271,9 @@ def illustrate(study: StudyFile, found: Conducted, results: Path, each: Each, wo
     from landscape.plots import FIGURES, drawing, report
 
     folder, names = results.parent / "figures", study.figures or drawing.NAMES
+    group = [SEEDS] if any(len(one.seeds) > 1 for one in study.networks.values() if one.measured) else []
     shares = [study.figures] if each is map else [names[k::workers] for k in range(workers)]  # each reads results once
-    drawn = each(partial(_drawn, results, folder), shares) if results.exists() else ()
+    drawn = each(partial(_drawn, results, folder, group), shares) if results.exists() else ()
     figures = [path for paths in drawn for path in paths]
     for name in ("correlations", "diagrams"):
         figures += drawing.draw_page(name, getattr(found, name), folder)
@@ -279,15 +281,15 @@ def illustrate(study: StudyFile, found: Conducted, results: Path, each: Each, wo
     if results.exists():
         live = {name for name, figure in FIGURES.items() if figure.live}  # which the page draws by itself
         others = [path for path in figures if path.stem not in live]
-        page = report.report(results, results.with_name("report.html"), others, examine([results]))
+        page = report.report(results, results.with_name("report.html"), others, examine([results]), group)
         written = [str(results), *written, str(page)]
     say(", ".join(written), quiet=quiet or not written)
 
 
-def _drawn(results: Path, folder: Path, names: Sequence[str]) -> list[Path]:
+def _drawn(results: Path, folder: Path, group: Sequence[str], names: Sequence[str]) -> list[Path]:
     from landscape.plots import drawing
 
-    return drawing.draw(results, folder, figures=names)
+    return drawing.draw(results, folder, figures=names, group=group)
 
 
 def _tables(results: Path, *names: str) -> list[Any]:

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import synthetic
 
+from landscape.headline import FLATTER
+from landscape.plots.comparison.comparison import GroupMean
 from landscape.plots.report import findings, next_steps, page, report
 from landscape.plots.report.next_steps import command_to_measure
 from landscape.probes import probe_class
 from landscape.results import reader
+from landscape.results.headline_numbers import Measured
 from landscape.results.run_key import chosen
 from landscape.statistics.flatness import MEASURES
+from landscape.statistics.seed_groups import mean_interval
 from landscape.subject.spec import Spec
 
 pytestmark = pytest.mark.slow
@@ -55,6 +59,19 @@ def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_
     unsure = synthetic.changed(few, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
     assert answer(unsure, "flatter").certainty == "cannot tell"
     assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
+
+
+def test_of_groups_the_spread_over_seeds_tells_and_not_the_errors_of_networks() -> None:
+    def means(spread: float) -> list[GroupMean]:
+        like = Measured("height at 0.5", 1.0, 9.0, -9.0, 9.0, reading=FLATTER)
+        values = {"a": (1.0, 1.0 + spread, 1.0 - spread), "b": (2.0, 2.0 + spread, 2.0 - spread)}
+        ends = {group: mean_interval(np.array(of)) for group, of in values.items()}
+        return [GroupMean("surface", 0, group, like, of, *ends[group]) for group, of in values.items()]
+
+    sure, unsure = (findings.flatter([], means(spread)) for spread in (0.05, 2.0))
+    assert "over seeds" in sure.question
+    assert (sure.certainty, unsure.certainty) == ("certain", "cannot tell")
+    assert sure.answer[0] == "a is the flattest by height at 0.5 (surface)."
 
 
 def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Path) -> None:

@@ -77,11 +77,13 @@ def loss_at_chance(result: Result) -> Iterator[Finding]:
         return
     error = float(loss.std(ddof=1) / math.sqrt(len(loss))) if len(loss) > 1 else 0.0
     margin = stdtrit(len(loss) - 1, 1 - LEVEL) * error if len(loss) > 1 else 0.0
+    among = f" ± {margin:.2g} over {len(loss)} mini-batches" if margin else ""
     if loss.mean() + margin >= chance and loss.mean() > chance / 2:
         yield _knows_nothing(
             result, "suspicious",
-            f"the mean loss {loss.mean():.3g} is not below that of guessing, log {result.classes} = "
-            f"{chance:.3g}: these are eigenvalues of a network that knows nothing", " --split train",
+            f"the mean loss {loss.mean():.3g}{among} is not certainly below that of "
+            f"guessing, log {result.classes} = {chance:.3g}: these may be eigenvalues of a network that knows nothing",
+            " --split train",
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import xarray as xr
 
 from landscape.plots.comparison import grouping, networks
-from landscape.plots.comparison.comparison import REAL, GroupMean, compare_results
+from landscape.plots.comparison.comparison import REAL, GroupMean
 from landscape.plots.comparison.rows import MINUS, letter, outdated, signed
 from landscape.plots.report.markup import Html, element, join
 from landscape.results.stored_table import rows_of
@@ -36,12 +36,12 @@ def comparisons(stored: Sequence[tuple[str, xr.Dataset]]) -> Html:
     return element("section", heading, *tables, element("p", NOTE, class_="note"), id="compared")
 
 
-def group_means(stored: Sequence[tuple[str, xr.Dataset]], groups: grouping.Groups | None) -> Html:
+def group_means(means: Sequence[GroupMean], groups: grouping.Groups | None) -> Html:
     """Every headline number as the mean of each group over its seeds, one row per number and protocol."""
     if groups is None:
         return Html("")
     rows: dict[tuple[str, int, str], dict[str, GroupMean]] = {}
-    for mean in compare_results(stored, group=groups.rules).means:
+    for mean in means:
         rows.setdefault((mean.probe, mean.protocol, mean.like.name), {})[mean.group] = mean
     heads = ("probe", "number", *groups.members)
     head = element("tr", *(element("th", element("span", name, class_="title"), scope="col") for name in heads))
@@ -49,8 +49,8 @@ def group_means(stored: Sequence[tuple[str, xr.Dataset]], groups: grouping.Group
     for (probe, position, number), cells in rows.items():
         like = next(iter(cells.values())).like
         name = f"{number}{f' ({like.unit})' if like.unit else ''}{f' [{letter(position)}]' if position else ''}"
-        means = (_mean(cells.get(group), len(members)) for group, members in groups.members.items())
-        lines.append(element("tr", element("td", probe), element("td", name), *means))
+        row = (_mean(cells.get(group), len(members)) for group, members in groups.members.items())
+        lines.append(element("tr", element("td", probe), element("td", name), *row))
     body = element("table", element("thead", head), element("tbody", join(lines)), class_="sortable")
     said = "; ".join(f"{name}: {', '.join(members)}" for name, members in groups.members.items())
     note = (

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -11,11 +11,13 @@ import numpy as np
 import xarray as xr
 
 from landscape.headline import FLATTER, FLATTER_ABOVE
+from landscape.plots.comparison.comparison import GroupMean
 from landscape.plots.report import next_steps, protocols, table
 from landscape.plots.report.next_steps import listed, unfinished
 from landscape.results import reader
 from landscape.results.headline_numbers import Measured, measured, number
 from landscape.statistics import intervals, paired
+from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.stored import count_of, error_of
 
 Stored = Sequence[tuple[str, xr.Dataset]]
@@ -36,20 +38,20 @@ class Finding:
     number: str = ""  # the sentence of the answer that has a number with its 95 % interval, where one has
 
 
-def findings(stored: Stored, file: Path) -> list[Finding]:
+def findings(stored: Stored, file: Path, means: Sequence[GroupMean] = ()) -> list[Finding]:
     """Which network is flatter, whether two are in one basin, what filters, what matters most, and what to run next."""
     names = table.checkpoints(reader.by_checkpoint(list(stored)))
     ordered = [(name, data) for name, (_, data) in zip(names, reader.by_checkpoint(list(stored)), strict=True)]
-    return [flatter(ordered), basins(ordered), filters(ordered), matters(ordered), _next(ordered, file)]
+    return [flatter(ordered, means), basins(ordered), filters(ordered), matters(ordered), _next(ordered, file)]
 
 
-def flatter(ordered: Stored) -> Finding:
-    """Which network is flatter, by every measure of flatness of two networks or more under one protocol."""
-    question = "Which network is flatter, and is that certain?"
+def flatter(ordered: Stored, means: Sequence[GroupMean] = ()) -> Finding:
+    """Which network is flatter, by every measure of flatness of two networks, or groups, or more under one protocol."""
+    question = f"Which network is flatter{', over seeds' * bool(means)}, and is that certain?"
     winners: dict[str, list[str]] = {}
     sharper: set[str] = set()  # networks that some measure finds sharper than another network
     unsure, detail, number_said = [], [], ""
-    for title, compared in _measures(ordered).items():
+    for title, compared in (_group_measures(means) if means else _measures(ordered)).items():
         reading = next(iter(compared.values())).reading
         ranked = sorted(compared.items(), key=lambda item: item[1].value, reverse=reading == FLATTER_ABOVE)
         (first, flattest), others = ranked[0], ranked[1:]
@@ -192,6 +194,18 @@ def _measures(ordered: Stored) -> dict[str, dict[str, Measured]]:
         if len(most) > 1 and values not in [{n: one.value for n, one in other.items()} for other in found.values()]:
             found[f"{title} ({probe})"] = most
     return found
+
+
+def _group_measures(means: Sequence[GroupMean]) -> dict[str, dict[str, Measured]]:
+    """Every measure of flatness with the mean of every group over its seeds, and its error over them."""
+    found: dict[str, dict[str, Measured]] = {}
+    for one in means:
+        if one.like.reading in (FLATTER, FLATTER_ABOVE) and one.protocol == 0 and len(one.values) > 1:
+            _, error = mean_and_standard_error(np.array(one.values))
+            found.setdefault(f"{one.like.name} ({one.probe})", {})[one.group] = replace(
+                one.like, value=one.mean, error=float(error), low=one.low, high=one.high, n=len(one.values)
+            )
+    return {title: compared for title, compared in found.items() if len(compared) > 1}
 
 
 def _difference(data: xr.Dataset, name: str, i: int, j: int) -> tuple[float, float, float, float]:

@@ -11,6 +11,7 @@ from typing import Any
 import xarray as xr
 
 from landscape.plots import FIGURES, IMPORTED, appearance, headlines, over_seeds
+from landscape.plots.comparison.comparison import compare_results
 from landscape.plots.comparison.grouping import drawn_groups
 from landscape.plots.report import compared, panels, sections
 from landscape.plots.report.findings import findings
@@ -45,11 +46,12 @@ def document(
     table = comparison(ordered, numbered)
     static = sections.by_probe(figures, named)
     drawn = sections.figure_sections(static, numbered, file)
-    tested, over = compared.comparisons(stored), compared.group_means(ordered, groups)
+    found = compare_results(ordered, group=groups.rules).means if groups else ()
+    tested, over = compared.comparisons(stored), compared.group_means(found, groups)
     also = [("checks", "Checks")] * (examined is not None) + [("groups", "Means over seeds")] * bool(over)
     also += [("compared", "Differences, tested")] * bool(tested)
     body = [
-        sections.answers(findings(ordered, file), parts),
+        sections.answers(findings(ordered, file, found), parts),
         *([] if examined is None else [checks(examined, file)]),
         sections.checkpoint_table(table),
         over,

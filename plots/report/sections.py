@@ -36,7 +36,10 @@ def copied(command: str) -> Html:
 def answers(found: Sequence[Finding], live: Sequence[str]) -> Html:
     """The first questions with their answers."""
     blocks = []
+    lacking = [element("li", f"{one.question} {one.answer[0]}") for one in found if one.certainty == "not measured"]
     for finding in found:
+        if finding.certainty == "not measured":
+            continue
         sure = {"certain": "certain, as far as the errors say", "mixed": "not certain throughout"}
         mark = element(
             "span", sure.get(finding.certainty, finding.certainty), class_="sure", data_sure=finding.certainty
@@ -53,8 +56,10 @@ def answers(found: Sequence[Finding], live: Sequence[str]) -> Html:
                 element("p", element("a", "See it below", href=f"#{finding.section}"), class_="live", hidden=True)
             )
         blocks.append(element("article", *parts))
+    blocks += [element("article", element("h3", "What they do not say"), element("ul", *lacking))] if lacking else []
     note = (
-        "Intervals are 95 % over samples or mini-batches of one trained network; every comparison stands by itself. "
+        "Intervals are 95 %: over seeds where that is said, else over samples or mini-batches of one trained network; "
+        "every comparison stands by itself. "
         "Another training run, another plane or another protocol may say something else."
     )
     return element(
