@@ -448,6 +448,21 @@ def test_a_pickled_module_finds_its_class_where_the_command_runs(mine: Path, mon
         landscape.load(mine / "whole.pt", data="elsewhere.py:data", trust_pickle=True)
 
 
+@pytest.mark.parametrize(
+    ("module", "where"), [("__main__", "of the script that saved it"), ("mine", "of the module mine, which has none")]
+)
+def test_a_pickled_module_whose_class_is_not_found_names_it(
+    mine: Path, module: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, home = type("Lost", (torch.nn.Linear,), {"__module__": module}), ModuleType(module)
+    monkeypatch.setitem(sys.modules, module, home)
+    vars(home)["Lost"] = kind
+    torch.save(kind(2, 2), "whole.pt")
+    del vars(home)["Lost"]
+    with pytest.raises(ValueError, match=f"needs the class Lost {where}.* name the class with --model file.py:Lost"):
+        landscape.load(mine / "whole.pt", **DATA, trust_pickle=True)
+
+
 def test_a_plain_pickle_says_what_it_is(mine: Path) -> None:
     (mine / "weights.pkl").write_bytes(pickle.dumps({"weight": [1.0, 2.0]}))
     with pytest.raises(ValueError, match=r"is not a readable checkpoint .* expected a file written by torch.save"):

@@ -18,7 +18,7 @@ from landscape.layers.forward_hooks import feature_hooks
 from landscape.layers.selection import layers_of
 from landscape.plots.headlines import with_intervals
 from landscape.probes import geometry
-from landscape.probes.geometry import DIMENSIONS, OF_CLASSES, Geometry
+from landscape.probes.geometry import DIMENSIONS, FEW, OF_CLASSES, Geometry
 from landscape.results.headline_numbers import measured
 from landscape.statistics import feature_dimension
 from landscape.statistics.feature_dimension import (
@@ -313,6 +313,12 @@ def test_without_classes_or_a_linear_classifier_the_dimensions_are_left() -> Non
 def test_too_few_images_are_refused(images: int) -> None:
     with pytest.raises(ValueError, match=f"geometry needs at least 4 images, got {images}; raise --samples"):
         Geometry().plan(vit(samples=images))
+
+
+def test_one_sample_per_class_is_the_reason_that_is_said_once() -> None:
+    subject = passage(torch.randn(6, 6, 4, 4, dtype=torch.float64), batch_size=6)
+    found = run_probe(Geometry(), Subject(subject.model, [(subject.batches[0][0], torch.arange(6))]))
+    assert {found[f"{name}_unmeasured"] for name in ("nc1", "head_nc1", "class_separation")} == {FEW}
 
 
 def test_features_that_are_not_finite_give_no_numbers() -> None:

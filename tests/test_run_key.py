@@ -1,6 +1,7 @@
 """The run key: what changes the digest of a result, its group and its label."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from landscape.checkpoints.raw_files import file_sha256
 from landscape.plots.report.table import checkpoints
 from landscape.probes import PROBES, probe_class
 from landscape.results import reader
-from landscape.results.run_key import Outcome, safe_label
-from landscape.running.run import digest, run
+from landscape.results.run_key import OPTIONS, Outcome, safe_label
+from landscape.running.run import digest, run, run_key
 from landscape.subject.loading import load as loading
 from landscape.subject.loading.identity import weights_sha256
 from landscape.subject.subject import Subject
@@ -127,6 +128,13 @@ def test_options_that_cannot_matter_do_not_enter_the_run_key(
     name: str, parameters: dict[str, Any], snapshots: Path, reference: dict[str, str]
 ) -> None:
     assert digest(small(name, **parameters), loaded(snapshots)) == reference[name]
+
+
+def test_a_backend_that_autotuning_chose_is_no_option_of_the_command(snapshots: Path) -> None:
+    made = {"choices": json.dumps({"hvp": "double-backward"})}
+    for choices, stored in ((made, False), (None, True)):
+        about = run_key(small("hessian", hvp="double-backward"), loaded(snapshots), "", choices).attributes
+        assert ("hvp" in json.loads(about[OPTIONS])) == stored
 
 
 def test_equal_parameters_in_two_spellings_have_one_run_key(snapshots: Path, reference: dict[str, str]) -> None:

@@ -136,7 +136,15 @@ def _trusted(path: Path) -> Any:
             "folder that has it, or save the state_dict() of the model and name that with --model"
         ) from None
     except Exception as error:  # a truncated file is an OSError, or whatever its reader raises
-        raise unreadable(path, str(error) or type(error).__name__) from None
+        lacking = re.search(r"Can't get attribute '([\w.]+)' on <module '([\w.]+)'", str(error))
+        if lacking is None:
+            raise unreadable(path, str(error) or type(error).__name__) from None
+        name, module = lacking.groups()
+        where = "the script that saved it" if module == "__main__" else f"the module {module}, which has none here"
+        raise ValueError(
+            f"{path} needs the class {name} of {where}; save the state_dict() of the model there, and name the class "
+            f"with --model file.py:{name}"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights
 
+LEAST_CLASSES = 2  # with at least two samples each
+FEW = "fewer than two classes have two samples"
 DIMENSIONS = {
     "effective_rank": "effective rank of the features",
     "participation_ratio": "participation ratio of the features' covariance",
@@ -190,8 +192,11 @@ class Geometry(Probe):
             result[name], result[f"{name}_se"] = (np.array([row[name][k] for row in rows[:layers]]) for k in (0, 1))
         for name, estimate in (rows[layers] if len(rows) > layers else {}).items():
             result[f"{HEAD}{name}"], result[f"{HEAD}{name}_se"] = estimate
-        why = (
-            (f"{HEAD if at == layers else ''}{name}", label, _why(name, used["features"][:, place == at]))
+        few = labels[0] is not None and len(labels[0].known) < LEAST_CLASSES  # whatever the layer
+        why = dict.fromkeys(
+            (f"{HEAD if at == layers else ''}{name}", "", FEW)
+            if few and name not in DIMENSIONS
+            else (f"{HEAD if at == layers else ''}{name}", label, _why(name, used["features"][:, place == at]))
             for at, (row, label) in enumerate(zip(rows, (*data["name"], ""), strict=False))
             for name, (value, _) in row.items()
             if np.isnan(value)

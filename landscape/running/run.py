@@ -13,7 +13,20 @@ from typing import Any, TypeAlias
 
 from landscape.headline import stored_headlines
 from landscape.options import OptionError, forecast_level
-from landscape.probe import WHOLE, Autotunes, Estimates, Plan, Probe, Reduces, Shard, Stages, Unit, Values, report_units
+from landscape.probe import (
+    WHOLE,
+    Autotunes,
+    Estimates,
+    Identifies,
+    Plan,
+    Probe,
+    Reduces,
+    Shard,
+    Stages,
+    Unit,
+    Values,
+    report_units,
+)
 from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
 from landscape.results import group as groups
@@ -199,7 +212,9 @@ def run_key(
         **stored_headlines(probe.headlines),
     }
     if probe.name in PROBES and (spec := subject.spec) is not None and (spec.checkpoint or spec.model):
-        attributes[OPTIONS] = json.dumps(chosen(probe, spec), default=str)
+        unasked = _unasked(probe, subject, choices)
+        asked = {name: value for name, value in chosen(probe, spec).items() if name not in unasked}
+        attributes[OPTIONS] = json.dumps(asked, default=str)
     if probe.differentiates and (found := disagreement(subject)):
         attributes["derivatives"] = found
     if probe.params:
@@ -210,6 +225,13 @@ def run_key(
         probe.name, readable_label(label or subject.label), digest(probe, subject, weights), probe.plan(subject),
         attributes, relabel=bool(label),
     )  # fmt: skip
+
+
+def _unasked(probe: Probe, subject: Subject, choices: Mapping[str, str] | None) -> set[str]:
+    """What autotuning chose that changes no number, so that no command needs it."""
+    made = json.loads(choices["choices"]) if choices else {}
+    known = probe.identity(subject) if made and isinstance(probe, Identifies) else {}
+    return {name for name in made if known.get(name, name) is None}
 
 
 def reduce_of(name: str, parameters: Mapping[str, Any]) -> Reduce | None:
