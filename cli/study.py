@@ -36,6 +36,7 @@ Out = Annotated[
 ]
 DataRoot = Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:1")]
+BARE = re.compile(r"[\w-]+", re.ASCII)  # a key of TOML without quotes
 SEEDS = r"(?:-s\d+)?$"  # what networks of one name differ in; those without seeds are groups of one
 NEW = """# A study: landscape study run FILE. What is done is kept and not repeated.
 title = "{title}"
@@ -123,10 +124,8 @@ def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debu
     study = study_named(file, checkpoint, data_root=data_root)
     steps = steps_of(study, study.claims)
     trainings = sum(step.endswith(" training") for step in steps)
-    counts = {"network": len(study.networks), "training": trainings, "measurement": len(steps) - trainings,
-              "claim": len(study.claims)}  # fmt: skip
-    words = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
-    typer.echo(f"{study.title}: {', '.join(words)}")
+    typer.echo(f"{study.title}: {len(study.networks)} networks, {trainings} trainings, "
+               f"{len(steps) - trainings} measurements, {len(study.claims)} claims")  # fmt: skip
 
 
 @app.command()
@@ -176,7 +175,9 @@ def new(
     for one, (name, _) in zip(compare, pairs, strict=True):
         if not re.fullmatch(NAME, name) or [name for name, _ in pairs].count(name) > 1:
             raise invalid("compare", one, "names of groups that differ, of letters, digits, spaces and . + - _")
-    tables = [f"[networks.'{name}']\nfiles = {_text(Path(pattern).absolute())}\n" for name, pattern in pairs]
+    keyed = [(name if BARE.fullmatch(name) else repr(name), Path(pattern).absolute()) for name, pattern in pairs]
+    tables = [f"[networks.{key}]\nfiles = {_text(pattern)}\n" for key, pattern in keyed]
+    tables.append('# [load]                   # of checkpoints that hold weights only\n# model = "mine.py:model"\n')
     names = [name for name, _ in pairs] or ["sam", "sgd"]
     if not pairs:
         tables = [TRAINED]

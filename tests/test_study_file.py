@@ -71,6 +71,7 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("[numbers]", "[number]", "there is no number; expected one of .*; did you mean numbers?"),
         ('files = "b-*.pt"', 'files = "c-*.pt"', "no file matches c-"),
         ('files = "b-*.pt"', 'files = "b-0.pt"', "b is a group of one"),
+        ('files = "b-*.pt"', 'files = "b-[1-3].pt"', "files pair in the order of their names, but a has 4 and b has 3"),
         ('files = "b-*.pt"', "", "neither a model to train nor files"),
         ('files = "b-*.pt"', 'model = "resnet_dem"', "similar names: resnet_demo"),
         ('files = "b-*.pt"', 'model = "resnet_demo"\nlearning = 1', "there is no learning"),
@@ -199,6 +200,15 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
     samples = "t"
     with pytest.raises(ValueError, match="the data changed since a-s0 trace was measured"):
         conduct(study, out, **how)
+
+
+def test_pairs_that_all_differ_by_the_same_have_no_spread_and_are_not_missing(tmp_path: Path) -> None:
+    def measure(probe: str, file: Path, **_: Any) -> xr.Dataset:
+        return made(tmp_path, file.name[0], 0)
+
+    how: Any = {"train": None, "measure": measure, "quiet": True}
+    text, *_ = conduct(study_of(written(tmp_path), names_of_results), tmp_path / "out", **how)
+    assert "| sharpness | +0.5 |  | **no spread over seeds** |" in text
 
 
 def test_checkpoints_of_the_command_are_networks_measured_over_values_and_otherwise_where_one_does_not_apply(

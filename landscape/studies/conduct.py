@@ -289,7 +289,9 @@ def _compared(names: Sequence[str], numbers: Sequence[str], values: dict[tuple[s
             found.append(seed_groups.two_groups(*(row[np.isfinite(row)] for row in pairs)))
     rows = []
     for number, one, p in zip(numbers, found, seed_groups.holm([one.p for one in found]), strict=True):
-        verdict = "seeds are missing" if math.isnan(p) else "real" if p < 1 - LEVEL else "cannot be told apart"
-        rows.append((number, rounding.interval(one.value, one.low, one.high, sign=True), f"{p:.2g}", f"**{verdict}**"))
+        untested = "seeds are missing" if not one.method else "no spread over seeds" if one.value else "equal"
+        verdict = untested if math.isnan(p) else "real" if p < 1 - LEVEL else "cannot be told apart"
+        shown = "" if math.isnan(p) else f"{p:.2g}"
+        rows.append((number, rounding.interval(one.value, one.low, one.high, sign=True), shown, f"**{verdict}**"))
     head = (f"{names[0]} - {names[1]}", "difference [95 %], paired by seed", "p (Holm)", "verdict")
     return "\n".join(["", *markdown(head, rows), ""])

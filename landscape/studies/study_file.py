@@ -3,7 +3,7 @@
 The file is TOML, see `docs/studies.md`. Its tables become the objects of `claims` and expressions; nothing runs here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -208,6 +208,7 @@ def _claim(table: Table, study: StudyFile, known: Mapping[str, Known]) -> Claim:
             with within(expression.text):
                 needs |= dict.fromkeys(study.needs(network, key))
         _check_taken(expression, known, study.networks)
+        _check_pairs((name for name, _ in expression.chains), study.networks)
 
         def compute(results: Results) -> float:
             return expression.value({name: study.scope(name, results) for name, _ in expression.chains})
@@ -228,10 +229,18 @@ def _comparison(table: Table, networks: Table, numbers: Table) -> tuple[Sequence
         for name in names:
             require_known(name, networks, "networks")
             refuse(len(networks[name].seeds) < 2, f"{name} is a group of one; a comparison needs two seeds or files")
+        _check_pairs(names, networks)
         for name in of:
             require_known(name, numbers, "numbers")
         refuse(not of, "there are no [numbers] to compare")
         return names, of
+
+
+def _check_pairs(names: Iterable[str], networks: Mapping[str, Network]) -> None:
+    """Refuse files that cannot be paired in the order of their names, such as where one is missing."""
+    counts = {name: len(networks[name].files) for name in dict.fromkeys(names) if networks[name].files}
+    said = " and ".join(f"{name} has {count}" for name, count in counts.items())
+    refuse(len({*counts.values()}) > 1, f"files pair in the order of their names, but {said}; give as many of each")
 
 
 def _diagrams(
