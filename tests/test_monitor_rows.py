@@ -22,6 +22,7 @@ from landscape.monitoring.budget import Budget
 from landscape.monitoring.gradients import BUCKETS, UPDATES, Start, estimates, gram, noise, pooled, sketch_of
 from landscape.monitoring.measurement import TrackedEigenvalues
 from landscape.monitoring.shards import Shards
+from landscape.monitoring.stored_series import EarlyWarning
 from landscape.statistics.intervals import quantile
 
 pytestmark = pytest.mark.slow
@@ -181,6 +182,12 @@ def test_the_free_noise_scale_is_that_of_the_gradients_accumulated_in_an_update(
     assert found[3] == pytest.approx(found[2], nan_ok=True)
     monitor.close()
     assert not any(p._backward_hooks for p in model.parameters())
+
+
+def test_costs_that_scatter_as_in_sound_trainings_raise_no_alarm() -> None:
+    costs = 0.1 * np.exp(0.6 * np.random.default_rng(0).standard_normal(5000))  # of a loss of 1
+    warning = EarlyWarning()
+    assert np.nansum([warning.alarm(1.0, 0.0, -cost) for cost in costs]) == 0
 
 
 def test_a_loss_spike_after_a_jump_of_the_rate_is_announced_and_a_sound_run_has_no_alarm(

@@ -46,7 +46,7 @@ HEADLINES = (
     ),
     Headline("distance", "distance", {"step": "last"}),
 )
-SHARE, RISE = 0.05, 4.0  # of the loss, and of the median of earlier rows, that the cost of an update exceeds
+SHARE, RISE = 0.05, 8.0  # of the loss, and of the median of earlier rows, that the cost of an update exceeds
 EARLIER, LEAST = 20, 10  # rows before those in question, and the least of them
 IN_A_ROW = 2  # rows above both
 ALARM = (
