@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.data.structure import rows_of
 from landscape.predictions.member_networks import member_networks
 from landscape.predictions.scores import overlaps, score_rows
-from landscape.statistics import calibration, intervals
+from landscape.statistics import calibration
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
 
@@ -245,29 +245,29 @@ def summaries(data: Mapping[str, np.ndarray], blocks: np.ndarray, seed: int) -> 
     Arrays of `data` are those of `frame_scores`, (frame, method, ...), NaN where a frame is not finished, and the `tau`
     of every method. The change of a smoothed one, which takes one pass per frame, is from the last one before it with
     tau = 0, which takes all. Neighbouring frames are dependent, so that whole blocks of frames are resampled; `blocks`
-    is the block of every frame. The interval of the calibration error is reflected at its estimate, because that of a
-    resample is biased upwards once more; shares have Wilson's, of so many blocks.
+    is the block of every frame. Intervals are those of `calibration.bootstrap`, of so many blocks.
 
     Returns:
         (method,) arrays `NAME`, `NAME_low`, `NAME_high`, `NAME_change`, `NAME_change_low`, `NAME_change_high`.
     """
     every, dense = _rows(data), "intersection" in data
     found: dict[str, list[float]] = defaultdict(list)
-    plain: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] = {}, {}
+    plain: tuple[Any, ...] = ()
     for i, tau in enumerate(data["tau"]):
         rows = np.zeros((blocks.max() + 1, every.shape[-1]))
         np.add.at(rows, blocks, every[:, i])
         value = _scores(rows.sum(axis=0), dense)
         drawn = _scores(calibration.resampled_sums(rows, DRAWS, seed), dense)
-        plain = plain if tau else (value, drawn)
+        plain = plain if tau else (value, rows, drawn)
         for name in value:
-            change = value[name] - plain[0][name], drawn[name] - plain[1][name]
-            own = _interval(value[name], drawn[name], reflected=name == "ece")
-            if name in calibration.SHARES:
-                low, high = intervals.share_interval(own[0], drawn[name].std(ddof=1), len(rows))
-                own = own[0], float(low), float(high)
-            for key, number in zip(suffixed(name), (*own, *_interval(*change)), strict=True):
-                found[key].append(number)
+            own = calibration.interval_of(name, value[name], rows, drawn[name], seed)
+            pair = ((value[name], plain[0][name]), (rows, plain[1]), (drawn[name], plain[2][name]))
+            change = calibration.difference_of(name, *pair, seed)
+            shift = value[name] - plain[0][name]
+            for key, number in zip(
+                suffixed(name), (value[name], own.low, own.high, shift, change.low, change.high), strict=True
+            ):
+                found[key].append(float(number))
     return {key: np.array(numbers) for key, numbers in found.items()}
 
 
@@ -303,11 +303,3 @@ def _scores(total: np.ndarray, dense: bool) -> dict[str, np.ndarray]:
     if dense:
         found["mean_iou"] = calibration.mean_iou(np.stack(np.split(total[..., place:], 2, axis=-1), axis=-2))
     return found
-
-
-def _interval(value: np.ndarray, drawn: np.ndarray, *, reflected: bool = False) -> tuple[float, float, float]:
-    usable, own = drawn[np.isfinite(drawn)], float(value)
-    if not len(usable):
-        return own, np.nan, np.nan
-    low, high = intervals.percentile_interval(usable)
-    return (own, 2 * own - high, 2 * own - low) if reflected else (own, low, high)

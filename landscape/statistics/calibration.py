@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,7 @@ _COUNT, _CONFIDENCE, _CORRECT = (slice(5 + i * BINS, 5 + (i + 1) * BINS) for i i
 COLUMNS = 5 + 3 * BINS  # of `sums`
 BINNED = COLUMNS - 4
 MOST_DRAWS = 100_000  # of resamples, which a stored result may ask for too
+Both: TypeAlias = tuple[np.ndarray, np.ndarray]  # of two networks
 _AT_ONCE = 1 << 22  # resampled indices that are held in memory at a time
 
 
@@ -209,20 +210,44 @@ def bootstrap(
     if not len(rows):
         return dict.fromkeys(METRICS, Interval(np.nan, np.nan, np.nan))
     resampled, whole = metrics(resampled_sums(rows, draws, seed)), metrics(rows.sum(axis=0))
-    found = {name: _interval(value, resampled[name]) for name, value in whole.items()}
-    for name in SHARES:
-        low, high = share_interval(whole[name], found[name].error, len(rows))
-        found[name] = Interval(found[name].error, float(low), float(high))
-    return found | {"ece": _interval_of_ece(rows, whole["ece"], resampled["ece"], draws, seed)}
+    return {name: interval_of(name, value, rows, resampled[name], seed) for name, value in whole.items()}
 
 
-def _interval_of_ece(rows: np.ndarray, ece: np.ndarray, resampled: np.ndarray, draws: int, seed: int) -> Interval:
-    found, value = _interval(ece, resampled), float(ece)
-    if np.isnan(found.low):
+def interval_of(name: str, estimate: np.ndarray, rows: np.ndarray, resampled: np.ndarray, seed: int) -> Interval:
+    """The interval of a metric, as `bootstrap` states it, from summed `rows` (N, K) and its resamples (draws,)."""
+    found, value = _interval(estimate, resampled), float(estimate)
+    if name in SHARES:
+        low, high = share_interval(value, found.error, len(rows))
+        return Interval(found.error, float(low), float(high))
+    if name != "ece" or np.isnan(found.low):
         return found
-    by_chance = value <= percentile_interval(_calibrated(rows, draws, seed))[1]
+    by_chance = value <= percentile_interval(_calibrated(rows, len(resampled), seed))[1]
     low = 0.0 if by_chance else min(max(2 * value - found.high, 0.0), value)
     return Interval(found.error, low, max(2 * value - found.low, value, found.high))
+
+
+def difference_of(name: str, values: Both, rows: Both, resampled: Both, seed: int) -> Interval:
+    """The interval of a metric of the first minus that of the other, from what both have of `interval_of`.
+
+    Calibration errors are too large by different amounts: the ends of both intervals are joined with the correlation of
+    the resamples (Zou & Donner 2008, doi:10.1002/sim.3095), or added up towards an ECE that may be 0.
+    """
+    with np.errstate(invalid="ignore"):  # infinite scores of both
+        difference = float(values[0] - values[1])
+        found = _interval(difference, resampled[0] - resampled[1])
+    if name != "ece" or not found.error > 0:  # also where both are the same in every resample
+        return found
+    mine, theirs = (interval_of(name, *one, seed) for one in zip(values, rows, resampled, strict=True))
+    errors = mine.error * theirs.error
+    together = float(np.cov(*resampled)[0, 1]) / errors if errors else 0.0
+    down = _joined(float(values[0]) - mine.low, theirs.high - float(values[1]), together if mine.low else -1.0)
+    up = _joined(mine.high - float(values[0]), float(values[1]) - theirs.low, together if theirs.low else -1.0)
+    return Interval(found.error, difference - down, difference + up)
+
+
+def _joined(one: float, other: float, correlation: float) -> float:
+    """The distance of an end of a difference, from those of its parts."""
+    return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 
 def _calibrated(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -238,9 +263,8 @@ def paired_difference(
 ) -> dict[str, tuple[float, Interval]]:
     """Every metric of the first minus that of the other on the same samples, with its bootstrap uncertainty.
 
-    Both networks are resampled together, so that what makes a sample hard for both cancels. The calibration errors of
-    both are too large by different amounts: the ends of their own intervals (`bootstrap`) are joined with the
-    correlation of the resamples (Zou & Donner 2008, doi:10.1002/sim.3095), or added up towards an ECE that may be 0.
+    Both networks are resampled together, so that what makes a sample hard for both cancels (of the ECE see
+    `difference_of`).
 
     Raises:
         ValueError: they hold different numbers of samples.
@@ -249,31 +273,15 @@ def paired_difference(
         raise ValueError(f"got {len(scores)} and {len(other)} samples, expected the same; measure on the same data")
     if not len(scores):
         return dict.fromkeys(METRICS, (np.nan, Interval(np.nan, np.nan, np.nan)))
-    pair = [_per_block(sums(one), blocks) for one in (scores, other)]
-    value, against = (metrics(rows.sum(axis=0)) for rows in pair)
-    drawn, drawn_against = (metrics(resampled_sums(rows, draws, seed)) for rows in pair)
-    with np.errstate(invalid="ignore"):  # infinite scores of both
-        differences = {name: (value[name] - against[name], drawn[name] - drawn_against[name]) for name in METRICS}
-    found = {name: (float(d), _interval(d, draw)) for name, (d, draw) in differences.items()}
-    if not found["ece"][1].error > 0:  # also where both are the same in every resample
-        return found
-    resampled = drawn["ece"], drawn_against["ece"]
-    mine, theirs = (
-        _interval_of_ece(rows, one["ece"], draw, draws, seed)
-        for rows, one, draw in zip(pair, (value, against), resampled, strict=True)
-    )
-    down, up = float(value["ece"]) - mine.low, mine.high - float(value["ece"])
-    other_down, other_up = float(against["ece"]) - theirs.low, theirs.high - float(against["ece"])
-    together = float(np.cov(*resampled)[0, 1]) / (mine.error * theirs.error) if mine.error * theirs.error else 0.0
-    d, interval = found["ece"]
-    low = d - _joined(down, other_up, together if mine.low else -1.0)
-    high = d + _joined(up, other_down, together if theirs.low else -1.0)
-    return found | {"ece": (d, Interval(interval.error, low, high))}
-
-
-def _joined(one: float, other: float, correlation: float) -> float:
-    """The distance of an end of a difference, from those of its parts."""
-    return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
+    rows, more = (_per_block(sums(one), blocks) for one in (scores, other))
+    value, against = metrics(rows.sum(axis=0)), metrics(more.sum(axis=0))
+    drawn, drawn_against = (metrics(resampled_sums(each, draws, seed)) for each in (rows, more))
+    found = {}
+    for name in METRICS:
+        of = difference_of(name, (value[name], against[name]), (rows, more), (drawn[name], drawn_against[name]), seed)
+        with np.errstate(invalid="ignore"):  # infinite scores of both
+            found[name] = float(value[name] - against[name]), of
+    return found
 
 
 def resampled_sums(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -310,7 +318,7 @@ def _per_block(rows: np.ndarray, blocks: np.ndarray | None) -> np.ndarray:
     return np.stack([np.bincount(block_of, column, len(names)) for column in rows.T], axis=1)
 
 
-def _interval(estimate: np.ndarray, draws: np.ndarray) -> Interval:
+def _interval(estimate: float | np.ndarray, draws: np.ndarray) -> Interval:
     """Interval of a metric or of a difference; NaN where the metric or all draws are undefined or infinite."""
     draws = draws[np.isfinite(draws)]
     if len(draws) < 2 or not np.isfinite(estimate):
