@@ -67,7 +67,7 @@ TRAINED = """[train]                    # of every network: options and --set fi
 model = "resnet_demo"
 optimizer = "sgd"
 lr = 0.1
-epochs = 25
+epochs = 10
 fraction = 1.0             # of the training images
 seeds = 4
 

@@ -4,6 +4,7 @@ Vision transformers are red circles and residual networks blue diamonds, as in t
 differ in hue, marker and dash, so that colour-blind readers and grey prints can tell them apart.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -29,6 +30,7 @@ OTHERS: Sequence[tuple[Color, str]] = (
     ("#00108A", "h"), ("#82574E", "p"), ("#7C7BFF", "*"), ("#385107", "X"), ("#6B276A", "<"), ("#4D4D4D", ">"),
 )  # fmt: skip
 PAIRS: Sequence[tuple[Color, str]] = (*OTHERS, *((color, marker) for _, color, marker in FAMILIES.values()))
+NEAR = 0.5  # distance of two colours, red, green and blue from 0 to 1, below which the second comes last
 ON_DARK: Mapping[Color, Color] = {
     "tab:red": "#FF6B6B", "tab:blue": "#5FB0F0", "#009E73": "#2FC79A", "#B87900": "#F4C430", "#C25FB0": "#F49AE0",
     "#000000": "#FFFFFF", "#00108A": "#5470FF", "#82574E": "#D9A08B", "#7C7BFF": "#A98BFF", "#385107": "#86C232",
@@ -64,8 +66,9 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
     """Distinct looks for several results.
 
     Colour and marker belong to the checkpoint (its label): the last one of a known family has the family's, every
-    other one the next pair that is free. The dash distinguishes checkpoints too, and results of one checkpoint.
-    `among`: all results of a study, so that a checkpoint looks the same in every figure.
+    other one the next pair that is free, those of a colour near a family's last. The dash distinguishes checkpoints
+    too, and results of one checkpoint. `among`: all results of a study, so that a checkpoint looks the same in every
+    figure.
     """
     families: dict[str, str] = {}  # label: family
     measured: set[str] = set()  # labels of single networks
@@ -75,7 +78,7 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
     known = [(label, kind) for label, kind in families.items() if kind in FAMILIES]
     last = {kind: label for label, kind in sorted(known, key=lambda item: item[0] in measured)}
     taken = [FAMILIES[kind][1:] for kind in last]
-    free = [pair for pair in PAIRS if pair not in taken] or PAIRS
+    free = sorted((pair for pair in PAIRS if pair not in taken), key=lambda pair: _near(pair[0], taken)) or PAIRS
     others = [label for label, kind in families.items() if last.get(kind) != label]
     order = list(families)
     found: list[Look] = []
@@ -88,6 +91,18 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
         found.append(Look(name, ON_DARK[color] if dark() else color, marker, line))
         seen.append(label)
     return found
+
+
+@lru_cache
+def _rgb(color: Color) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgb
+
+    return to_rgb(color)
+
+
+def _near(color: Color, taken: Sequence[tuple[Color, str]]) -> bool:
+    """Whether a colour resembles one of the taken ones, such as navy blue that of residual networks."""
+    return any(math.dist(_rgb(color), _rgb(other)) < NEAR for other, _ in taken)
 
 
 def family(data: xr.Dataset) -> str:

@@ -84,7 +84,9 @@ def draw(
         networks = [item for item in everything if not item[0].startswith("compare/")]
         groups = drawn_groups(list(dict.fromkeys(label_of(data) for _, data in networks)), group)
         if groups is not None:
-            _log.info("groups over seeds: %s; --group none draws every network", ", ".join(groups.members))
+            _log.info(
+                "groups over seeds: %s; landscape plot --group none draws every network", ", ".join(groups.members)
+            )
         firsts, means = (over_seeds.grouped(networks, groups, mean=m) if groups else networks for m in (False, True))
         pages = _pages(firsts, means, selection, probes, figures)
         for name, page in pages if live else (one for one in pages if not FIGURES[one[0]].live):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_eight_checkpoints_of_three_families_look_all_different() -> None:
     found = appearance.looks([xr.Dataset(attrs={"model": model, "label": model}) for model in models])
     assert len({(to_rgb(look.color), look.line) for look in found}) == len(models)
     assert found[-1].color == "tab:red"  # the last of a family is pure
+
+
+@pytest.mark.parametrize("model", appearance.FAMILIES)
+def test_two_networks_of_one_family_have_colours_far_apart(model: str) -> None:
+    found = appearance.looks([xr.Dataset(attrs={"model": model, "label": f"{model}-{i}"}) for i in range(2)])
+    assert math.dist(*(to_rgb(look.color) for look in found)) >= appearance.NEAR
 
 
 def _contrast(color: appearance.Color, ground: str) -> float:

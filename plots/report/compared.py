@@ -55,7 +55,7 @@ def group_means(means: Sequence[GroupMean], groups: grouping.Groups | None) -> H
     said = "; ".join(f"{name}: {', '.join(members)}" for name, members in groups.members.items())
     note = (
         f"Means of finished networks, in brackets 95 % intervals by Student's t. {said}. Layer plots and figures of "
-        "curves show these means, all others the first network of each group; --group none shows every network."
+        "curves show these means, all others the first network of each group; landscape report --group none shows all."
     )
     scroll = element("div", body, class_="scroll", **REGION, aria_label="Table of means over seeds")
     return element("section", element("h2", "Means over seeds"), scroll, element("p", note, class_="note"), id="groups")
