@@ -36,7 +36,6 @@ Out = Annotated[
 ]
 DataRoot = Annotated[Path | None, Option(help="folder that holds cifar-100-python/ and the like")]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:1")]
-BARE = re.compile(r"[\w-]+", re.ASCII)  # a key of TOML without quotes
 SEEDS = r"(?:-s\d+)?$"  # what networks of one name differ in; those without seeds are groups of one
 NEW = """# A study: landscape study run FILE. What is done is kept and not repeated.
 title = "{title}"
@@ -65,6 +64,7 @@ sign = "negative"
 """
 TRAINED = """[train]                    # of every network: options and --set fields of landscape train
 model = "resnet_demo"
+args = { width = 8 }
 optimizer = "sgd"
 lr = 0.1
 epochs = 10
@@ -175,17 +175,17 @@ def new(
     for one, (name, _) in zip(compare, pairs, strict=True):
         if not re.fullmatch(NAME, name) or [name for name, _ in pairs].count(name) > 1:
             raise invalid("compare", one, "names of groups that differ, of letters, digits, spaces and . + - _")
-    keyed = [(name if BARE.fullmatch(name) else repr(name), Path(pattern).absolute()) for name, pattern in pairs]
-    tables = [f"[networks.{key}]\nfiles = {_text(pattern)}\n" for key, pattern in keyed]
-    tables.append('# [load]                   # of checkpoints that hold weights only\n# model = "mine.py:model"\n')
     names = [name for name, _ in pairs] or ["sam", "sgd"]
+    word = {name: name if name.isidentifier() and name.isascii() else repr(name) for name in names}
+    tables = [f"[networks.{word[name]}]\nfiles = {_text(Path(of).absolute())}\n" for name, of in pairs]
+    tables.append('# [load]                   # of checkpoints that hold weights only\n# model = "mine.py:model"\n')
     if not pairs:
         tables = [TRAINED]
     elif len(pairs) == 1:
         raise invalid("compare", compare[0], "given twice or more: two groups are compared")
     text = NEW.format(
         title=f"{names[0]} against {names[1]}", networks="\n".join(tables), first=names[0], second=names[1],
-        value=" - ".join(f"{name if name.isidentifier() else repr(name)}.height" for name in names[:2]),
+        value=" - ".join(f"{word[name]}.height" for name in names[:2]),
         data=f"data = {_text(data or 'digits')}\n" if data or not pairs else "",
         pair=", ".join(f"'{n}'" for n in names[:2]),
     )  # fmt: skip
