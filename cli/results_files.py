@@ -88,13 +88,13 @@ def export(
         paths = bit_tables.export_bit_tables(file, out, budget, label=label)
         for path in paths:
             typer.echo(path)
-        say(f"{len(paths)} files in {out}", quiet=quiet)
+        say(f"{len(paths)} file{'s' * (len(paths) != 1)} in {out}", quiet=quiet)
         return
     formats = parse_choices("format", format, exporting.WRITERS)
     paths = exporting.export(file, out, formats, label=label)
     for path in paths:
         typer.echo(path)
-    say(f"{len(paths)} files in {out}", quiet=quiet)
+    say(f"{len(paths)} file{'s' * (len(paths) != 1)} in {out}", quiet=quiet)
 
 
 def merge(

@@ -10,7 +10,9 @@ import torch
 from analytic import attention_net, state
 from scipy.interpolate import RegularGridInterpolator
 from test_exchange import X, Y, imported, loss_at, made_by_its_tool, only, projection
+from torch import nn
 
+import landscape
 from landscape.exchange import exporting, tomgoldstein
 from landscape.exchange.exporting import export
 from landscape.exchange.grid import Grid, ProjectedTrajectory
@@ -97,6 +99,14 @@ def test_a_path_comes_over_its_surface_and_goes_back(tmp_path: Path) -> None:
     heights = RegularGridInterpolator((X, Y), np.array([[loss_at(a, b) for b in Y] for a in X]))(points[:, :2])
     np.testing.assert_allclose(points[:, 2], heights)
     np.testing.assert_array_equal(values["snapshot"], [0, 1, 2])
+
+
+def test_data_of_one_part_have_the_names_that_tool_reads(tmp_path: Path) -> None:
+    subject = landscape.load(nn.Linear(3, 2), data=(torch.eye(3), torch.tensor([0, 1, 0])), label="ours")
+    found = landscape.measure("line", subject, out=tmp_path / "r.h5", quiet=True, resolution=3)
+    (written,) = export(tmp_path / "r.h5", tmp_path, ["tomgoldstein"])
+    (grid,) = tomgoldstein.read_surface(written)
+    np.testing.assert_array_equal(grid.values["loss"], found["loss"][0])
 
 
 @pytest.mark.slow

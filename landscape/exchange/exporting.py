@@ -148,8 +148,8 @@ def _results(path: Path, label: str | None) -> list[tuple[str, xr.Dataset]]:
 def _parts(name: str, data: xr.Dataset, kind: str) -> list[Part]:
     suffix, write = WRITERS[kind]
     if kind == "tomgoldstein":
-        split = data.attrs.get("split") or json.loads(data.attrs.get("spec", "{}")).get("split", "train")
-        write = partial(tomgoldstein.write_surface, split=str(split))
+        split = data.attrs.get("split") or json.loads(data.attrs.get("spec", "{}")).get("split")
+        write = partial(tomgoldstein.write_surface, split=str(split or "train"))  # data of one part have none
     probe = name.partition("/")[0]
     if probe == "trajectory":
         return _trajectory_files(trajectory_of(data), kind) if np.isfinite(data["pc1"].values).any() else []
