@@ -150,10 +150,9 @@ def pool(workers: int) -> Iterator[Each]:
             f"one of {workers} workers died (out of memory?); what is finished is kept, run again with fewer"
         ) from error
     finally:
-        executor.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
-            process.join()
+        executor.shutdown(cancel_futures=True)  # its thread waits for the processes: two that do see one living on
 
 
 def _begin(workers: int) -> None:
