@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -24,14 +23,15 @@ def tidied(figure: Any) -> Any:
             _wrap(ax)
     shown = figure.dpi
     figure.dpi = matplotlib.rcParams["savefig.dpi"]  # text is a little wider at some resolutions than at others
+    if figure.subfigs:  # a compressed layout of axes in subfigures fails after the first of its passes
+        figure.set_layout_engine("constrained", **figure.get_layout_engine().get())
     engine = figure.get_layout_engine()
-    with suppress(ValueError):  # axes of subfigures: their distances stay, as when matplotlib draws the figure
+    engine.execute(figure)
+    if narrow() and (beyond := min(ax.get_tightbbox().x0 for ax in figure.axes)) < 0:
+        left, bottom, width, height = engine.get()["rect"]  # labels beside equal scales reach further than computed
+        share = -beyond / figure.bbox.width
+        engine.set(rect=(left + share, bottom, width - share, height))
         engine.execute(figure)
-        if narrow() and (beyond := min(ax.get_tightbbox().x0 for ax in figure.axes)) < 0:
-            left, bottom, width, height = engine.get()["rect"]  # labels beside equal scales reach further than computed
-            share = -beyond / figure.bbox.width
-            engine.set(rect=(left + share, bottom, width - share, height))
-            engine.execute(figure)
     plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
     for ax in plain:
         ax.apply_aspect()  # as drawing does: what stands at points of equal scales moves with them

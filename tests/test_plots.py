@@ -46,12 +46,13 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def texts(page: Figure) -> list[Any]:
     """Texts that a reader sees: what is written in figure and axes, and labels of flat axes, without those of ticks."""
-    shown = [*page.texts, *(text for legend in page.legends for text in legend.get_texts())]
+    shown = [text for part in (page, *page.subfigs) for text in part.texts]
+    shown += [text for legend in page.legends for text in legend.get_texts()]
     for ax in (ax for ax in page.axes if ax.get_visible()):
         legend = ax.get_legend()
-        shown += [*ax.texts, *(legend.get_texts() if legend else ())]
+        shown += [ax.title, *ax.texts, *(legend.get_texts() if legend else ())]
         if ax.axison and ax.name == "rectilinear":
-            shown += [ax.title, ax._left_title, ax._right_title, ax.xaxis.label, ax.yaxis.label]  # type: ignore[attr-defined]
+            shown += [ax._left_title, ax._right_title, ax.xaxis.label, ax.yaxis.label]  # type: ignore[attr-defined]
     return [text for text in shown if text.get_visible() and text.get_text().strip()]
 
 
@@ -154,14 +155,19 @@ def of_paper() -> list[tuple[str, int, int]]:
     return [case for case in cases if ALL or zlib.crc32(repr(case).encode()) % share[case[1:]] == 0]
 
 
+def of_networks(study: Path, name: str, count: int) -> list[xr.Dataset]:
+    """Results of so many networks for a figure, each under a label of its own."""
+    entry = FIGURES[name]
+    stored = entry.selected([data for group, data in stored_in(study) if group.startswith(f"{entry.probe}/")])
+    return [data.assign_attrs(label=f"{data.attrs['label']} {i}") for i, data in enumerate((12 * stored)[:count])]
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(("name", "columns", "count"), of_paper())
 def test_a_figure_of_a_paper_is_readable_and_fits_its_column_and_page(
     study: Path, name: str, columns: int, count: int
 ) -> None:
-    probe = FIGURES[name].probe
-    stored = FIGURES[name].selected([data for group, data in stored_in(study) if group.startswith(f"{probe}/")])
-    results = [data.assign_attrs(label=f"{data.attrs['label']} {i}") for i, data in enumerate((4 * stored)[:count])]
+    results = of_networks(study, name, count)
     with theme.applied(theme.Theme("paper", columns, "A title with $ and <b>")):
         page = partial(FIGURES[name].module.page, results, appearance.looks(results))
         (_, first), *rest = drawing._split(name, page)
@@ -339,6 +345,29 @@ def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
 def of_run(result: xr.Dataset, run: str, stage: str, epoch: float) -> xr.Dataset:
     spec = json.dumps({"checkpoint": f"{run}/{stage}.pt"})
     return result.assign_attrs(label=f"{run}-{stage}", spec=spec, epoch=epoch)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("columns", "count"), [*itertools.product((1, 2), (1, 3, 12))])
+@pytest.mark.parametrize("name", park2022.PAGES)
+def test_a_page_in_the_layout_of_the_paper_is_readable_and_no_higher_than_a_page(
+    study: Path, name: str, columns: int, count: int
+) -> None:
+    parts, found = park2022.PAGES[name], []
+    for part in parts:
+        of = of_networks(study, part.figure, count)
+        if part.choose is park2022.built_up:
+            of = [data.isel(unit=slice(i % 3, None)).assign_attrs(model="one") for i, data in enumerate(of)]
+        else:
+            of = [of_run(one, one.attrs["label"], *at) for one in of for at in (("warmup", 0.5), ("final", 9.0))]
+        found.append(park2022.chosen(part, of, appearance.looks(of)))
+    with theme.applied(theme.Theme(columns=columns)):
+        page = tidied(park2022.page(parts, found))
+        page.dpi = matplotlib.rcParams["savefig.dpi"]
+        page.draw_without_rendering()
+        check_layout(page, name)
+    assert page.get_figwidth() == (style.COLUMN, style.PAGE)[columns - 1]
+    assert page.get_figheight() <= theme.HIGHEST + 1e-9
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from landscape.results.reader import parameters_of
 from landscape.statistics.stored import ends_of
 
 HEIGHT = 2.3  # inches of a row of panels
+BARS, MANY = 0.42, 5  # inches of a network's bars; networks below each other at most
 OF_TRAINER = re.compile(r"init|warmup|final|epoch_\d+")  # names of the snapshots of a run
 Results = Sequence[tuple[xr.Dataset, Look]]
 
@@ -88,6 +89,7 @@ class Part:
     choose: Callable[[Results], list[tuple[xr.Dataset, Look]]] = at_end
     of: str = ""  # what is measured where `choose` finds nothing
     cues: bool = True  # whether the networks are told apart by their looks, which the legend names then
+    height: Callable[[Results], float] = lambda _: HEIGHT  # inches
 
 
 def surfaces(figure: Any, results: Results) -> None:
@@ -100,7 +102,8 @@ def surfaces(figure: Any, results: Results) -> None:
     for i, (data, (_, look)) in enumerate(zip(heights, results, strict=True)):
         ax = figure.add_subplot(rows, columns, i + 1, projection="3d")
         surface_3d.draw(data, ax, span=span)
-        ax.set_title(style.fitted(look.label, 1.5, style.SMALL, 2), fontsize=style.SMALL, color=look.color, pad=-4)
+        title = style.fitted(look.label, min(1.5, 0.9 * width / columns / figure.dpi), style.SMALL, 2)
+        ax.set_title(title, fontsize=style.SMALL, color=look.color, pad=-4)
 
 
 def _regularised(results: Results) -> bool:
@@ -150,14 +153,22 @@ def over_depth(draw: Callable[..., Any]) -> Callable[[Any, Results], None]:
 
 
 def lesions(figure: Any, results: Results) -> None:
-    """The bars of every network below each other; units from the first to the last."""
-    axes = figure.subplots(len(results), 1, squeeze=False, sharey=True)[:, 0]
-    for ax, (data, look) in zip(axes, results, strict=True):
+    """The bars of every network below each other, of many in two columns; units from the first to the last."""
+    axes = figure.subplots(*_places(results), squeeze=False, sharey=True).T.flat
+    for ax in axes[len(results) :]:
+        ax.set_axis_off()
+    for ax, (data, look) in zip(axes, results, strict=False):
         lesion.bars(data, ax, change(data), "")
-        title = style.fitted(look.label, 2.0, style.SMALL, 1)
+        title = style.fitted(look.label, 1.7 / _places(results)[1], style.SMALL, 1)
         ax.set_title(title, fontsize=style.SMALL, color=look.color, loc="left", pad=1)
-    axes[-1].set_xlabel("removed unit, first to last")
+    figure.supxlabel("removed unit, first to last", fontsize=8)
     figure.supylabel(" / ".join(dict.fromkeys(lesion.LABELS[change(data)] for data, _ in results)), fontsize=8)
+
+
+def _places(results: Results) -> tuple[int, int]:
+    """Rows and columns of bars."""
+    columns = 1 if len(results) <= MANY else 2
+    return math.ceil(len(results) / columns), columns
 
 
 def by_attentions(figure: Any, results: Results) -> None:
@@ -207,7 +218,13 @@ PAGES: Mapping[str, Sequence[Part]] = {
             note=f"Error bars: 95 % intervals. {depth.STRIPS}",
         ),
         Part("variance of feature maps", "variance", over_depth(variance.draw)),
-        Part("lesion study", "lesion", lesions, note="Removed: attention (hatched), MLPs (dotted), others."),
+        Part(
+            "lesion study",
+            "lesion",
+            lesions,
+            note="Removed: attention (hatched), MLPs (dotted), others.",
+            height=lambda results: max(HEIGHT, 0.6 + BARS * _places(results)[0]),
+        ),
     ),
     "park2022_alternet": (
         Part(
@@ -256,13 +273,15 @@ def page(parts: Sequence[Part], found: Sequence[Results]) -> Figure:
         *(part.note if isinstance(part.note, str) else part.note(results) for part, results in shown if part.note),
         *([f"Not measured: {', '.join(lacking)}."] if lacking else []),
     ]
-    height = HEIGHT * (len(shown) if theme.narrow() else 1)
+    heights = [part.height(results) for part, results in shown]
+    height = sum(heights) if theme.narrow() else max(heights)
     about: dict[str, Any] = {"legend": list(looks.values()), "caption": caption, "note": " ".join(notes)}
     figure = style.page([], [], height=height, **about)
     if theme.narrow() and (beyond := figure.get_figheight() - theme.HIGHEST) > 0:
         figure = style.page([], [], height=height - beyond, **about)
     grid = (len(shown), 1) if theme.narrow() else (1, len(shown))
-    ratios: dict[str, Any] = {} if theme.narrow() else {"width_ratios": [part.width for part, _ in shown]}
+    widths: dict[str, Any] = {"width_ratios": [part.width for part, _ in shown]}
+    ratios = {"height_ratios": heights} if theme.narrow() else widths
     panels = np.ravel(figure.subfigures(*grid, **ratios))
     for i, ((part, results), under) in enumerate(zip(shown, panels, strict=True)):
         under.suptitle(f"({'abc'[i]}) {part.title}", fontsize=8)
