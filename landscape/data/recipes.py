@@ -104,7 +104,7 @@ def recipe(name: str, **overrides: Value | None) -> Recipe:
             raise OptionError(f"a recipe has no field {field!r}; expected {_nearest(field, names)}")
     usual = asdict(Recipe())
     given = {field: plain_value(field, value, usual[field]) for field, value in overrides.items() if value is not None}
-    changed = replace(RECIPES[name], **given)  # type: ignore[arg-type]  # `validated` checks every value
+    changed = replace(RECIPES[name], **given)
     if changed.objective != "classification":
         for field in (field for field in OF_LABELS if given.get(field)):
             what = f"--{field.replace('_', '-')} {given[field]}"

@@ -51,7 +51,8 @@ def checked(table: Any, what: str, also: set[str] = frozenset()) -> dict[str, An
     for key, value in table.items():
         if key not in also or key in kinds:
             require_known(key, [*kinds, *sorted(also - kinds.keys())])
-            of = kinds[key] if isinstance(kinds[key], tuple) else (kinds[key],)
+            kind = kinds[key]
+            of = (kind,) if isinstance(kind, type) else kind
             wrong = not isinstance(value, of) or (isinstance(value, bool) and bool not in of)
             expected = alternatives([TYPES[one] for one in of if one is not int or float not in of])
             refuse(wrong, f"{key} must be {expected}, got {value!r}")
