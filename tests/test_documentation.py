@@ -72,6 +72,7 @@ def test_the_commands_of_the_readme_work_in_an_empty_folder_in_their_order(tmp_p
         "surface": ["--resolution", "3"],
         "doctor": [],
         "report": [],
+        "plot": [],
     }  # the last one counts
     for one in words:
         few = less.get(one[1], ["--samples", "32"])
