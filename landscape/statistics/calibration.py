@@ -217,8 +217,8 @@ def interval_of(name: str, estimate: np.ndarray, rows: np.ndarray, resampled: np
     """The interval of a metric, as `bootstrap` states it, from summed `rows` (N, K) and its resamples (draws,)."""
     found, value = _interval(estimate, resampled), float(estimate)
     if name in SHARES:
-        low, high = share_interval(value, found.error, len(rows))
-        return Interval(found.error, float(low), float(high))
+        ends = share_interval(value, found.error, len(rows))
+        return Interval(found.error, *map(float, ends))
     if name != "ece" or np.isnan(found.low):
         return found
     by_chance = value <= percentile_interval(_calibrated(rows, len(resampled), seed))[1]
