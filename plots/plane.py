@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style, theme
+from landscape.plots import appearance, style, theme, tidy
 from landscape.plots.figure import Axes, Draw, Figure, Look, Normalize
 
 COLORS = "viridis"
@@ -68,13 +68,14 @@ def mark_checkpoints(data: xr.Dataset, ax: Axes) -> None:
 
 
 def annotate(ax: Axes, data: xr.Dataset, x: float, y: float, name: str) -> None:
-    """A name beside a point, on the side where the axes have more room."""
+    """A name beside a point, on the side where the axes have more room; left out where it would cover one before."""
     from matplotlib import patheffects
 
     right = x > (data["x"].values[0] + data["x"].values[-1]) / 2
     ax.annotate(
         name, (x, y), xytext=(-3 if right else 3, 4), textcoords="offset points", ha="right" if right else "left",
         fontsize=6, color="w", path_effects=[patheffects.withStroke(linewidth=1.5, foreground="k")],
+        gid=tidy.CROWDED,
     )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from drawable import VIT, axes_for, result_of
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from landscape.plots import FIGURES, appearance
+from landscape.plots import FIGURES, appearance, plane, theme
 from landscape.plots.figures import surface, surface_error, surface_heat, surface_height
+from landscape.plots.tidy import tidied
 from landscape.statistics.stored import half_width
 
 
@@ -213,3 +214,12 @@ def test_heights_in_other_units_have_their_own_panel(study: Path) -> None:
     labels = [ax.get_xlabel() for ax in figure.axes]
     assert labels == ["distance from the weights (filter norm)", "distance from the weights (share of the way)"]
     assert [len(ax.containers) for ax in figure.axes] == [2, 1]
+
+
+def test_names_on_a_plane_do_not_cover_each_other() -> None:
+    ax = Figure(layout="constrained").add_subplot(xlim=(0, 1))
+    for x, name in ((0.55, "epoch 6"), (0.45, "epoch 9"), (0.0, "epoch 12")):
+        plane.annotate(ax, xr.Dataset(coords={"x": [0.0, 1.0]}), x, 0.5, name)
+    with theme.applied(theme.SCREEN):
+        tidied(ax.figure)
+    assert [text.get_visible() for text in ax.texts] == [True, False, True]

@@ -26,6 +26,7 @@ def draw(data: xr.Dataset, ax: Axes, *, layer: int = 0, name: str = "gaussian") 
     ax.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1, extent=(-side, side, side, -side), interpolation="nearest")
     ax.set_facecolor(missing())
     ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
     return ax
 
 
