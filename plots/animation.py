@@ -79,7 +79,7 @@ def _frames(results: Sequence[xr.Dataset], looks: Sequence[Look], kind: str) -> 
     """The pictures in the order of the epochs, (height, width, 3) of bytes; the layout is that of the first."""
     width = panel_width(4.5)
     spectrum = kind == "hessian"
-    note = "" if spectrum else "One scale for all epochs."
+    note = hessian.ticks(results) if spectrum else "One scale for all epochs."
     figure = style.page(results[:1], looks[-1:], height=2.2 if spectrum else 0.75 * width, width=width, note=note)
     figure.set_dpi(DPI)
     panels: tuple[str | None, ...] = FIGURES[kind].panels
@@ -117,6 +117,8 @@ def _draw_spectrum(data: xr.Dataset, axes: Sequence[Any], results: Sequence[xr.D
     for ax in axes:
         ax.set_yscale("log")
         ax.set_ylim(1e-4 * top, 2 * top)
+    for ax, side in zip(axes, ("negative", "positive"), strict=True):
+        ax.set_title(side, loc="right")
     axes[1].set_ylabel("")
     axes[1].tick_params(labelleft=False)
 

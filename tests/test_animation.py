@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import synthetic
 import xarray as xr
+from drawable import result_of
 from PIL import Image
 
 from landscape.options import OptionError
 from landscape.plots import animation, plane, style, theme
-from landscape.plots.figures import surface_relief
+from landscape.plots.figure import Look
+from landscape.plots.figures import hessian, surface_relief
 from landscape.plots.selection import Selection
 from landscape.results import reader
 
@@ -100,3 +102,17 @@ def test_a_path_of_training_lies_on_the_relief_just_above_it() -> None:
     np.testing.assert_allclose((x, y), (path, path / 2))
     above = animation.LIFT * np.log10(span[1] / span[0])
     np.testing.assert_allclose(z, np.log10(0.1 * np.exp(path**2 + path**2 / 4)) + above, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_every_page_that_marks_single_eigenvalues_says_what_ticks_are(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, page = [], style.page
+    monkeypatch.setattr(style, "page", lambda *args, **about: (notes.append(about["note"]), page(*args, **about))[1])
+    data = result_of(small, "hessian", synthetic.SMALL.label)
+    values = np.abs(data["eigenvalue"])
+    few = data.assign(eigenvalue=values.where(values < values.max(), -values))
+    hessian.page([few], [Look("one")])
+    next(animation._frames([few], [Look("one")], "hessian"))
+    assert ["Ticks: " in note for note in notes] == [True, True]

@@ -34,7 +34,7 @@ def page(study: Study) -> Figure:
     looks = [Look(str(data.attrs.get("label", ""))) for data in shown]
     note = (
         "Cross: the trained weights. APE: mean of the positive eigenvalues, NEP: share of negative ones, with 95 % "
-        "intervals over mini-batches."
+        f"intervals over mini-batches. {hessian.ticks(spectra)}"
     )
     legend = [KINDS[kind] for kind in rows]
     heights = [*(len(rows) * [side + 0.1]), 1.3]

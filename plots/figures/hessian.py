@@ -64,9 +64,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
     """All results overlaid, NEP and APE in the legend; a logarithmic density where the peaks are very uneven."""
     pairs = list(zip(results, looks, strict=True))
     legend = [replace(look, label=f"{look.label}: {_numbers(data)}", marker="") for data, look in pairs]
-    note = "In brackets: 95 % intervals over mini-batches."
-    if any(0 < side.size < FEW for data in results for side in sides(eigenvalues(data))):
-        note += f" Ticks: the eigenvalues of a side with fewer than {FEW}, which has no density."
+    note = f"In brackets: 95 % intervals over mini-batches. {ticks(results)}".rstrip()
     if uneven(results):
         note += f" Logarithmic density, as the spectra differ in width by more than {UNEVEN:g} times."
     figure = style.page(results, looks, height=2.1, legend=legend, note=note)
@@ -76,6 +74,12 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look], *, ranges: tuple[
         draw(data, (left, right), look=look, ranges=ranges or axis_ranges(results))
     even_out((left, right), results)
     return figure
+
+
+def ticks(results: Sequence[xr.Dataset]) -> str:
+    """What ticks on the axis are, for the caption; nothing where there are none."""
+    few = any(0 < side.size < FEW for data in results for side in sides(eigenvalues(data)))
+    return f"Ticks: the eigenvalues of a side with fewer than {FEW}, which has no density." if few else ""
 
 
 def uneven(results: Sequence[xr.Dataset]) -> bool:
