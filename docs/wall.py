@@ -41,7 +41,7 @@ MEASURED = {  # figures that no shipped result holds, and the commands that meas
     "stream_frames": ("stream vit resnet --data ../../docs/wall.py:frames --clip-length 15 --timed 0",),
     "input_images": ("input-surface vit resnet --samples 32 --range 0.3",),
     "density_blocks": ("density vit resnet --blocks layer --samples 32 --vectors 2 --steps 12",),
-    "trace_blocks": ("trace vit resnet --blocks module --samples 128 --batch-size 32 --vectors 4",),
+    "trace_blocks": ("trace vit resnet --blocks module --samples 256 --vectors 8",),
     "path": tuple(f"surface {run} --plane {run} --resolution 15 --samples 128" for run in ("vit", "resnet")),
     "objective": ("surface vit resnet --range 0.5 --resolution 21 --samples 64 --weight-decay 0.05",),
     "surface_basins": (
@@ -117,7 +117,9 @@ def measure(folder: Path) -> None:
     for figure in MEASURED:
         for path in drawing.draw(folder / f"{figure}.h5", GALLERY, figures=[figure]):
             with Image.open(path) as picture:  # of 256 colours: a third of the bytes
-                picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+                picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+                    path, optimize=True
+                )
 
 
 if __name__ == "__main__":
