@@ -1,6 +1,6 @@
 """Results of networks that differ in their seeds as one: their mean with its error over seeds, or that of the first."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import xarray as xr
@@ -15,10 +15,10 @@ from landscape.statistics.intervals import BY_BOUNDS
 OVER = "seeds"  # what the errors of a mean are over
 
 
-def grouped(stored: Stored, groups: grouping.Groups, *, mean: bool) -> list[tuple[str, xr.Dataset]]:
+def grouped(stored: Stored, groups: grouping.Groups, *, means: Container[str] = ()) -> list[tuple[str, xr.Dataset]]:
     """One result per group, probe and protocol in place of its finished members', and those of no group.
 
-    It is their mean, or, where they have none or none is asked for, that of the first; its protocol says which.
+    It is their mean, of the probes whose `means` are asked for, or else that of the first; its protocol says which.
     """
     group_of = {label: name for name, members in groups.members.items() for label in members}
     protocols: dict[str, list[Protocol]] = {}
@@ -35,7 +35,7 @@ def grouped(stored: Stored, groups: grouping.Groups, *, mean: bool) -> list[tupl
         names.setdefault(key, name)
         members.setdefault(key, []).append(data)
     return [
-        (name, members[key][0] if len(key) == 1 else _as_one(members[key], key[1], mean=mean))
+        (name, members[key][0] if len(key) == 1 else _as_one(members[key], key[1], mean=key[0] in means))
         for key, name in names.items()
     ]
 
@@ -44,9 +44,8 @@ def _as_one(members: Sequence[xr.Dataset], group: str, *, mean: bool) -> xr.Data
     found, one = (_mean(members) if mean and len(members) > 1 else None), members[0]
     which = f"{label_of(one)} of {len(members)} {OVER}" if found is None else f"mean over {len(members)} {OVER}"
     protocol = ", ".join(filter(None, (str(one.attrs.get("protocol", "")), which)))
-    made = (one if found is None else found).assign_attrs(label=group, protocol=protocol)
-    made.encoding = one.encoding
-    return made if found is None else made.assign_attrs(errors_over=OVER)
+    over = {} if found is None else {"errors_over": OVER}
+    return (one if found is None else found).assign_attrs(label=group, protocol=protocol, **over)
 
 
 def _mean(members: Sequence[xr.Dataset]) -> xr.Dataset | None:
@@ -58,7 +57,7 @@ def _mean(members: Sequence[xr.Dataset]) -> xr.Dataset | None:
         if any(other is None or other.shape != one.shape for other in others):
             return None
         values = np.stack([other.values for other in others if other is not None])
-        if one.dtype.kind == "f" and name not in like.dims:
+        if one.dtype.kind == "f" and one.dims != (name,):
             arrays[str(name)] = values
         elif (values != values[0]).any():
             return None

@@ -224,15 +224,15 @@ def test_seeds_of_a_group_are_drawn_as_their_mean_and_those_of_others_or_unfinis
     assert drawn_groups([f"epoch_{i}" for i in range(20)], ()) is None
     groups = drawn_groups([*labels, "a-s9"], [SEED])
     assert groups is not None
-    (_, mean), (_, other) = grouped(stored, groups, mean=True)
+    (_, mean), (_, other) = grouped(stored, groups, means=["variance"])
     np.testing.assert_allclose(mean["v"], [1.0, 3.0])
     np.testing.assert_allclose(mean["v_se"], 3**-0.5)
     np.testing.assert_array_equal(mean["depth"], [0.0, 1.0])
     assert (mean.label, mean.errors_over, mean["v_se"].attrs["n"]) == ("a", "seeds", 3)
     assert mean.protocol.endswith("mean over 3 seeds")
     assert other.identical(stored[3][1])
-    (_, first), _ = grouped(stored, groups, mean=False)
+    (_, first), _ = grouped(stored, groups)
     assert first["v"].identical(stored[0][1]["v"])
     assert first.protocol.endswith("a-s0 of 3 seeds")
     stored[1][1]["name"][0] = "z"  # another network: no mean of the two
-    assert grouped(stored, groups, mean=True)[0][1].protocol.endswith("a-s0 of 3 seeds")
+    assert grouped(stored, groups, means=["variance"])[0][1].protocol.endswith("a-s0 of 3 seeds")

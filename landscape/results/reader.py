@@ -5,6 +5,7 @@ sees a complete one. Links to other files are not followed.
 """
 
 import contextlib
+import copy
 import json
 import math
 import threading
@@ -253,6 +254,7 @@ class Stored(Mapping[str, xr.DataArray]):
     def __init__(self, path: Path, group: hdf5_file.Group) -> None:
         self._name, self._group, self._arrays = group.path.strip("/"), group.id, group.datasets
         self._reading = _Reading(path, self._name)
+        self.encoding = {"group": self._name}
         self.attrs = attributes_of(group.id, self._reading, check_attribute, group.header)
         check_identity(self.attrs, self._name.partition("/")[0])
         where = {place: name for name, place in group.members.items()}
@@ -262,6 +264,13 @@ class Stored(Mapping[str, xr.DataArray]):
     def whole(self) -> xr.Dataset:
         with self._reading:
             return _dataset(self.variables, self.attrs, self._name)
+
+    def assign_attrs(self, **attributes: Any) -> "Stored":
+        """The same arrays with other attributes, as of a dataset."""
+        other = copy.copy(self)
+        other.attrs = {**self.attrs, **attributes}
+        other.__dict__.pop("whole", None)
+        return other
 
     def in_memory(self) -> xr.Dataset:
         """All of it, which the file need not stay open for."""

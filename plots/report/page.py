@@ -39,7 +39,8 @@ def document(
     ordered = reader.by_checkpoint([(name, data) for name, data in stored if not name.startswith("compare/")])
     named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
     groups = drawn_groups(list(dict.fromkeys(appearance.label_of(data) for _, data in ordered)), group)
-    firsts, means = (over_seeds.grouped(ordered, groups, mean=mean) if groups else ordered for mean in (False, True))
+    layered = {figure.probe for figure in FIGURES.values() if figure.layers}
+    firsts, means = (over_seeds.grouped(ordered, groups, means=of) if groups else ordered for of in ((), layered))
     data = live_data(firsts, means)
     parts = [part for part in PARTS if data.get(part) or (part == "spectra" and data["densities"])]
     numbered = Protocols()
