@@ -87,9 +87,8 @@ def draw(
             _log.info(
                 "groups over seeds: %s; landscape plot --group none draws every network", ", ".join(groups.members)
             )
-        over = {figure.probe for figure in FIGURES.values() if figure.seeds}
-        firsts, means = (over_seeds.grouped(networks, groups, means=of) if groups else networks for of in ((), over))
-        pages = _pages(firsts, means, selection, probes, figures)
+        drawn = over_seeds.both(networks, groups, {figure.probe for figure in FIGURES.values() if figure.seeds})
+        pages = _pages(*drawn, selection, probes, figures)
         for name, page in pages if live else (one for one in pages if not FIGURES[one[0]].live):
             if eigenvalues is not None and "ranges" in signature(page.func).parameters:
                 page.keywords["ranges"] = ((eigenvalues[0], 0.0), (0.0, eigenvalues[1]))

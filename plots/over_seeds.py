@@ -1,5 +1,6 @@
 """Results of networks that differ in their seeds as one: their mean with its error over seeds, or that of the first."""
 
+import copy
 from collections.abc import Container, Sequence
 
 import numpy as np
@@ -13,6 +14,11 @@ from landscape.results.protocols import Protocol, protocol_of
 from landscape.statistics.intervals import BY_BOUNDS
 
 OVER = "seeds"  # what the errors of a mean are over
+
+
+def both(stored: Stored, groups: grouping.Groups | None, means: Container[str]) -> tuple[Stored, Stored]:
+    """Results of the first of every group, and with means (`grouped`); twice what is given where there are none."""
+    return (grouped(stored, groups), grouped(stored, groups, means=means)) if groups else (stored, stored)
 
 
 def grouped(stored: Stored, groups: grouping.Groups, *, means: Container[str] = ()) -> list[tuple[str, xr.Dataset]]:
@@ -44,8 +50,12 @@ def _as_one(members: Sequence[xr.Dataset], group: str, *, mean: bool) -> xr.Data
     found, one = (_mean(members) if mean and len(members) > 1 else None), members[0]
     which = f"{label_of(one)} of {len(members)} {OVER}" if found is None else f"mean over {len(members)} {OVER}"
     protocol = ", ".join(filter(None, (str(one.attrs.get("protocol", "")), which)))
-    over = {} if found is None else {"errors_over": OVER}
-    return (one if found is None else found).assign_attrs(label=group, protocol=protocol, **over)
+    if found is not None:
+        return found.assign_attrs(label=group, protocol=protocol, errors_over=OVER)
+    made = copy.copy(one)
+    vars(made).pop("whole", None) if isinstance(made, reader.Stored) else None  # of the other attributes
+    made.attrs = {**one.attrs, "label": group, "protocol": protocol}
+    return made
 
 
 def _mean(members: Sequence[xr.Dataset]) -> xr.Dataset | None:

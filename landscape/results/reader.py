@@ -5,7 +5,6 @@ sees a complete one. Links to other files are not followed.
 """
 
 import contextlib
-import copy
 import json
 import math
 import threading
@@ -264,13 +263,6 @@ class Stored(Mapping[str, xr.DataArray]):
     def whole(self) -> xr.Dataset:
         with self._reading:
             return _dataset(self.variables, self.attrs, self._name)
-
-    def assign_attrs(self, **attributes: Any) -> "Stored":
-        """The same arrays with other attributes, as of a dataset."""
-        other = copy.copy(self)
-        other.attrs = {**self.attrs, **attributes}
-        other.__dict__.pop("whole", None)
-        return other
 
     def in_memory(self) -> xr.Dataset:
         """All of it, which the file need not stay open for."""

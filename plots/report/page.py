@@ -39,9 +39,7 @@ def document(
     ordered = reader.by_checkpoint([(name, data) for name, data in stored if not name.startswith("compare/")])
     named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
     groups = drawn_groups(list(dict.fromkeys(appearance.label_of(data) for _, data in ordered)), group)
-    layered = {figure.probe for figure in FIGURES.values() if figure.layers}
-    firsts, means = (over_seeds.grouped(ordered, groups, means=of) if groups else ordered for of in ((), layered))
-    data = live_data(firsts, means)
+    data = live_data(*over_seeds.both(ordered, groups, {figure.probe for figure in FIGURES.values() if figure.layers}))
     parts = [part for part in PARTS if data.get(part) or (part == "spectra" and data["densities"])]
     numbered = Protocols()
     table = comparison(ordered, numbered)
