@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Container, Sequence
+from typing import Any, cast
 
 import numpy as np
 import xarray as xr
@@ -52,10 +53,11 @@ def _as_one(members: Sequence[xr.Dataset], group: str, *, mean: bool) -> xr.Data
     protocol = ", ".join(filter(None, (str(one.attrs.get("protocol", "")), which)))
     if found is not None:
         return found.assign_attrs(label=group, protocol=protocol, errors_over=OVER)
-    made = copy.copy(one)
-    vars(made).pop("whole", None) if isinstance(made, reader.Stored) else None  # of the other attributes
+    made: Any = copy.copy(one)
+    if isinstance(made, reader.Stored):
+        vars(made).pop("whole", None)  # which has the other attributes
     made.attrs = {**one.attrs, "label": group, "protocol": protocol}
-    return made
+    return cast(xr.Dataset, made)
 
 
 def _mean(members: Sequence[xr.Dataset]) -> xr.Dataset | None:
