@@ -1,17 +1,24 @@
-"""`--layers` on the command line and in a file."""
+"""`--layers` on the command line and in a file, and as messages advise it."""
 
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from analytic import attention_net, passage, run_probe
-from foreign import Encoder
+from foreign import Encoder, Functional
+from torch import Tensor, nn
 
+from landscape.discovery.discover import discover
+from landscape.discovery.layer import Tap
 from landscape.layers.layer_patterns import Pattern, expand, parse
-from landscape.layers.selection import select_layers
+from landscape.layers.selection import remarks, select_layers, unmeasured
 from landscape.options import OptionError
 from landscape.probes import probe_class
+from landscape.probes.lesion import Lesion
 from landscape.probes.variance import Variance
+from landscape.subject.subject import Subject
 
 
 @pytest.mark.parametrize(
@@ -117,3 +124,66 @@ def test_a_name_stands_for_the_stream_or_for_the_branch_and_the_difference_is_sa
         run_probe(Variance(layers=(f"{name}:stream:1x2+1",)), subject)
     with pytest.raises(ValueError, match=r"blocks.0.attention.qkv names no layer of the residual stream"):
         run_probe(Variance(layers=("qkv:stream",)), subject)
+
+
+# What the tool advises
+
+
+class Pooled(nn.Module):
+    """An encoder whose nine latent tokens no grid explains, and an attention that pools them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.latent = nn.Conv2d(3, 6, 4, 4), nn.Linear(16, 9)
+        self.mlp = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 6))
+        self.pool = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 4), nn.Linear(4, 6))
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.latent(self.embed(images).flatten(2)).transpose(1, 2)
+        x = x + self.mlp(x)
+        return self.head((x * self.pool(x).softmax(dim=1)).sum(dim=1))
+
+
+def _advised(said: str) -> tuple[str, ...]:
+    """The values of `--layers` that a message names."""
+    words = shlex.split(said[said.index("--layers") :].partition(";")[0])
+    assert set(words[::2]) == {"--layers"}
+    return tuple(words[1::2])
+
+
+def test_what_is_advised_for_parts_that_are_not_understood_can_be_pasted() -> None:
+    model, images = Pooled().eval(), torch.randn(3, 3, 16, 16)
+    layers = discover(model, images)
+    assert [layer.name for layer in layers if layer.grid_unknown] == ["embed", "mlp"]
+    (unknown,) = remarks(layers)
+    assert "no grid of this model explains the 9 tokens of embed (2 layers)" in unknown
+    found = select_layers(model, images, _advised(unknown))
+    assert [(x.name, x.tap, x.grid) for x in found] == [(x.name, x.tap, (3, 3)) for x in layers]
+    (beyond,) = unmeasured(model, images, layers)
+    assert beyond.startswith("no layer depends on pool (2 weights)")
+    found = select_layers(model, images, _advised(beyond))
+    assert [(layer.name, layer.tap) for layer in found] == [
+        *((layer.name, layer.tap) for layer in layers), ("pool", Tap("pool", "output"))
+    ]  # fmt: skip
+
+
+def test_a_lesion_takes_the_layers_that_its_refusal_of_several_networks_advises() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.members = nn.ModuleList(Functional() for _ in range(2))
+
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.stack([member(images) for member in self.members]).mean(dim=0)
+
+    subject = Subject(Two().eval(), [(torch.randn(3, 3, 16, 16), torch.arange(3))])
+    with pytest.raises(ValueError, match="2 networks side by side") as refusal:
+        run_probe(Lesion(), subject)
+    found = run_probe(Lesion(layers=_advised(str(refusal.value))), subject)
+    assert found["name"].tolist() == ["members.0.branch"]
+    assert np.isfinite(found["loss_increase"]).all()
+    scores = nn.Sequential(nn.Flatten(), nn.Linear(768, 5)).eval()
+    with pytest.raises(ValueError, match="no unit of this network can be removed") as refusal:
+        run_probe(Lesion(), Subject(scores, subject.batches))
+    assert "--layers" not in str(refusal.value)

@@ -1,6 +1,5 @@
 """Discovered layers of known networks; their taps deliver the tensors of a forward pass written out."""
 
-import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from landscape import models
 from landscape.discovery.discover import discover
 from landscape.discovery.layer import Layer, Tap
 from landscape.layers.forward_hooks import feature_hooks
-from landscape.layers.selection import layer_labels, remarks, select_layers, spatial_layers, unmeasured
+from landscape.layers.selection import layer_labels, remarks, select_layers, spatial_layers
 from landscape.models.vit import ViT
 from landscape.probe import NotApplicable
 from landscape.probes.lesion import Lesion
@@ -437,66 +436,3 @@ def test_hooks_of_the_user_that_only_read_move_no_layer(reading: str, before: bo
             module.register_forward_hook(lambda _, args, output: kept.append(READING[reading](output)))
     assert discover(model, images) == plain
     assert kept
-
-
-# What the tool advises
-
-
-class Pooled(nn.Module):
-    """An encoder whose nine latent tokens no grid explains, and an attention that pools them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.latent = nn.Conv2d(3, 6, 4, 4), nn.Linear(16, 9)
-        self.mlp = nn.Sequential(nn.Linear(6, 7), nn.GELU(), nn.Linear(7, 6))
-        self.pool = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 4), nn.Linear(4, 6))
-        self.head = nn.Linear(6, 5)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.latent(self.embed(images).flatten(2)).transpose(1, 2)
-        x = x + self.mlp(x)
-        return self.head((x * self.pool(x).softmax(dim=1)).sum(dim=1))
-
-
-def _advised(said: str) -> tuple[str, ...]:
-    """The values of `--layers` that a message names."""
-    words = shlex.split(said[said.index("--layers") :].partition(";")[0])
-    assert set(words[::2]) == {"--layers"}
-    return tuple(words[1::2])
-
-
-def test_what_is_advised_for_parts_that_are_not_understood_can_be_pasted() -> None:
-    model, images = Pooled().eval(), _images()
-    layers = discover(model, images)
-    assert [layer.name for layer in layers if layer.grid_unknown] == ["embed", "mlp"]
-    (unknown,) = remarks(layers)
-    assert "no grid of this model explains the 9 tokens of embed (2 layers)" in unknown
-    found = select_layers(model, images, _advised(unknown))
-    assert [(x.name, x.tap, x.grid) for x in found] == [(x.name, x.tap, (3, 3)) for x in layers]
-    (beyond,) = unmeasured(model, images, layers)
-    assert beyond.startswith("no layer depends on pool (2 weights)")
-    found = select_layers(model, images, _advised(beyond))
-    assert [(layer.name, layer.tap) for layer in found] == [
-        *((layer.name, layer.tap) for layer in layers), ("pool", Tap("pool", "output"))
-    ]  # fmt: skip
-
-
-def test_a_lesion_takes_the_layers_that_its_refusal_of_several_networks_advises() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.members = nn.ModuleList(Functional() for _ in range(2))
-
-        def forward(self, images: Tensor) -> Tensor:
-            return torch.stack([member(images) for member in self.members]).mean(dim=0)
-
-    subject = Subject(Two().eval(), [(_images(), torch.arange(3))])
-    with pytest.raises(ValueError, match="2 networks side by side") as refusal:
-        run_probe(Lesion(), subject)
-    found = run_probe(Lesion(layers=_advised(str(refusal.value))), subject)
-    assert found["name"].tolist() == ["members.0.branch"]
-    assert np.isfinite(found["loss_increase"]).all()
-    scores = nn.Sequential(nn.Flatten(), nn.Linear(768, 5)).eval()
-    with pytest.raises(ValueError, match="no unit of this network can be removed") as refusal:
-        run_probe(Lesion(), Subject(scores, subject.batches))
-    assert "--layers" not in str(refusal.value)

@@ -11,7 +11,7 @@ from landscape.subject.device import wait_for
 
 Kind = Literal["row", "eigenvalues", "check"]  # without eigenvalues; with; with those from a random start too
 ROWS = 0.95  # share of the overhead that rows without eigenvalues may take
-UNMEASURED = 0.02  # cost of a row without eigenvalues before there is one, in units of the first measurement
+UNMEASURED = 0.02  # a low guess of the cost of the first row without eigenvalues, in units of the first measurement
 UNCHECKED = 0.5  # cost of a measurement without the check by a random start, in units of one with it
 
 
