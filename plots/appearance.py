@@ -12,27 +12,27 @@ from typing import Any
 
 import xarray as xr
 
-from landscape.plots.figure import Color, Line, Look, Named
+from landscape.plots.figure import Line, Look, Named
 from landscape.plots.theme import dark
 from landscape.results import protocols, reader
 
 # family: pattern in its models' names, colour, marker; the first match counts
-FAMILIES: Mapping[str, tuple[str, Color, str]] = {
+FAMILIES: Mapping[str, tuple[str, str, str]] = {
     "AlterNet": (r"alter", "#009E73", "s"),
     "Swin": (r"swin", "#B87900", "^"),
     "PiT": (r"(?<![a-z])pit(?![a-z])", "#C25FB0", "v"),
     "Mixer": (r"mixer", "#000000", "P"),
-    "ViT": (r"vit|deit", "tab:red", "o"),
-    "ResNet": (r"resne[xt]t?", "tab:blue", "D"),
+    "ViT": (r"vit|deit", "#D62728", "o"),
+    "ResNet": (r"resne[xt]t?", "#1F77B4", "D"),
 }
 # Every other checkpoint takes the next free pair of these and of the families'. On white all have a contrast of 3 : 1.
-OTHERS: Sequence[tuple[Color, str]] = (
+OTHERS: Sequence[tuple[str, str]] = (
     ("#00108A", "h"), ("#82574E", "p"), ("#7C7BFF", "*"), ("#385107", "X"), ("#6B276A", "<"), ("#4D4D4D", ">"),
 )  # fmt: skip
-PAIRS: Sequence[tuple[Color, str]] = (*OTHERS, *((color, marker) for _, color, marker in FAMILIES.values()))
+PAIRS: Sequence[tuple[str, str]] = (*OTHERS, *((color, marker) for _, color, marker in FAMILIES.values()))
 NEAR = 0.5  # distance of two colours, red, green and blue from 0 to 1, below which the second comes last
-ON_DARK: Mapping[Color, Color] = {
-    "tab:red": "#FF6B6B", "tab:blue": "#5FB0F0", "#009E73": "#2FC79A", "#B87900": "#F4C430", "#C25FB0": "#F49AE0",
+ON_DARK: Mapping[str, str] = {
+    "#D62728": "#FF6B6B", "#1F77B4": "#5FB0F0", "#009E73": "#2FC79A", "#B87900": "#F4C430", "#C25FB0": "#F49AE0",
     "#000000": "#FFFFFF", "#00108A": "#5470FF", "#82574E": "#D9A08B", "#7C7BFF": "#A98BFF", "#385107": "#86C232",
     "#6B276A": "#C44FA0", "#4D4D4D": "#8B949E",
 }  # fmt: skip
@@ -94,13 +94,12 @@ def looks(results: Sequence[xr.Dataset], among: Sequence[xr.Dataset] | None = No
 
 
 @lru_cache
-def _rgb(color: Color) -> tuple[float, ...]:
-    from matplotlib.colors import to_rgb
+def _rgb(color: str) -> tuple[float, ...]:
+    """Red, green and blue of #RRGGBB, from 0 to 1."""
+    return tuple(int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
 
-    return to_rgb(color)
 
-
-def _near(color: Color, taken: Sequence[tuple[Color, str]]) -> bool:
+def _near(color: str, taken: Sequence[tuple[str, str]]) -> bool:
     """Whether a colour resembles one of the taken ones, such as navy blue that of residual networks."""
     return any(math.dist(_rgb(color), _rgb(other)) < NEAR for other, _ in taken)
 

@@ -1,7 +1,8 @@
 """Results of networks that differ in their seeds as one: their mean with its error over seeds, or that of the first."""
 
 import copy
-from collections.abc import Container, Sequence
+from collections import ChainMap
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +11,7 @@ import xarray as xr
 from landscape.plots.appearance import label_of
 from landscape.plots.comparison import grouping, networks
 from landscape.plots.selection import Stored
-from landscape.results import reader
+from landscape.results import handles, reader
 from landscape.results.protocols import Protocol, protocol_of
 from landscape.statistics.intervals import BY_BOUNDS
 
@@ -48,42 +49,47 @@ def grouped(stored: Stored, groups: grouping.Groups, *, means: Container[str] = 
 
 
 def _as_one(members: Sequence[xr.Dataset], group: str, *, mean: bool) -> xr.Dataset:
-    found, one = (_mean(members) if mean and len(members) > 1 else None), members[0]
+    found, one = (_mean(members) if mean and len(members) > 1 else None), cast(Any, members[0])
     which = f"{label_of(one)} of {len(members)} {OVER}" if found is None else f"mean over {len(members)} {OVER}"
-    protocol = ", ".join(filter(None, (str(one.attrs.get("protocol", "")), which)))
-    if found is not None:
-        return found.assign_attrs(label=group, protocol=protocol, errors_over=OVER)
+    about = {"label": group, "protocol": ", ".join(filter(None, (str(one.attrs.get("protocol", "")), which)))}
+    about |= {} if found is None else {"errors_over": OVER}
+    if not isinstance(one, reader.Stored):
+        return cast(xr.Dataset, one.assign(found or {}).assign_attrs(about))
     made: Any = copy.copy(one)
-    if isinstance(made, reader.Stored):
-        vars(made).pop("whole", None)  # which has the other attributes
-    made.attrs = {**one.attrs, "label": group, "protocol": protocol}
+    vars(made).pop("whole", None)  # which has the other attributes and numbers
+    made.attrs, made.variables = {**one.attrs, **about}, ChainMap(cast(Any, found or {}), made.variables)
     return cast(xr.Dataset, made)
 
 
-def _mean(members: Sequence[xr.Dataset]) -> xr.Dataset | None:
-    """The mean of every number, with its error and interval where the members have one; None where words differ."""
+def _mean(members: Sequence[xr.Dataset]) -> Mapping[str, xr.DataArray] | None:
+    """The mean of every number, with its error and interval where the members have one; None where words differ.
+
+    They are computed when they are asked for.
+    """
     like, n = members[0], len(members)
-    arrays: dict[str, np.ndarray] = {}
+    numbers: list[str] = []
     for name, one in like.variables.items():
         others = [data.variables.get(name) for data in members]
         if any(other is None or other.shape != one.shape for other in others):
             return None
-        values = np.stack([other.values for other in others if other is not None])
         if one.dtype.kind == "f" and one.dims != (name,):
-            arrays[str(name)] = values
-        elif (values != values[0]).any():
+            numbers.append(str(name))
+        elif any((other.values != one.values).any() for other in others if other is not None):
             return None
-    found: dict[str, xr.Variable] = {}
-    for name, values in arrays.items():
-        if name.endswith(("_se", "_low", "_high")) or name == "se":
-            continue
-        about = like.variables[name]
+    ends = ("_se", "_low", "_high")
+    means = [name for name in numbers if not name.endswith(ends) and name != "se"]
+    parts = {f"{name}{end}": (name, end) for name in means for end in ("", *ends) if f"{name}{end}" in numbers}
+
+    def read(key: str) -> xr.DataArray:
+        name, end = parts[key]
+        values, about = np.stack([data.variables[name].values for data in members]), like.variables[name]
         with np.errstate(invalid="ignore"):
             mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(n)
-        found[name] = xr.Variable(about.dims, mean, about.attrs)
+        if not end:
+            return xr.DataArray(xr.Variable(about.dims, np.asarray(mean), about.attrs, fastpath=True))
         low, high = BY_BOUNDS[str(about.attrs.get("bounds", ""))](mean, error, n)
-        for key, part in ((f"{name}_se", error), (f"{name}_low", low), (f"{name}_high", high)):
-            if key in arrays:
-                said = {k: v for k, v in like.variables[key].attrs.items() if k != "over"} | {"n": n}
-                found[key] = xr.Variable(about.dims, part, said)
-    return like.assign(found)
+        said = {k: v for k, v in like.variables[key].attrs.items() if k != "over"} | {"n": n}
+        part = np.asarray((error, low, high)[ends.index(end)])
+        return xr.DataArray(xr.Variable(about.dims, part, said, fastpath=True))
+
+    return handles.OnDemand(parts, read)

@@ -1,6 +1,7 @@
 """Choose how figures look: settings for paper, screens and dark pages, the width in columns, ink and background."""
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ def captioned() -> str:
 
 def dark() -> bool:
     """Whether axes have a dark background, that of the style or one the user set."""
+    if "matplotlib" not in sys.modules:  # as when a report is written, which has no figures
+        return False
     import matplotlib
     from matplotlib.colors import to_rgb
 

@@ -143,7 +143,8 @@ def _of_probe(probe: str, found: Compared, against: str) -> list[Contrast]:
             one, other = (found.protocols[probe][side[0].protocol] for side in sides)
             why = f"{NOT}: protocols differ ({one.against(other)})"
             contrasts.append(Contrast(probe, None, "", "", first, second, verdict=why))
-    contrasts = [c for c in contrasts if c.number not in _copies(own)]
+    copies = _copies(own)
+    contrasts = [c for c in contrasts if c.number not in copies]
     tested = [None if c.difference is None or _cannot_differ(c.difference) else c.difference for c in contrasts]
     adjusted = holm([np.nan if difference is None else difference.p for difference in tested])
     readings = {name: one.reading for entry in own for name, one in entry.numbers.items()}

@@ -77,7 +77,7 @@ def _drawn(ordered: Stored) -> list[Drawn]:
         alike = [data for data in results if data.attrs.get("probe") == probe]
         for data, look in zip(alike, appearance.looks(alike, among=results), strict=True):
             name = look.label.replace("\\$", "$").strip()
-            found.append(Drawn(data, name, _hexadecimal(look.color), by_name[id(data)]))
+            found.append(Drawn(data, name, str(look.color).lower(), by_name[id(data)]))
     return found
 
 
@@ -96,12 +96,6 @@ def skipped(ordered: Stored) -> list[str]:
 
 def _how_much(data: xr.Dataset) -> str:
     return f"{unfinished(data):,} units are missing" if unfinished(data) else "all units are finished"
-
-
-def _hexadecimal(color: Any) -> str:
-    from matplotlib.colors import to_hex
-
-    return to_hex(color)
 
 
 def _header(named: Sequence[tuple[str, xr.Dataset]], file: Path) -> Html:
