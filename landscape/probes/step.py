@@ -6,7 +6,7 @@ Sharpness along the gradient, averaged over mini-batches, is the batch sharpness
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
@@ -102,7 +102,7 @@ class Step(Probe):
         seen = known is not None and self.top > 0
         quantities = _quantities(subject.meaning.units)
         means = {
-            f"mean_{name}": Quantity(f"mean over mini-batches: {known.long_name}", known.units, error="mini-batches")
+            f"mean_{name}": replace(known, long_name=f"mean over mini-batches: {known.long_name}", error="mini-batches")
             for name, known in quantities.items()
             if name in MEANS
         }
@@ -204,7 +204,7 @@ def _quantities(loss: str) -> dict[str, Quantity]:
         "directional_sharpness": Quantity("u'Hu / |u|^2, along the update", sharpness),
         "gradient_sharpness": Quantity("g'Hg / |g|^2, along the gradient", sharpness),
         "batch_sharpness": Quantity("the same, as the term of the batch sharpness, which is its mean", sharpness),
-        "critical_sharpness": Quantity(CRITICAL, sharpness),
+        "critical_sharpness": Quantity(CRITICAL, sharpness, bounds="positive"),
         "critical_multiple": Quantity("eta_c as a multiple of the learning rate"),
         "critical_passes": Quantity("forward passes of the search for eta_c, that of the start included"),
         "converged": Quantity("1 if eta_c is known within 2^(1/16), 0 if not, also where there is none"),
