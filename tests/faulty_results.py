@@ -78,7 +78,8 @@ def hessian(
     }
     arrays |= {"nep": 0.2, "nep_low": 0.1, "nep_high": 0.3, **attributes.pop("arrays", {})}
     parameters = {"max_products": 200, "tol": 1e-4, "kinks": "double", **attributes.pop("parameters", {})}
-    return made("hessian", arrays, batch_size=16, parameters=parameters, **attributes)
+    about = {"batch_size": 16, "samples": 16 * batches, "parameters": parameters}
+    return made("hessian", arrays, **{**about, **attributes})
 
 
 def drops(probe: str, rise: float, intact: float = 0.9, drop: float = 0.2, **attributes: Any) -> Result:

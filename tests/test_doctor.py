@@ -75,6 +75,24 @@ def test_more_samples_are_advised_only_where_the_data_have_more(over: str) -> No
         assert finding.remedy.startswith(advice)
 
 
+@pytest.mark.parametrize(
+    ("over", "available", "advice"),
+    [
+        ("samples", 40, "all samples are used"), ("samples", 60, "--samples all"), ("samples", 4000, "--samples 700"),
+        ("batch", 60, "--samples all"), ("block", 4000, "--samples 100"), ("image", 18, "--samples all"),
+        ("image", 17, "these data have 17 samples"), ("group", 127, "too few for 32 groups"),
+        ("group", 4000, "--samples 128 --groups 32"),
+    ],
+)  # fmt: skip
+def test_no_advice_asks_for_more_samples_than_there_are(over: str, available: int, advice: str) -> None:
+    count = {"image": 16, "samples": 40}.get(over, 10)
+    about = {"samples": count, "samples_available": available, "certified": '{"block": 12}'}
+    result = made("tokens", {"common_se": ((), 0.1)}, **about)
+    result.data["common_se"].attrs |= {"n": 8.0, "over": over}
+    (finding,) = spectra.uncertified(result)
+    assert advice in finding.remedy
+
+
 def test_products_are_advised_where_a_random_vector_takes_two() -> None:
     error = {"batch_trace_se": ((), 0.1, {"n": 16.0, "over": "random vectors"})}
     for products, advised in ((16, 32), (32, 64)):

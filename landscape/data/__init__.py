@@ -121,7 +121,8 @@ def _load(request: Request, root: Path | None, split: Split) -> Images | BatchLi
     path = Path(name).expanduser()
     if name in NAMES:
         every = NAMED[name](root=root, split=split)
-        return _sized(every.take(subset(every.targets.numpy(), samples, ordered=request.ordered)), image_size, resize)
+        taken = every.take(subset(every.targets.numpy(), samples, ordered=request.ordered))
+        return _sized(replace(taken, available=len(every)), image_size, resize)
     if cifar.is_corrupted(name):
         return _sized(cifar.load_corrupted(name, root=root, split=split, samples=samples), image_size, resize)
     if (

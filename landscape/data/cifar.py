@@ -304,7 +304,8 @@ def load_corrupted(name: str, *, root: Path | None, split: str, samples: Samples
     for position in np.argsort(rows):  # in the order of the file
         pixels[position] = images[of_severity][rows[position]].transpose(2, 0, 1)
     inputs, labels_of_rows = torch.from_numpy(pixels), torch.from_numpy(targets[rows])
-    return Images(inputs, labels_of_rows, name, release.classes, 32, release.mean, release.std)
+    about = name, release.classes, 32, release.mean, release.std
+    return Images(inputs, labels_of_rows, *about, available=each)
 
 
 def content(folder: Path, corruption: str, severities: Sequence[int], samples: Samples) -> list[str]:

@@ -40,6 +40,7 @@ class Images:
     one_part: bool = False  # the source has no train and test part of its own: both splits are the same samples
     drawn: bool = False  # the source transforms its samples at random; each was drawn once
     shifted: bool = False  # the source gave the tokens themselves as targets, which are now those after them
+    available: int = 0  # samples that the source has, of which these were taken; 0 where it does not say
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -97,6 +98,7 @@ class BatchSource(Sequence[tuple[Nested, Nested]]):
     images: Images | None  # the data set in memory; None where the samples are not rows of two tensors
     name: str  # as given to `load`
     one_part: bool  # not divided into train and test
+    available: int  # samples that the source has; 0 where it does not say
 
     @property
     def in_words(self) -> str:
@@ -115,7 +117,7 @@ class BatchSource(Sequence[tuple[Nested, Nested]]):
 class CallersBatches(BatchSource):
     """Any sequence of mini-batches that was made in Python."""
 
-    images, name, one_part = None, "in memory", False
+    images, name, one_part, available = None, "in memory", False, 0
 
     def __init__(self, batches: Sequence[tuple[Nested, Nested]]) -> None:
         self.batches = batches
@@ -196,6 +198,10 @@ class Batches(BatchSource):
         return self.images.one_part
 
     @property
+    def available(self) -> int:  # type: ignore[override]
+        return self.images.available
+
+    @property
     def sha256(self) -> str:
         return self.images.sha256
 
@@ -214,6 +220,7 @@ class BatchList(BatchSource):
     one_part: bool = False  # they are not divided into train and test
     drawn: bool = False  # the source transforms its samples at random; each was drawn once
     shifted: bool = False  # the source gave the tokens themselves as targets, which are now those after them
+    available: int = 0  # samples that the source has, of which these were taken; 0 where it does not say
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -57,8 +57,9 @@ def load(
     inputs = decoding.decoded(chosen(), name=name, count=len(paths), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
     return dataset.Images(
-        torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD, one_part=folder == root
-    )
+        torch.from_numpy(inputs), labels, name, len(classes), size, IMAGENET_MEAN, IMAGENET_STD,
+        one_part=folder == root, available=len(targets),
+    )  # fmt: skip
 
 
 def _part(root: Path, split: str) -> tuple[Path, list[Path]]:

@@ -141,18 +141,19 @@ def _load(stream: Any, request: Request, batched: bool, started: list[Any]) -> I
         batched, total = True, None  # the length was that of the list
     wanted = _wanted(request, total)
     items = chain([first], items)
+    of_all = partial(replace, available=total or 0)
     if request.is_pair(first, pair) and (not batched or common_length(pair) is not None):
         try:
-            return _plain(stream, items, request, wanted, total, batched=batched)
+            return of_all(_plain(stream, items, request, wanted, total, batched=batched))
         except ShapesDiffer:
             if not batched or iter(stream) is stream:  # which cannot be read from its start again
                 raise
     elif batched:
-        return from_batches(items, wanted, request)
+        return of_all(from_batches(items, wanted, request))
     else:
-        return from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request)  # noqa: B905
+        return of_all(from_items([item for item, _ in zip(items, range(wanted or UNKNOWN))], request))  # noqa: B905
     with fixed_rng(SEED):
-        return from_batches(_items(name, stream, []), wanted, request)
+        return of_all(from_batches(_items(name, stream, []), wanted, request))
 
 
 def _wanted(request: Request, total: int | None) -> int | None:

@@ -145,7 +145,10 @@ def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered
         targets = torch.from_numpy(labels[rows])
         classes = number_of_classes(name, targets)
         side = square_side(inputs)
-        return Images(inputs, targets, name, classes, side, IMAGENET_MEAN, IMAGENET_STD, counted=True, one_part=own)
+        return Images(
+            inputs, targets, name, classes, side, IMAGENET_MEAN, IMAGENET_STD,
+            counted=True, one_part=own, available=len(labels),
+        )  # fmt: skip
     by_stem = {mask.stem: mask for mask in masks}
     if not ordered:
         pictures = [picture for picture in pictures if picture.stem in by_stem]
@@ -158,7 +161,7 @@ def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered
     targets = _masks(name, [by_stem.get(picture.stem) for picture in chosen], inputs)
     return Images(
         inputs, targets, name, int(targets.max()) + 1, square_side(inputs), IMAGENET_MEAN, IMAGENET_STD,
-        counted=True, one_part=own,
+        counted=True, one_part=own, available=len(pictures),
     )  # fmt: skip
 
 

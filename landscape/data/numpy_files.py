@@ -90,7 +90,9 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: sampling.Samples, 
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = preprocessing.default_normalisation(inputs)
     classes = dataset.number_of_classes(name, targets)
-    return dataset.Images(inputs, targets[rows], name, classes, dataset.square_side(inputs), mean, std, counted=True)
+    return dataset.Images(
+        inputs, targets[rows], name, classes, dataset.square_side(inputs), mean, std, counted=True, available=len(x)
+    )
 
 
 def _of_torch(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -233,5 +235,6 @@ def load_tokens(name: str, *, samples: sampling.Samples, block_size: int | None)
     if tokens.min() < 0:
         raise ValueError(f"{name} has the token {int(tokens.min())}; expected numbers from 0 upward, without padding")
     return dataset.Images(
-        tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), name, int(tokens.max()) + 1, 0, one_part=True
-    )
+        tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), name, int(tokens.max()) + 1, 0,
+        one_part=True, available=count,
+    )  # fmt: skip

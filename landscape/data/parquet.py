@@ -66,7 +66,8 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
     inputs = decoding.decoded(pictures(), name=name, count=len(rows), of=len(targets), size=size, resize=resize)
     labels = torch.from_numpy(targets[rows])
     pixels, whole = torch.from_numpy(inputs), _unsplit(path, shards)
-    return Images(pixels, labels, name, classes, size, IMAGENET_MEAN, IMAGENET_STD, one_part=whole)
+    normalised = IMAGENET_MEAN, IMAGENET_STD
+    return Images(pixels, labels, name, classes, size, *normalised, one_part=whole, available=len(targets))
 
 
 def _opened(path: Path) -> Any:

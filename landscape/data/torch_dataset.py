@@ -85,7 +85,7 @@ def _data_of(made: Any, request: Request) -> Images | BatchList:
     sized = not batched and hasattr(made, "__len__") and hasattr(made, "__getitem__")
     sized = sized and not isinstance(made, IterableDataset)  # it inherits a method `__getitem__` that only fails
     if sized and not (isinstance(made, list) and _holds_batches(request, made)):
-        return _from_dataset(request, made)
+        return replace(_from_dataset(request, made), available=len(made))
     if hasattr(made, "__iter__"):
         return iterables.load(made, request, batched=batched)
     raise _unknown(request, made)
@@ -105,7 +105,8 @@ def _from_pair(request: Request, inputs: Tensor, targets: Tensor) -> Images:
             "expected the same number of rows in both, at least one"
         )
     count, classes = parse_count("samples", request.samples, len(inputs)), number_of_classes(request.name, targets)
-    return Images(inputs[:count], targets[:count], request.name, classes, square_side(inputs))
+    about = request.name, classes, square_side(inputs)
+    return Images(inputs[:count], targets[:count], *about, available=len(inputs))
 
 
 def _from_whole(request: Request, made: Any) -> Images | BatchList:
@@ -122,7 +123,8 @@ def _from_whole(request: Request, made: Any) -> Images | BatchList:
     inputs, targets = request.read("its data", converted)
     if request.is_pair(made, (inputs, targets)):
         return _from_pair(request, inputs, targets)
-    return iterables.from_rows(converted, parse_count("samples", request.samples, rows), request)
+    taken = iterables.from_rows(converted, parse_count("samples", request.samples, rows), request)
+    return replace(taken, available=rows)
 
 
 def _holds_batches(request: Request, made: list[Any]) -> bool:

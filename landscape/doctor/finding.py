@@ -23,6 +23,7 @@ SEVERITIES: Sequence[Severity] = ("wrong", "suspicious", "note")  # the worst fi
 CLASSES: Mapping[str, int] = {"digits": 10, "cifar10": 10, "cifar100": 100}
 
 MOST_SAMPLES = 50_000  # of a suggestion; beyond, all that there are
+EXHAUSTED = "all samples are used already: these data cannot tell more"
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,17 @@ class Result:
         return int(self.attribute("samples", 0))
 
     @property
+    def available(self) -> float:
+        """Number of samples that the data have; infinite where nothing says it."""
+        asked = str(self.spec.get("samples"))
+        all_taken = asked == "all" or (asked.isdigit() and self.samples < int(asked))
+        stated = int(self.attribute("samples_available", 0)) or math.inf
+        return self.samples if all_taken else max(self.samples, stated)
+
+    @property
     def exhausted(self) -> bool:
         """Whether these are all samples that the data have."""
-        asked = str(self.spec.get("samples"))
-        return asked == "all" or (asked.isdigit() and self.samples < int(asked))
+        return self.samples >= self.available
 
     @cached_property
     def complete(self) -> bool:
@@ -154,9 +162,10 @@ def measure_again(result: Result, otherwise: str, **changes: Any) -> str:
 def more_samples(result: Result, factor: float) -> str:
     """The command with as many samples as make an error `factor` times smaller, at least twice as many."""
     if result.exhausted:
-        return "all samples are used already: these data cannot tell more"
+        return EXHAUSTED
     wanted = result.samples * max(2.0, factor * factor)  # may be infinite
-    asked = str(math.ceil(wanted / 100) * 100) if wanted < MOST_SAMPLES else "all"
+    wanted = math.ceil(wanted / 100) * 100 if wanted < MOST_SAMPLES else math.inf
+    asked = str(wanted) if wanted < result.available else "all"
     return measure_again(result, f"use {asked} samples", samples=asked)
 
 

@@ -12,7 +12,12 @@ from landscape.results.protocols import stored
 from landscape.statistics.intervals import CERTIFIED, FEWEST, quantile
 from landscape.statistics.rounding import plus_minus
 
-UNITS = {"batch": "mini-batches", "vector": "random vectors", "vectors": "random vectors", "group": "groups of samples"}
+QUARTERS = 4  # samples of a group of `noise-scale` at least
+UNITS = {
+    "batch": "mini-batches", "vector": "random vectors", "vectors": "random vectors", "group": "groups of samples",
+    "image": "images", "block": "blocks of samples", "part": "parts of mini-batches",
+}  # fmt: skip
+OF_SAMPLES = ("samples", "block", "part", "groups of samples")  # of which more samples make more
 
 
 def unconverged(result: Result) -> Iterator[Finding]:
@@ -95,13 +100,17 @@ def _units(over: str) -> str:
 
 def _more(result: Result, over: str, n: float, least: int) -> str:
     """The remedy for n values of a kind where at least so many are needed."""
-    if over == "samples" or (over == "batch" and result.exhausted and not result.parameters.get("batches")):
+    if over in OF_SAMPLES or (over == "batch" and result.exhausted and not result.parameters.get("batches")):
         return more_samples(result, math.sqrt(least / n))
     each = max(round(float(result.parameters.get("vectors", n)) / n), 1)  # products per vector: 2 by XTrace
     changes: dict[str, Any] = {"vectors": least * each} if "vector" in over else {"batches": None}
-    changes |= {"samples": str(least * int(result.attribute("batch_size", 16)))} if over == "batch" else {}
     if over in ("group", "image"):
         changes[f"{over}s"] = str(least)
+    samples = least * {"batch": int(result.attribute("batch_size", 16)), "group": QUARTERS, "image": 1}.get(over, 0)
+    if over != "batch" and samples > result.available:
+        return f"these data have {result.available:g} samples, too few for {least} {_units(over)}"
+    if samples > result.samples:
+        changes["samples"] = str(samples) if samples < result.available else "all"
     return measure_again(result, f"use more {_units(over)}", **changes)
 
 

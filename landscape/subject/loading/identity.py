@@ -102,7 +102,7 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "weights_taken": stored.taken if stored else origin(subject), "epoch": stored.epoch if stored else math.nan,
         "model": spec.model or (stored.model if stored else type(subject.model).__name__), "data": subject.data.name,
         "data_sha256": subject.data.sha256, "device": str(subject.device), "batch_size": subject.batch_size,
-        "samples": len(subject), "classes": _classes(subject), "parameters_total": subject.size,
+        "samples": len(subject), "samples_available": subject.data.available, "classes": _classes(subject), "parameters_total": subject.size,
         "loss": loss_in_words(subject), "protocol": protocol(subject),
         "smoothing": json.dumps(_smoothing(subject)) if inserted(subject.model) else "",
         "configuration": json.dumps(_configuration(subject), default=str),
