@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from landscape.cli import command_options, damaged_files
+from landscape.options import counted
 from landscape.reporting.progress import say
 
 Option = typer.Option
@@ -53,6 +54,6 @@ def animate(
     damaged_files.check_not_damaged(results)
     selection = Selection(tuple(only))
     epochs = write(results, out, figure, selection=selection, theme=Theme(style, columns, title), rate=rate)
-    said = f"{len(epochs)} epochs, {epochs[0]:g} to {epochs[-1]:g}"
-    say(f"{len(epochs)} surfaces in one turn" if figure == TURNTABLE else said, quiet=quiet)
+    said = f"{counted(len(epochs), 'epoch')}, {epochs[0]:g} to {epochs[-1]:g}"
+    say(f"{counted(len(epochs), 'surface')} in one turn" if figure == TURNTABLE else said, quiet=quiet)
     typer.echo(out)

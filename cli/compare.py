@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from landscape.cli import command_options, damaged_files
-from landscape.options import OptionError, alternatives
+from landscape.options import OptionError, alternatives, counted
 from landscape.reporting.progress import say
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def compare(
         typer.echo(text, nl=False)
     else:
         write_text(out, text)
-        say(f"compared {len(found.networks)} networks in {out}", quiet=quiet)
+        say(f"compared {counted(len(found.networks), 'network')} in {out}", quiet=quiet)
     if store and not only and not numbers:
         _store(files[0], found, quiet=quiet)
     if figures is not None:

@@ -13,7 +13,7 @@ import typer
 
 from landscape.cli.command_options import Debug
 from landscape.cli.damaged_files import in_child
-from landscape.options import listed, printable
+from landscape.options import counted, listed, printable
 
 if TYPE_CHECKING:
     from landscape.doctor.finding import Finding
@@ -57,7 +57,7 @@ def doctor(
     counts = Counter(finding.severity for finding in findings)
     if not json:
         said = ", ".join(f"{counts[severity]} {severity}" for severity in ("wrong", "suspicious") if counts[severity])
-        notes = f"{counts['note']} note{'s' * (counts['note'] != 1)}" if counts["note"] else ""
+        notes = counted(counts["note"], "note") if counts["note"] else ""
         typer.echo(", ".join(filter(None, [said or "nothing wrong or suspicious found", notes])))
     return FINDINGS if counts["wrong"] + counts["suspicious"] else 0
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from landscape.cli import command_options, damaged_files, doctor
+from landscape.options import counted
 from landscape.reporting.progress import say
 
 Option = typer.Option
@@ -139,4 +140,4 @@ def _say(file: Path, out: Path, paths: list[Path], *, quiet: bool) -> None:
         raise ValueError(
             f"{file} holds nothing finished to draw, or nothing finite; run a probe first: landscape surface"
         )
-    say(f"{len(paths)} figure{'s' if len(paths) > 1 else ''} in {out}", quiet=quiet)
+    say(f"{counted(len(paths), 'figure')} in {out}", quiet=quiet)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from landscape.options import OptionError
+from landscape.options import OptionError, counted
 from landscape.probe import Probe
 from landscape.reporting.progress import say
 
@@ -60,7 +60,7 @@ def load(path: Path | None, values: dict[str, Any], *, label: str = "", quiet: b
     else:  # a callable may bring trained weights of its own
         source, warning = "freshly initialised" if found.at_chance else f"no checkpoint, weights {AS_BUILT}", ""
     accuracy = f", accuracy {found.accuracy:.4f}" if math.isfinite(found.accuracy) else ""
-    some = f" on {found.samples} samples" if found.samples < len(subject) else ""
+    some = f" on {counted(found.samples, 'sample')}" if found.samples < len(subject) else ""
     loss = f"loss {found.loss:.4f}{accuracy}{some}"
     say(protocol, quiet=quiet)
     say(f"{subject.label}: {source}, {about}; {loss}", quiet=quiet)

@@ -14,7 +14,7 @@ import typer
 
 from landscape.cli import command_options, process_setup
 from landscape.cli.loading import chosen_checkpoints, expected, load, several_checkpoints
-from landscape.options import OptionError, format_duration, parse_bytes, parse_shard
+from landscape.options import OptionError, counted, format_duration, parse_bytes, parse_shard
 from landscape.probe import WHOLE, NotApplicable, Shard
 from landscape.probes import FEATURES, probe_class
 from landscape.reporting.event_log import event_log, record
@@ -292,7 +292,8 @@ def _found(outcome: Outcome, out: Path, shard: Shard, took: str) -> str:
     if not outcome.measured:
         how = f"already measured, in {out}; --overwrite measures again"
     elif kept:
-        how = f"{outcome.measured:,} of {outcome.units:,} units in {took}, the others are kept from before; in {out}"
+        units = f"{outcome.measured:,} of {counted(outcome.units, 'unit', ',')}"
+        how = f"{units} in {took}, the others are kept from before; in {out}"
     else:
         how = f"{took}, in {out}"
     if shard == WHOLE:

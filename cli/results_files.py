@@ -8,6 +8,7 @@ import typer
 
 from landscape.cli import command_options, damaged_files
 from landscape.cli.process_setup import importing
+from landscape.options import counted
 from landscape.reporting.progress import say
 
 Option = typer.Option
@@ -46,8 +47,8 @@ def import_(
     how: Any = dict(weight_decay=weight_decay, trajectory=path, reduce_of=reduce_of)
     for file, name in zip(files, label or [""] * len(files), strict=True):
         for found in importing.import_file(file, out, label=name, **how):
-            counted = f"{found.measured} of {found.units} points" if found.measured else "already imported"
-            say(f"{found.group} in {out}: {counted}. {headlines.headline(out, found.group)}", quiet=quiet)
+            how = f"{found.measured} of {counted(found.units, 'point')}" if found.measured else "already imported"
+            say(f"{found.group} in {out}: {how}. {headlines.headline(out, found.group)}", quiet=quiet)
 
 
 def cite(
@@ -88,13 +89,13 @@ def export(
         paths = bit_tables.export_bit_tables(file, out, budget, label=label)
         for path in paths:
             typer.echo(path)
-        say(f"{len(paths)} file{'s' * (len(paths) != 1)} in {out}", quiet=quiet)
+        say(f"{counted(len(paths), 'file')} in {out}", quiet=quiet)
         return
     formats = parse_choices("format", format, exporting.WRITERS)
     paths = exporting.export(file, out, formats, label=label)
     for path in paths:
         typer.echo(path)
-    say(f"{len(paths)} file{'s' * (len(paths) != 1)} in {out}", quiet=quiet)
+    say(f"{counted(len(paths), 'file')} in {out}", quiet=quiet)
 
 
 def merge(
@@ -121,7 +122,7 @@ def _merged(files: list[Path], out: Path, prefer: Path | None) -> list[str]:
     merged = merge_files(files, out, reduce_of=reduce_of, prefer=prefer)
     about = {result.group: groups.attributes(out, result.group) for result in merged}
     for result in merged:
-        units = f"{result.done:,} of {result.units:,} units from {result.files} file{'s' if result.files > 1 else ''}"
+        units = f"{result.done:,} of {counted(result.units, 'unit', ',')} from {counted(result.files, 'file')}"
         lines.append(f"{result.group} in {out}: {units}")
         if missing := result.units - result.done:
             mine = about[result.group]
@@ -130,7 +131,7 @@ def _merged(files: list[Path], out: Path, prefer: Path | None) -> list[str]:
             else:
                 command = command_for(mine, out)
                 advice = command and f"; finish with: {command}"
-            lines.append(f"  {missing:,} units are missing{advice}")
+            lines.append(f"  {counted(missing, 'unit', ',')} missing{advice}")
     return lines
 
 
@@ -153,7 +154,7 @@ def repair(
     out = out or file.with_name(f"{file.stem}.repaired.h5")
     found = recover(file, out, progress=lambda said: say(said, quiet=quiet))
     if not found.gone:
-        say(f"nothing to repair: all {len(found.kept)} results of {file} are intact", quiet=quiet)
+        say(f"nothing to repair: {counted(len(found.kept), 'result')} of {file}, all intact", quiet=quiet)
         return
     for name in found.kept:
         say(f"{name} in {out}: recovered", quiet=quiet)

@@ -11,7 +11,7 @@ import typer
 
 from landscape.cli import damaged_files, doctor, loading
 from landscape.cli.command_options import OUTPUT, RUN, loading_options, loading_values, option, with_options
-from landscape.options import OptionError, format_duration, printable
+from landscape.options import OptionError, counted, format_duration, printable
 from landscape.reporting.progress import text_table
 from landscape.results.run_key import command_for
 
@@ -130,7 +130,7 @@ def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:
         more = result.finished - held.get((probe, name.rpartition("-")[2]), 0)
         if more > 0:
             how = "it is being measured now" if result.running else "the next run merges them"
-            yield f"{result.group}: {more:,} more units are finished, in its journal; {how}"
+            yield f"{result.group}: {counted(more, 'more finished unit', ',')} in its journal; {how}"
 
 
 def _checkpoint(file: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _checkpoint(file: Path) -> dict[str, Any]:
     architecture = containers.architecture_in(found.content) or "not stored"
     return {
         **rows,
-        "weights": f"{len(held.weights)} tensors, {numbers:,} numbers ({held.taken}{also})",
+        "weights": f"{counted(len(held.weights), 'tensor')}, {counted(numbers, 'number', ',')} ({held.taken}{also})",
         "model": model or f"{architecture}: name it with --model",
         **(about if native else {"epoch": found.content.get("epoch", math.nan)}),
     }

@@ -16,7 +16,7 @@ import typer
 from landscape.cli import process_setup, training
 from landscape.cli.command_options import RUN, Debug, Quiet, Verbose
 from landscape.cli.loading import load
-from landscape.options import OptionError, alternatives, at_least, did_you_mean, format_duration, invalid, parse_shard
+from landscape.options import OptionError, at_least, counted, did_you_mean, format_duration, invalid, parse_shard
 from landscape.reporting.progress import say, text_table
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debu
     study = study_named(file, checkpoint, data_root=data_root)
     steps = steps_of(study, study.claims)
     trainings = sum(step.endswith(" training") for step in steps)
-    typer.echo(f"{study.title}: {len(study.networks)} networks, {trainings} trainings, "
-               f"{len(steps) - trainings} measurements, {len(study.claims)} claims")  # fmt: skip
+    typer.echo(f"{study.title}: {counted(len(study.networks), 'network')}, {counted(trainings, 'training')}, "
+               f"{counted(len(steps) - trainings, 'measurement')}, {counted(len(study.claims), 'claim')}")  # fmt: skip
 
 
 @app.command()
@@ -146,7 +146,7 @@ def show(
     typer.echo(text_table(rows))
     expected = progress.left(left)
     about = f", about {format_duration(expected)}" if left and expected == expected else ""
-    typer.echo(f"{len(rows) - len(left)} of {len(rows)} steps are done, {len(left)} left{about}")
+    typer.echo(f"{len(rows) - len(left)} of {len(rows)} steps done, {len(left)} left{about}")
 
 
 @app.command("list")
@@ -278,7 +278,7 @@ def illustrate(study: StudyFile, found: Conducted, results: Path, each: Each, wo
     figures = [path for paths in drawn for path in paths]
     for name in ("correlations", "diagrams"):
         figures += drawing.draw_page(name, getattr(found, name), folder)
-    written = [f"{len(figures)} figure{'s' * (len(figures) != 1)} in {folder}"] if figures else []
+    written = [f"{counted(len(figures), 'figure')} in {folder}"] if figures else []
     if results.exists():
         live = {name for name, figure in FIGURES.items() if figure.live}  # which the page draws by itself
         others = [path for path in figures if path.stem not in live]
@@ -344,7 +344,5 @@ def _claims_named(names: Sequence[str], claims: Sequence[Claim]) -> list[Claim]:
     known = {one.name: one for one in claims}
     for name in names:
         if name not in known:
-            import difflib
-
-            raise invalid("claim", name, alternatives(difflib.get_close_matches(name, known, 3) or list(known)))
+            raise invalid("claim", f"{name}{did_you_mean(name, known)}", f"one of {', '.join(known)}")
     return [one for name, one in known.items() if not names or name in names]

@@ -172,6 +172,12 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def counted(count: int, noun: str, form: str = "") -> str:
+    """A number of things: `1 unit`, `3 batches`; `form` formats the number."""
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:{form}} {noun}{plural}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown word: `; did you mean A or B?`, or "" if nothing is near."""
     near = difflib.get_close_matches(word, list(known), 3)
@@ -276,11 +282,7 @@ def first_line(error: BaseException) -> str:
 
 
 def parse_bytes(name: str, text: str) -> int | None:
-    """Parse an amount of memory such as `8GiB` or `500MB`; None for "".
-
-    Raises:
-        OptionError: it is something else, or 0.
-    """
+    """Parse an amount of memory such as `8GiB` or `500MB`; None for "". Raises OptionError: it is 0 or no amount."""
     if not text:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT])(i?)B?", text)
@@ -290,11 +292,7 @@ def parse_bytes(name: str, text: str) -> int | None:
 
 
 def parse_assignments(name: str, assignments: Iterable[str]) -> dict[str, str]:
-    """Parse words such as `width=32`; dashes in a key become underscores.
-
-    Raises:
-        OptionError: one has no key or no equals sign.
-    """
+    """Parse words such as `width=32`; dashes in a key become underscores. Raises OptionError: one has no key or `=`."""
     found = {}
     for text in assignments:
         key, equals, value = text.partition("=")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from landscape.options import counted
 from landscape.plots import style, theme
 from landscape.plots.appearance import escaped
 from landscape.plots.figure import Axes, Figure, Look
@@ -42,8 +43,8 @@ def page(run: Mapping[str, np.ndarray], name: str) -> Figure:
     finished, epochs = int(run["epoch"][-1]), int(run["epochs"][-1])
     best = int(np.argmax(run["accuracy"]))
     caption = (
-        f"{escaped(name)}: {finished} of {epochs} epochs, test accuracy {run['accuracy'][-1]:.4f}, at its highest "
-        f"{run['accuracy'][best]:.4f} (epoch {int(run['epoch'][best])}), {run['seconds'].sum() / 60:.1f} min. "
+        f"{escaped(name)}: {finished} of {counted(epochs, 'epoch')}, test accuracy {run['accuracy'][-1]:.4f}, at its "
+        f"highest {run['accuracy'][best]:.4f} (epoch {int(run['epoch'][best])}), {run['seconds'].sum() / 60:.1f} min. "
         "The train loss is of samples as they were trained on: augmented, mixed, smoothed. The learning rate is that "
         "of an epoch's last update."
     )

@@ -200,6 +200,11 @@ def test_cuda_is_named_only_where_it_is_chosen() -> None:
     assert naming <= NAMED
 
 
+def test_one_function_forms_the_plural_of_a_counted_noun() -> None:
+    own = re.compile(r"\} [a-z -]+\{['\"]e?s['\"] (\*|if) [^}]*(!= 1|> 1)")
+    assert [name for name, file in modules().items() if own.search(file.read_text())] == []
+
+
 # Where probes may be named outside their own files: what is about some of them by its nature, by part or file.
 ABOUT_PROBES = {
     "doctor",  # a rule is about the numbers of a probe

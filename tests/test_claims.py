@@ -254,4 +254,4 @@ def test_evaluations_of_ensembles_are_stored_too(tmp_path: Path, monkeypatch: py
 
 def test_an_unknown_claim_is_a_usage_error_that_names_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["reproduce", "--claim", "flat"]) == 2
-    assert "--claim must be flatter" in capsys.readouterr().err
+    assert "got flat; did you mean flatter" in capsys.readouterr().err

@@ -73,8 +73,8 @@ def test_other_samples_under_the_same_name_are_another_protocol() -> None:
 
 def test_a_half_finished_result_is_marked_and_not_compared() -> None:
     found = compare([trace("a", 1.0), trace("b", 3.0, done=0)])
-    assert verdicts(found) == {("b", "a"): "not comparable: b is unfinished (0 of 1 units)"}
-    assert "b (partial: 0 of 1 units)" in comparison_text.as_text(found)
+    assert verdicts(found) == {("b", "a"): "not comparable: b is unfinished (0 of 1 unit)"}
+    assert "b (partial: 0 of 1 unit)" in comparison_text.as_text(found)
 
 
 def test_every_pair_up_to_four_networks_and_then_all_with_the_first() -> None:

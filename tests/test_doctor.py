@@ -197,7 +197,7 @@ def test_untrained_networks_are_at_chance_and_partial_results_are_resumed(comman
     rules = {(finding["rule"], finding["severity"]) for finding in json.loads(said)}
     assert (code, {("at-chance", "wrong"), ("unfinished", "suspicious")} <= rules) == (3, True)
     code, said, _ = command("doctor", out)
-    assert "4 of 9 units are missing" in said
+    assert "4 of 9 units missing" in said
     assert f"run: landscape surface {run}/final.pt --resolution 3 --bn frozen --samples 64 --out {out}" in said
     assert said.splitlines()[-1].startswith("1 wrong, ")
 

@@ -137,7 +137,7 @@ def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> N
             group.attrs["options"] = options
     step = answer(path, "run next")
     assert step.command.startswith("landscape surface 'runs/a b/final.pt'")
-    assert "units are missing" in step.answer[0]
+    assert "units missing" in step.answer[0]
     assert "--samples 64" in step.command
     assert "--batch-size" not in step.command
     assert "unfinished" in report(path, tmp_path / "report.html", []).read_text()

@@ -76,7 +76,9 @@ def test_different_values_are_a_conflict_that_names_them_and_writes_nothing(tmp_
     a, b, c, out = (tmp_path / f"{name}.h5" for name in ("a", "b", "c", "all"))
     part(a, key(), slice(0, 5))
     part(b, key(), slice(4, 9), value=7.0)
-    with pytest.raises(ConflictError, match=r"1 units differ, value at \(1, 1\) is .* in a.h5 and 7.0 in b.h5") as said:
+    with pytest.raises(
+        ConflictError, match=r"1 unit with other values, value at \(1, 1\) is .* in a.h5 and 7.0 in b.h5"
+    ) as said:
         merge_files([a, b], out, reduce_of=counting.reduce_of)
     assert "\n" not in str(said.value)
     assert "--prefer" in str(said.value)
@@ -327,5 +329,5 @@ def test_units_of_a_checkpoint_that_was_replaced_between_shards_are_not_said_to_
         with h5py.File(path, "r+") as file:
             file[f"counting/toy-{key.digest}"].attrs["created"] = f"2026-01-0{number + 1}"
     assert exit_code(["merge", *map(str, files), "--out", str(tmp_path / "all.h5")]) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "units are missing" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "units missing" in line]
     assert ["only its older file can finish them" in line for line in said] == [True, False]

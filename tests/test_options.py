@@ -24,6 +24,11 @@ def test_times_are_read(text: str, seconds: float) -> None:
     assert options.parse_duration("budget", text) == seconds
 
 
+def test_a_counted_noun_is_singular_of_one_thing_alone() -> None:
+    said = [options.counted(n, noun, ",") for n, noun in ((0, "unit"), (1, "unit"), (1200, "mini-batch"))]
+    assert said == ["0 units", "1 unit", "1,200 mini-batches"]
+
+
 def test_durations_have_readable_units() -> None:
     said = [options.format_duration(seconds) for seconds in (3.2, 89, 600, 7200, 12000)]
     assert said == ["3 s", "89 s", "10 min", "2 h 0 min", "3 h 20 min"]

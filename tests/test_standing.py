@@ -56,7 +56,7 @@ def test_a_file_that_is_gone_stands_by_its_journal(tmp_path: Path) -> None:
 
 
 def test_show_counts_what_lies_in_journals(command: Command, tmp_path: Path) -> None:
-    path, said = tmp_path / "results.h5", "counting/toy-0123456789: 3 more units are finished, in its journal; "
+    path, said = tmp_path / "results.h5", "counting/toy-0123456789: 3 more finished units in its journal; "
     with Writer(path, KEY) as writer:
         for unit in writer.pending()[:3]:
             writer.write(unit, counting.values(unit))

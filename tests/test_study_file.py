@@ -416,7 +416,7 @@ def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.Ca
         assert "2 networks" in capsys.readouterr().out
     assert "sam.height - sgd.height" in file.read_text()
     assert exit_code(["study", "show", str(file), "--out", str(tmp_path), f"--data-root={tmp_path}"]) == 0
-    assert "0 of 32 steps are done, 32 left" in capsys.readouterr().out
+    assert "0 of 32 steps done, 32 left" in capsys.readouterr().out
 
 
 NET = """import torch

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.data import augment, memory
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, tensors_in
-from landscape.options import at_least
+from landscape.options import at_least, counted
 from landscape.probe import derived_seed
 
 
@@ -49,7 +49,7 @@ class Images:
     def sequences(self) -> str:
         """For messages, how many sequences of how many tokens; "" for data other than tokens."""
         tokens = self.inputs.dim() == 2 and not self.inputs.is_floating_point() and self.targets.dim() == 2
-        return f"{len(self)} sequences of {self.inputs.shape[1]} tokens" if tokens else ""
+        return f"{counted(len(self), 'sequence')} of {counted(self.inputs.shape[1], 'token')}" if tokens else ""
 
     def to(self, device: torch.device | str) -> "Images":
         """The same images on another device."""

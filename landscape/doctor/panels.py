@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import bdtrc, ndtri
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
-from landscape.options import listed
+from landscape.options import counted, listed
 from landscape.statistics.rounding import plus_minus
 from landscape.statistics.stored import half_width
 
@@ -132,7 +132,8 @@ def announced_spike(result: Result) -> Iterator[Finding]:
     if at.size:
         yield found(
             "announced-spike", "suspicious", result,
-            f"updates cost far more than before in {at.size} rows, from step {at[0]:.0f} on: a loss spike may follow",
+            f"updates cost far more than before in {counted(at.size, 'row')}, from step {at[0]:.0f} on: a loss spike "
+            "may follow",
             "look at the loss and at what changed there; a lower learning rate, or a warmup, avoids it",
         )  # fmt: skip
 

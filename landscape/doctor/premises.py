@@ -23,6 +23,7 @@ from landscape.doctor.finding import (
     measure_again,
     more_samples,
 )
+from landscape.options import counted
 from landscape.statistics.intervals import NORMAL, quantile
 from landscape.statistics.rounding import plus_minus
 
@@ -160,11 +161,11 @@ def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
             error = max(error, 1 / min(one.samples, other.samples))  # an accuracy of 1 has an error too
             if abs(a - b) < NORMAL * error:
                 errors = round(min(a, 1 - a) * one.samples)
-                what = ("error" if a > 0.5 else "right answer") + "s" * (errors != 1)
+                what = counted(errors, "error" if a > 0.5 else "right answer")
                 yield found(
                     "too-few-samples", "suspicious", [one, other],
                     f"{one.label} {a:.3f} and {other.label} {b:.3f} on {one.samples} samples are not told apart, and "
-                    f"{one.label} has {errors} {what}",
+                    f"{one.label} has {what}",
                     more_samples(one, NORMAL * error / abs(a - b)),
                 )  # fmt: skip
                 return

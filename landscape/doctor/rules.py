@@ -13,7 +13,7 @@ import xarray as xr
 from landscape.checkpoints.raw_files import sha256_of
 from landscape.doctor import panels, premises, protocols, spectra, surfaces
 from landscape.doctor.finding import SEVERITIES, Finding, Result, Rule, RuleOfSeveral, found
-from landscape.options import listed
+from landscape.options import counted, listed
 from landscape.results import reader
 from landscape.results.reader import Stored
 from landscape.results.run_key import ReduceOf
@@ -76,10 +76,11 @@ def unfinished(result: Result) -> Iterator[Finding]:
     if result.complete:
         return
     total, missing = result.data.variables["done"].size, int((result.data.variables["done"].values != 1).sum())
+    lacking = f"{missing:,} of {counted(total, 'unit', ',')} missing"
     journal = next((s for s in standings(result.file) if s.group == result.group), None)
     if journal is not None and journal.running:
         yield found(
-            "unfinished", "note", result, f"{missing:,} of {total:,} units are missing; a process is measuring them",
+            "unfinished", "note", result, f"{lacking}; a process is measuring them",
             f"follow it with: landscape show {result.file} --follow",
         )  # fmt: skip
         return
@@ -87,7 +88,7 @@ def unfinished(result: Result) -> Iterator[Finding]:
     remedy = f"run: {command}" if command else f"see: landscape show {result.file} --pending"
     if _replaced(result):
         remedy = f"{result.spec['checkpoint']} is another checkpoint since: only its older file can finish them"
-    yield found("unfinished", "suspicious", result, f"{missing:,} of {total:,} units are missing", remedy)
+    yield found("unfinished", "suspicious", result, lacking, remedy)
 
 
 def _replaced(result: Result) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from landscape.doctor.finding import Finding, Result, found, measure_again, more_samples
-from landscape.options import listed
+from landscape.options import counted, listed
 from landscape.results.protocols import stored
 from landscape.statistics.intervals import CERTIFIED, FEWEST, quantile
 from landscape.statistics.rounding import plus_minus
@@ -50,7 +50,8 @@ def without_spectrum(result: Result) -> Iterator[Finding]:
     lost = int((~np.isfinite(eigenvalue).any(axis=1) & (result.data.variables["done"].values == 1)).sum())
     if lost:
         yield found(
-            "not-finite", "suspicious", result, f"the loss of {lost} of {len(eigenvalue)} mini-batches is not finite",
+            "not-finite", "suspicious", result,
+            f"the loss of {lost} of {counted(len(eigenvalue), 'mini-batch')} is not finite",
             f"check the weights and the normalisation of the data: {result.evaluation}",
             cause=result.probe,
         )  # fmt: skip
@@ -128,7 +129,7 @@ def few_vectors(result: Result) -> Iterator[Finding]:
     what = "trace" if name == "trace" else "mean eigenvalue"
     again = measure_again(result, "use more random vectors", vectors=max(4 * vectors, 8))
     if not np.isfinite(error):
-        text = f"the {what} {value:.3g} has no error, because it is of {vectors} random vector{'s' * (vectors > 1)}"
+        text = f"the {what} {value:.3g} has no error, because it is of {counted(vectors, 'random vector')}"
         yield found("few-vectors", "suspicious", result, text, again)
         return
     freedom = (vectors - 1) * (len(result.values("batch_trace")) or 1)

@@ -22,7 +22,7 @@ from landscape.discovery.discover import discover, layer_at, staged
 from landscape.discovery.layer import KINDS, Kind, Layer, Tap
 from landscape.discovery.residual_blocks import node_at
 from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
-from landscape.options import matching
+from landscape.options import counted, matching
 from landscape.probe import NotApplicable, Quantity
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
@@ -234,7 +234,7 @@ def unmeasured(model: nn.Module, example: Nested, layers: Sequence[Layer], forwa
         if whole and (len(whole[-1][1]) > 1 or read >> weights[i].writes[0] & 1):
             parts[whole[-1][0].module] = len(whole[-1][1])
     return [
-        f"no layer depends on {name} ({n} weight{'s' * (n > 1)}); measure it too: {_beside(re.escape(name))}"
+        f"no layer depends on {name} ({counted(n, 'weight')}); measure it too: {_beside(re.escape(name))}"
         for name, n in parts.items()
     ]
 

@@ -18,6 +18,7 @@ from landscape.data.structure import common_length
 from landscape.headline import Headline, stored_headlines
 from landscape.monitoring.gradients import BUCKETS, UPDATES
 from landscape.monitoring.gradients import parts_of as parts_of_batch
+from landscape.options import counted
 from landscape.probe import Plan, Quantity
 from landscape.results import group as groups
 from landscape.results import run_key, series, unmerged_journals
@@ -132,9 +133,10 @@ def identity_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping
 def about_of(subject: Subject, optimizer: Optimizer | None, settings: Mapping[str, Any], data: str) -> dict[str, str]:
     """Name of the data, "" where the caller gave none, and the protocol in words as it stands below figures."""
     rows, every, overhead = common_length(subject.batch(0)), int(settings["every"]), float(settings["overhead"])
+    of = "" if rows is None else f" of {counted(rows, 'sample')}"
     parts = [
         data,
-        f"one mini-batch{'' if rows is None else f' of {rows} sample' + 's' * (rows != 1)} in evaluation mode",
+        f"one mini-batch{of} in evaluation mode",
         f"every {ordinal(every)} step" if every > 1 else "every step",
         f"at most {100 * overhead:.3g} % of the training time" if overhead < 1 else "",
         f"loss {subject.traits.name.rpartition('/')[2]}" if subject.traits.name else "",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.headline import HIGHER, LOWER, Headline
-from landscape.options import OptionError, at_least, parse_choices, require
+from landscape.options import OptionError, at_least, counted, parse_choices, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, make_texts
 from landscape.statistics.means import means_by_name
 from landscape.subject import sample_statistics
@@ -173,7 +173,7 @@ class Attack(Probe):
         return found
 
     def _in_words(self) -> str:
-        start = f"{self.restarts} random start{'s' * (self.restarts > 1)}" if self.random_start else "from the image"
+        start = counted(self.restarts, "random start") if self.random_start else "from the image"
         size = f"steps of {self.step_size}" if self.step_size else f"steps of {STEP:g} eps / {self.steps}"
         pgd_words = f", PGD of {self.steps} {size}, {start}" if "pgd" in self.methods else ""
         return f"attacks on pixels in [0, 1]{pgd_words}"

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from landscape.checkpoints.raw_files import json_of
 from landscape.data import structure, user_cache
+from landscape.options import counted
 from landscape.products import kinks, operator, vectors
 from landscape.products.hessian_product import differentiable_attention
 from landscape.subject.device import name_of, wait_for
@@ -111,7 +112,7 @@ def reason(hvp: str, costs: Mapping[str, Costs], planned: PlannedProducts) -> st
     """The chosen backend with its predicted seconds, and those of the other."""
     seconds = {name: cost.total(planned) for name, cost in costs.items()}
     others = "".join(f"; {name} {_in_words(s)}" for name, s in seconds.items() if name != hvp)
-    batches = f"{planned.batches} mini-batch{'es' if planned.batches > 1 else ''}"
+    batches = counted(planned.batches, "mini-batch")
     return f"{hvp} (predicted {_in_words(seconds[hvp])} for {batches}{others}); --hvp chooses another"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Self
 
-from landscape.options import FORECAST_SECONDS, format_duration, printable
+from landscape.options import FORECAST_SECONDS, counted, format_duration, printable
 from landscape.probe import Estimates, Stages, listening
 from landscape.reporting.event_log import logging_to, record
 
@@ -191,7 +191,7 @@ class Progress:
 
     @property
     def _workers_in_words(self) -> str:
-        return f", {self._workers} worker{'s' * (self._workers != 1)}" if self._workers else ""
+        return f", {counted(self._workers, 'worker')}" if self._workers else ""
 
     def _forecast(self, seconds: float, units: float) -> None:
         self._forecast_due = False

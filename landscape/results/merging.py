@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from landscape.options import counted
 from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
 from landscape.results import handles, malformed, unmerged_journals, updating
@@ -112,7 +113,8 @@ class _Union:
     def finish(self) -> list[Merged]:
         """Store what changed, with summaries; raises ConflictError where values differ."""
         if self._conflicts:
-            more = f"; {len(self._conflicts) - SHOWN} more results differ" if len(self._conflicts) > SHOWN else ""
+            hidden = len(self._conflicts) - SHOWN
+            more = f"; {counted(hidden, 'more result')} with other values" if hidden > 0 else ""
             raise ConflictError(
                 f"{'; '.join(self._conflicts[:SHOWN])}{more}; nothing was written. --prefer FILE takes the values of "
                 "one of the files"
@@ -196,7 +198,7 @@ class _Union:
         mine, theirs = (np.ravel(values[name][index])[:1] for values in (known.arrays, arrays))
         files = self._paths[known.origin[index]].name, self._paths[number].name
         first = f"{name} at {index} is {mine[0]!s} in {files[0]} and {theirs[0]!s} in {files[1]}"
-        return f"{known.name}: {int(where.sum()):,} units differ, {first}"
+        return f"{known.name}: {counted(int(where.sum()), 'unit', ',')} with other values, {first}"
 
 
 def _mismatch(known: _Result, datasets: Mapping[str, handles.Handle]) -> str:

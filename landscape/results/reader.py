@@ -19,6 +19,7 @@ import xarray as xr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from landscape.options import counted
 from landscape.results import hdf5_file
 from landscape.results.group import Group, attributes_in, checksum, handles, places_in, results_in
 from landscape.results.handles import Guard, Handle, OnDemand, attributes_of
@@ -154,7 +155,7 @@ def finished_units(data: xr.Dataset) -> int:
 def unfinished(data: xr.Dataset) -> str:
     """How much of a result is finished, such as "62 of 225 units"; "" if all of it is."""
     done, units = finished_units(data), int(data.variables["done"].size) if "done" in data else 0
-    return f"{done:,} of {units:,} units" if done < units else ""
+    return f"{done:,} of {counted(units, 'unit', ',')}" if done < units else ""
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from landscape.options import counted
 from landscape.probe import MICRO_BATCHES, Probe, Sweeps, Unit, Values, noting_micro_batches, sweep
 from landscape.products.hessian_product import out_of_memory
 from landscape.products.micro_batches import SampleTooLargeError, free_memory
@@ -126,10 +127,10 @@ class PoisonUnits(RuntimeError):
 
     def __init__(self, units: Sequence[Unit]) -> None:
         names = ", ".join(map(name_of, units[:NAMED])) + (", ..." if len(units) > NAMED else "")
-        what = "1 unit" if len(units) == 1 else f"{len(units)} units"
         super().__init__(
-            f"{what} killed a worker several times (out of memory?), left pending: {names}; everything else is stored: "
-            "run the same command with --workers 1 or a smaller --batch-size to measure what is left"
+            f"{counted(len(units), 'unit')} killed a worker several times (out of memory?), left pending: {names}; "
+            "everything else is stored: run the same command with --workers 1 or a smaller --batch-size to measure "
+            "what is left"
         )
 
 

@@ -16,7 +16,7 @@ from landscape.checkpoints.user_code import import_callable, refuse_file_alone
 from landscape.data.masks import are_masks
 from landscape.data.structure import Nested, tensors_in
 from landscape.discovery.operation_mode import OperationMode
-from landscape.options import invalid
+from landscape.options import counted, invalid
 from landscape.probe import Quantity
 from landscape.subject.precision import at_least_single, exact
 
@@ -341,7 +341,7 @@ def per_sample(loss: Loss, found: Any, samples: int | None) -> Tensor:
     if isinstance(found, Tensor) and found.dim() >= 1 and found.numel() == len(found) and samples in (None, len(found)):
         return found.flatten()  # (N, 1) of targets (N, 1)
     got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    count = f" for {samples} samples" if samples else ""
+    count = f" for {counted(samples, 'sample')}" if samples else ""
     size = f", ({samples},)" if samples else ""
     raise ValueError(
         f'{what} returned {got}{count}, expected one loss per sample{size}; give torch\'s losses reduction="none" and '

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from landscape.options import counted
 from landscape.subject import restoration, weights_cache
 from landscape.subject.subject import Subject
 
@@ -110,7 +111,7 @@ def note_load(threads: int) -> None:
     load, cpus = _load(), os.cpu_count() or 1
     if load > BUSY * cpus and not _noted:
         _noted.add(threads)
-        _log.debug("load %.1f on %d CPUs; %d thread%s per operation", load, cpus, threads, "s" if threads > 1 else "")
+        _log.debug("load %.1f on %d CPUs; %s per operation", load, cpus, counted(threads, "thread"))
 
 
 def _load() -> float:

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from landscape.options import counted
 from landscape.subject import batchnorm
 from landscape.subject.subject import Subject
 
@@ -102,7 +103,8 @@ class RunningStatistics:
         """As stored with the result."""
         if self.interpolate:
             return "interpolated between the checkpoints"
-        return f"refreshed on {self.recalibrate} mini-batches at every point" if self.recalibrate else "frozen"
+        batches = counted(self.recalibrate, "mini-batch")
+        return f"refreshed on {batches} at every point" if self.recalibrate else "frozen"
 
 
 FROZEN = RunningStatistics()

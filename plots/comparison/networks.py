@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from landscape.options import counted
 from landscape.plots.appearance import label_of
 from landscape.plots.comparison.grouping import Groups, groups_of
 from landscape.results import reader
@@ -65,7 +66,7 @@ def compared(stored: Sequence[tuple[str, xr.Dataset]], rules: Sequence[str], sou
         )
     known = [data for found in probes.values() for data in found]
     if len(known) < len(results):
-        notes.append(f"{len(results) - len(known)} results without a finished number are left out")
+        notes.append(f"left out: {counted(len(results) - len(known), 'result')} without a finished number")
     labels = {label_of(data): label_of(data) for data in known}
     groups = groups_of(labels, rules) if rules else None
     if groups is not None and groups.rest:

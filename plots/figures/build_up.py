@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from landscape.options import counted
 from landscape.plots import style
 from landscape.plots.appearance import FAMILIES, escaped
 from landscape.plots.figure import Axes, Figure, Look
@@ -41,8 +42,8 @@ def page(rows: Sequence[Mapping[str, Any]]) -> Figure:
     if (str(rows[0]["model"]), str(rows[0]["data"])) in PUBLISHED:
         legend.append(Look("published", "0.5", "x", ":"))
     text = (
-        f"{escaped(about)}; {len(rows)} networks. {points([int(row['msa']) for row in rows])} Self-attentions replace "
-        "convolutions from the end of the last stage backward."
+        f"{escaped(about)}; {counted(len(rows), 'network')}. {points([int(row['msa']) for row in rows])} "
+        "Self-attentions replace convolutions from the end of the last stage backward."
     )
     figure = style.page([], [], height=2.3, legend=legend, caption=text)
     for ax, name in zip(figure.subplots(1, 2), LABELS, strict=True):

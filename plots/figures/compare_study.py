@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import xarray as xr
 
+from landscape.options import counted
 from landscape.plots import appearance, broken, style, theme
 from landscape.plots.comparison.networks import NAME
 from landscape.plots.comparison.rows import OF_SAMPLES, outdated
@@ -109,7 +110,7 @@ def _caption(study: Records, panels: Sequence[tuple[str, str, str]]) -> str:
 
 def _note(study: Records, panels: Sequence[tuple[str, str, str]]) -> str:
     shown = {(row["probe"], row["protocol"], row["number"]) for row in study.rows if row["kind"] == study.kind}
-    more = f" {len(shown) - len(panels)} more numbers in the table." if len(shown) > len(panels) else ""
+    more = f" {counted(len(shown) - len(panels), 'more number')} in the table." if len(shown) > len(panels) else ""
     if study.kind == "group":
         return f"Points: seeds; bars: means with 95 % intervals by Student's t.{more}"
     over = {probe: study.over.get(probe, OF_SAMPLES) for probe, *_ in panels}

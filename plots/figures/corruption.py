@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
+from landscape.options import counted
 from landscape.plots import appearance, differences, rows
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import corruption_summary, stored
@@ -74,6 +75,6 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
     found = corruption_summary.paired_difference(data, other)
     blocks = data.sizes["block"]
     return {
-        f"mean {name}": by_error(value, interval.error, blocks, f"paired over {blocks} blocks of samples")
+        f"mean {name}": by_error(value, interval.error, blocks, f"paired over {counted(blocks, 'block')} of samples")
         for name, (value, interval) in found.items()
     }

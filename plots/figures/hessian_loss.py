@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
+from landscape.options import counted
 from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.sensitivity import rank_correlation
@@ -51,4 +52,4 @@ def correlation(data: xr.Dataset) -> float:
 
 def _numbers(data: xr.Dataset) -> str:
     found, count = correlation(data), int(np.isfinite(data["loss"].values).sum())
-    return f"{count} mini-batches" + (f", rank correlation {found:.2f}" if np.isfinite(found) else "")
+    return counted(count, "mini-batch") + (f", rank correlation {found:.2f}" if np.isfinite(found) else "")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from landscape.options import counted
 from landscape.plots import appearance, style
 from landscape.plots.figure import Axes, Figure, Look
 
@@ -70,6 +71,6 @@ def _path(ax: Axes, x: np.ndarray, y: np.ndarray, look: Look) -> None:
 def _numbers(data: xr.Dataset) -> str:
     if "explained_variance" not in data or not np.isfinite(data["explained_variance"].values).all():
         done = int(np.isfinite(data["radius"].values).sum())
-        return f"{done} of {data.sizes['snapshot']} snapshots"
+        return f"{done} of {counted(data.sizes['snapshot'], 'snapshot')}"
     shares = " + ".join(f"{100 * share:.0f}" for share in data["explained_variance"].values)
     return f"{shares} % of the variance, off plane by up to {np.nanmax(data['off_plane'].values):.2g}"

@@ -10,6 +10,7 @@ from typing import Any
 import xarray as xr
 
 from landscape import options
+from landscape.options import counted
 from landscape.plots.report import protocols
 from landscape.results import reader, run_key
 from landscape.results.protocols import PREPROCESSING, of_several, stored
@@ -45,8 +46,7 @@ def next_step(ordered: Stored, file: Path) -> Step:
     """The first of: finish a result, measure what some networks lack, five planes, other seeds."""
     for name, data in ordered:
         if (lacking := unfinished(data)) and (command := command_to_measure(data, file)):
-            probe, units = data.attrs.get("probe", ""), data.variables["done"].size
-            text = f"Finish {probe} of {name}: {lacking:,} of {units:,} units are missing."
+            text = f"Finish {data.attrs.get('probe', '')} of {name}: {lacking}."
             return Step(text, "It continues where it stopped.", command)
     known = {name: data for name, data in ordered if not of_several(data) and checkpoint(data)}
     known = {name: data for name, data in known.items() if command_to_measure(data, file)}
@@ -73,9 +73,11 @@ def next_step(ordered: Stored, file: Path) -> Step:
     return Step(text)
 
 
-def unfinished(data: xr.Dataset) -> int:
-    """How many units of a result are missing."""
-    return int(data.variables["done"].size) - reader.finished_units(data) if "done" in data else 0
+def unfinished(data: xr.Dataset) -> str:
+    """How many units of a result are missing, in words; "" for none."""
+    units = int(data.variables["done"].size) if "done" in data else 0
+    lacking = units - reader.finished_units(data) if units else 0
+    return f"{lacking:,} of {counted(units, 'unit', ',')} missing" if lacking else ""
 
 
 def checkpoint(data: xr.Dataset) -> str:

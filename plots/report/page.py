@@ -10,6 +10,7 @@ from typing import Any
 
 import xarray as xr
 
+from landscape.options import counted
 from landscape.plots import FIGURES, IMPORTED, appearance, headlines, over_seeds
 from landscape.plots.comparison.comparison import compare_results
 from landscape.plots.comparison.grouping import drawn_groups
@@ -95,21 +96,16 @@ def skipped(ordered: Stored) -> list[str]:
 
 
 def _how_much(data: xr.Dataset) -> str:
-    return f"{unfinished(data):,} units are missing" if unfinished(data) else "all units are finished"
+    return unfinished(data) or "all units are finished"
 
 
 def _header(named: Sequence[tuple[str, xr.Dataset]], file: Path) -> Html:
     lacking = [(who, data) for who, data in named if unfinished(data)]
     networks = len({who for who, data in named if not of_several(data)})
-    text = f"{len(named)} results of {networks} checkpoint{'s' if networks != 1 else ''} in {file.name}."
+    text = f"{counted(len(named), 'result')} of {counted(networks, 'checkpoint')} in {file.name}."
     parts = [element("h1", f"Loss landscape: {file.name}"), element("p", text)]
     if lacking:
-        each = [
-            element(
-                "li", f"{data.attrs.get('probe', '')} of {who}: {unfinished(data):,} of {data['done'].size:,} units"
-            )
-            for who, data in lacking
-        ]
+        each = [element("li", f"{data.attrs.get('probe', '')} of {who}: {unfinished(data)}") for who, data in lacking]
         summary = element("summary", f"{sections.MARK} {len(lacking)} unfinished: their figures show what is there")
         parts.append(element("details", summary, element("ul", *each), class_="partial"))
     button = element("button", "Dark", type="button", id="theme", hidden=True, aria_label="Switch to dark or light")

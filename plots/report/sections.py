@@ -12,6 +12,7 @@ from typing import Any
 import xarray as xr
 
 from landscape import options
+from landscape.options import counted
 from landscape.plots import FIGURES, STUDIES, headlines, study_module
 from landscape.plots.report import next_steps, protocols
 from landscape.plots.report.findings import Finding
@@ -224,7 +225,7 @@ def _about(section: ProbeSection, numbered: protocols.Protocols, file: Path) -> 
         by_protocol.setdefault(numbered.number(data), []).append(who)
         asked.setdefault(next_steps.command_to_measure(data, file))
         if lacking := unfinished(data):
-            partial.append(f"{MARK} {who}: {lacking:,} of {data.variables['done'].size:,} units are missing")
+            partial.append(f"{MARK} {who}: {lacking}")
     items = [
         element("li", element("a", f"P{number}", href=f"#protocol-{number}"),
                 f" ({', '.join(dict.fromkeys(who))})")
@@ -273,7 +274,7 @@ def checks(found: Sequence[Any], file: Path) -> Html:
     """The doctor's findings, the worst first, each with its remedy, and the command that examines the file again."""
     command = shlex.join(["landscape", "doctor", str(file)])
     counts = {word: sum(one.severity == word for one in found) for word in ("wrong", "suspicious", "note")}
-    named = [f"{count} {word}{'s' * (word == 'note' and count > 1)}" for word, count in counts.items() if count]
+    named = [counted(count, word) if word == "note" else f"{count} {word}" for word, count in counts.items() if count]
     said = f"{listed(named)}." if named else "Nothing wrong or suspicious was found."
     items = [_item(one) for one in found[:MOST]]
     more = element("p", f"and {len(found) - MOST} more") if len(found) > MOST else ""

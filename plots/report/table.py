@@ -7,6 +7,7 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.headline import Headline
+from landscape.options import counted
 from landscape.plots.appearance import label_of
 from landscape.plots.report import protocols
 from landscape.results import headline_numbers, reader
@@ -79,7 +80,7 @@ def comparison(stored: Sequence[tuple[str, xr.Dataset]], numbered: protocols.Pro
             columns[key].cells[name] = estimate
             columns[key].partial.pop(name, None)
             if "done" in data and (units := int(data.variables["done"].size)) > (there := reader.finished_units(data)):
-                columns[key].partial[name] = f"{there:,} of {units:,} units"
+                columns[key].partial[name] = f"{there:,} of {counted(units, 'unit', ',')}"
         if title == "accuracy":
             known |= {name for column in columns.values() for name in column.cells}
         table.columns += columns.values()

@@ -80,7 +80,7 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
         return
     sums = " with rows of sum 1" if end == "softmax" else ""
     raise ValueError(
-        f"all outputs of the model on all {len(subject)} samples lie in 0 to 1{sums}: it ends in a {end}, and its "
+        f"all outputs of the model on all samples ({len(subject)}) lie in 0 to 1{sums}: it ends in a {end}, and its "
         f"probabilities would be scored as if they were logits; give --loss {loss} for probabilities, or --outputs "
         f"logits if these are logits"
     )

@@ -13,6 +13,7 @@ from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
 from landscape.data.dataset import Batches, BatchList, Images
 from landscape.models import providers
+from landscape.options import counted
 from landscape.plugins import plugins
 from landscape.probe import Identifies, Probe
 from landscape.subject.loading.code_identity import object_sha256
@@ -102,7 +103,8 @@ def attributes(subject: Subject) -> dict[str, str | int | float]:
         "weights_taken": stored.taken if stored else origin(subject), "epoch": stored.epoch if stored else math.nan,
         "model": spec.model or (stored.model if stored else type(subject.model).__name__), "data": subject.data.name,
         "data_sha256": subject.data.sha256, "device": str(subject.device), "batch_size": subject.batch_size,
-        "samples": len(subject), "samples_available": subject.data.available, "classes": _classes(subject), "parameters_total": subject.size,
+        "samples": len(subject), "samples_available": subject.data.available, "classes": _classes(subject),
+        "parameters_total": subject.size,
         "loss": loss_in_words(subject), "protocol": protocol(subject),
         "smoothing": json.dumps(_smoothing(subject)) if inserted(subject.model) else "",
         "configuration": json.dumps(_configuration(subject), default=str),
@@ -159,13 +161,13 @@ def _smoothing_in_words(subject: Subject) -> str:
     blocks = _smoothing(subject)
     kind = next(iter(blocks.values()), "")
     other = "" if kind == str(SmoothingOptions()) else f" ({kind.replace(',', ' ')})"
-    return f"smoothing at {len(blocks)} place{'s' * (len(blocks) > 1)}{other}" if blocks else ""
+    return f"smoothing at {counted(len(blocks), 'place')}{other}" if blocks else ""
 
 
 def _samples_in_words(count: int, images: Images | None) -> str:
     if images is not None and images.sequences:
         return images.sequences
-    return f"{count} sample{'s' * (count != 1)}"
+    return counted(count, "sample")
 
 
 def _unlabelled_in_words(spec: Spec) -> str:

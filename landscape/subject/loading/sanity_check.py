@@ -16,6 +16,7 @@ from scipy.special import bdtrc
 from torch import Tensor
 
 from landscape.data import dataset, structure
+from landscape.options import counted
 from landscape.subject.losses import class_indices
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
@@ -99,10 +100,11 @@ def warning(check: SanityCheck, *, initial: bool | None = False, own: float | No
     An accuracy is expected at chance level where the weights are `initial` ones (None: they may be), or the
     checkpoint's `own` accuracy is at chance too.
     """
+    samples = counted(check.samples, "sample")
     if check.lost:
         return (
-            f"warning: the loss of {check.lost} of {check.samples} samples is not finite, nor are means over these "
-            f"samples; {check.cause}"
+            f"warning: the loss of {check.lost} of {samples} is not finite, nor are means over these samples; "
+            f"{check.cause}"
         )
     expected = own is None or guessing_p_value(round(own * check.samples), check.samples, check.classes) < LEVEL
     if not check.at_chance or initial or not expected:
@@ -111,7 +113,7 @@ def warning(check: SanityCheck, *, initial: bool | None = False, own: float | No
     likely = f"; here {check.cause}" if check.cause else ""
     fresh = ", initial weights (epoch 0 may be either)" if initial is None else ""
     return (
-        f"warning: accuracy {check.accuracy:.3f} on {check.samples} samples is no better than guessing among "
+        f"warning: accuracy {check.accuracy:.3f} on {samples} is no better than guessing among "
         f"{check.classes} classes (binomial test, p = {check.p_value:.2g}){known}; the common causes are classes in "
         f"another order than in training, another normalisation, and weights of another model{fresh}{likely}"
     )
