@@ -350,14 +350,8 @@ NO_CHECKPOINTS: dict[str, tuple[object, str]] = {  # bytes as they are, objects 
     "nothing": ({}, r"holds no weights"),
     "a key that is no text": ({"a\x1b[2J": 1}, r"got the keys a\ufffd\[2J"),
     "newer": ({"format": 2, "model": "vit_demo", "weights": {}}, r"format 2, this version reads format 1; update lan"),
-    "incomplete": (
-        {"format": 1, "model": "vit_demo", **PART},
-        r"lacks the entry 'model_args' of a format-1 check",
-    ),
-    "other kinds": (
-        {**dict.fromkeys(KEYS, "x"), "format": 1, **PART},
-        r"format-1 checkpoint: an entry has another",
-    ),
+    "incomplete": ({"format": 1, "model": "vit_demo", **PART}, r"lacks the entry 'model_args' of a format-1 check"),
+    "other kinds": ({**dict.fromkeys(KEYS, "x"), "format": 1, **PART}, r"format-1 checkpoint: an entry has another"),
     "folder": (Path, r"is a folder, expected a checkpoint file such as .*final.pt"),
 }
 

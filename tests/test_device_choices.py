@@ -80,9 +80,7 @@ def test_forecasts_of_a_kind_of_gpu_are_learned(tmp_path: Any, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_mini_batches_share_a_product_where_they_fit_and_leave_the_device_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mini_batches_share_a_product_where_they_fit_and_leave_the_device_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated_cuda():
         model, inputs = nn.Linear(4, 3).to("cuda").eval(), torch.randn(6, 4).to("cuda")
         subject = Subject(model, [(inputs, torch.zeros(6, dtype=torch.long).to("cuda"))])

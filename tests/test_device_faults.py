@@ -21,12 +21,7 @@ from landscape.checkpoints.user_code import fixed_rng
 from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.data.dataset import Batches, Images
 from landscape.predictions.scores import overlaps
-from landscape.products.hessian_product import (
-    _note_rounding,
-    hessian_product,
-    out_of_memory,
-    second_derivative_errors,
-)
+from landscape.products.hessian_product import _note_rounding, hessian_product, out_of_memory, second_derivative_errors
 from landscape.products.micro_batches import free_memory
 from landscape.subject import graph_replay
 from landscape.subject.device import converted

@@ -64,12 +64,7 @@ def published_csv(path: Path, **changed: float) -> Path:
     lines = []
     for y in Y:
         for x in X:
-            row = dict.fromkeys(csv_files.COLUMNS, 0.25) | {
-                "x": x,
-                "y": y,
-                "NLL": loss_at(x, y),
-                "l2": 2000 + 40 * x,
-            }
+            row = dict.fromkeys(csv_files.COLUMNS, 0.25) | {"x": x, "y": y, "NLL": loss_at(x, y), "l2": 2000 + 40 * x}
             lines.append(",".join(str(float(value)) for value in {**row, "acc": 0.5 + x / 10, **changed}.values()))
     path.write_bytes(("\r\n".join(lines) + "\r\n").encode())
     return path

@@ -159,10 +159,7 @@ def replace_checkpoint(folder: Path) -> None:
 def replace_options(folder: Path) -> None:
     """The same weights, to be measured with smoothing blocks."""
     content = torch.load(folder / "final.pt", weights_only=True)
-    torch.save(
-        {**content, "recipe": {**content["recipe"], "smooth_at": "layer1$"}},
-        folder / "final.pt",
-    )
+    torch.save({**content, "recipe": {**content["recipe"], "smooth_at": "layer1$"}}, folder / "final.pt")
 
 
 def replace_network(folder: Path) -> None:

@@ -182,9 +182,7 @@ def test_mini_batches_side_by_side_have_the_numbers_of_each(monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_a_non_finite_mini_batch_does_not_affect_those_side_by_side_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_non_finite_mini_batch_does_not_affect_those_side_by_side_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("landscape.products.hvp_backends.mini_batches_per_product", lambda *_: 3)
     subject = _bowl([4.0, 2.0, 1.0], [1.0, float("inf"), 2.0])
     found = run_probe(Hessian(top=2, hvp="traced"), subject)

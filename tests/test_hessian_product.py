@@ -77,9 +77,7 @@ def test_curvature_of_unused_and_linear_weights_is_zero_and_frozen_ones_are_left
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_the_model_and_the_process_are_left_unchanged(
-    mode: Callable[[], torch.no_grad | torch.enable_grad],
-) -> None:
+def test_the_model_and_the_process_are_left_unchanged(mode: Callable[[], torch.no_grad | torch.enable_grad]) -> None:
     subject = convolution_net()
     first = next(subject.model.parameters())
     first.grad = torch.full_like(first, 3.0)

@@ -250,7 +250,7 @@ def test_false_starts_in_a_journal_are_given_up_in_seconds(tmp_path: Path) -> No
 
 
 LABELS = [
-    *("../../outside", "/etc/x", "a\0b", "..", "\x1b[2J$\\frac{$", """"><script>alert(1)</script>' onload='alert(1)"""),
+    *("../../outside", "/etc/x", "a\0b", "..", "\x1b[2J$\\frac{$", """"><script>alert(1)</script>' onload='alert(1)""")
 ]
 
 

@@ -378,11 +378,7 @@ def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known()
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [
-        ("layr1", "no module; similar names are .*layer1"),
-        ("(", "not a regular expression"),
-        ("fc:con", "no mod"),
-    ],
+    [("layr1", "no module; similar names are .*layer1"), ("(", "not a regular expression"), ("fc:con", "no mod")],
 )
 def test_patterns_that_match_nothing_are_errors(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"--layers .*{message}"):

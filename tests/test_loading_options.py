@@ -112,11 +112,7 @@ def test_every_loading_option_is_obeyed_or_refused(
 @pytest.mark.parametrize(
     ("form", "options", "message"),
     [
-        (
-            "tensors",
-            {"image_size": 8, "mean": THREE, "std": THREE},
-            "--image-size, --mean, --std: no effect on mine",
-        ),
+        ("tensors", {"image_size": 8, "mean": THREE, "std": THREE}, "--image-size, --mean, --std: no effect on mine"),
         ("masks", {"crop": "0.5", "interpolation": "bicubic"}, "--interpolation, --crop: no effect on masks, as its"),
         ("batches", {"ignore_index": 1}, "--ignore-index 1 has no effect"),
         ("folder", {"data_root": Path("."), "block_size": 3}, "--block-size, --data-root: no effect on classes"),

@@ -257,12 +257,7 @@ def soft(): return INPUTS, torch.softmax(INPUTS[:, :3], 1).half()
         ("net", 3, "vectors", r"targets \(12, 3\) float32: rows do not sum to 1, .*give --loss mse for a regression"),
         ("net", 3, "several", "rows do not sum to 1, .*give --loss bce for several labels per sample"),
         ("net", 3, "every", "they are not class numbers .*give --loss bce for several labels per sample"),
-        (
-            "net",
-            3,
-            "hot",
-            r"one-hot integers are no class numbers .*; return targets.argmax\(1\), or targets.float",
-        ),
+        ("net", 3, "hot", r"one-hot integers are no class numbers .*; return targets.argmax\(1\), or targets.float"),
         ("net", 3, "floats", r"class numbers \(samples,\) as integers; return targets\.long\(\)"),
         ("net", 3, "squeezed", r"class numbers \(samples,\) as integers; return targets\[:, 0\]\.long\(\)"),
         ("net", 3, "pairs", "for a regression let the model return as many numbers as the targets have"),

@@ -16,13 +16,7 @@ from landscape.options import OptionError
 from landscape.plots.appearance import looks
 from landscape.plots.figures.stream import WORDS, page
 from landscape.predictions import timing
-from landscape.predictions.frames import (
-    RingBuffer,
-    frame_scores,
-    frame_weights,
-    near_boundary,
-    smoothed,
-)
+from landscape.predictions.frames import RingBuffer, frame_scores, frame_weights, near_boundary, smoothed
 from landscape.predictions.scores import sample_scores
 from landscape.results.headline_numbers import measured
 from landscape.statistics.calibration import bootstrap, summary

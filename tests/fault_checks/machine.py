@@ -4,20 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from fault_checks.commands import (
-    LONG,
-    QUICK,
-    UNITS,
-    beside,
-    content,
-    ended,
-    expect,
-    held,
-    running,
-    same,
-    start,
-    whole,
-)
+from fault_checks.commands import LONG, QUICK, UNITS, beside, content, ended, expect, held, running, same, start, whole
 from landscape.results.unmerged_journals import journals
 
 AS_ANY_USER = """

@@ -30,11 +30,7 @@ from synthetic.landscapes import align, all_barriers, input_surface, line, surfa
 from synthetic.networks import PARAMETERS, Measure, Network, convolutional, hybrid, transformer
 from synthetic.predictions import attack, corruption, ensemble, lesion, noise, perturbation, sensitivity, shape_bias
 
-NETWORKS = (
-    transformer("vit_ti-cifar100"),
-    convolutional("resnet50-cifar100"),
-    hybrid("alternet50-cifar100"),
-)
+NETWORKS = (transformer("vit_ti-cifar100"), convolutional("resnet50-cifar100"), hybrid("alternet50-cifar100"))
 SMALL = transformer("vit", depth=3)
 ALL = (*PROBES, "monitor")  # what figures are drawn of
 
