@@ -15,7 +15,6 @@ from torch import Tensor
 
 from landscape import models
 from landscape.checkpoints.checkpoint import read_checkpoint, write_checkpoint
-from landscape.options import OptionError
 from landscape.probes.align import Align, alignment_of
 from landscape.probes.barriers import Barriers
 from landscape.probes.line import Line
@@ -143,13 +142,6 @@ def test_the_command_writes_the_aligned_checkpoint(
     code, _, err = command("align", "a.pt", "b.pt", "c.pt", *options)
     assert code == 2
     assert "align takes two checkpoints, got 3" in err
-
-
-def test_values_out_of_range_are_refused() -> None:
-    for values in ({"resolution": 1}, {"restarts": 0}, {"repair": -1}):
-        for probe in (Align, Barriers):
-            with pytest.raises(OptionError):
-                probe(**values)
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.data.dataset import Batches, Images
-from landscape.options import OptionError
 from landscape.plots import appearance
 from landscape.plots.figures import attack as figure
 from landscape.probes.attack import Attack
@@ -21,7 +20,7 @@ from landscape.statistics.intervals import quantile
 from landscape.statistics.paired import mean_difference
 from landscape.subject.losses import cross_entropy
 from landscape.subject.mc_dropout import with_members
-from landscape.subject.pixels import fgsm, parse_pixels, pgd
+from landscape.subject.pixels import fgsm, pgd
 from landscape.subject.subject import Subject
 
 EPS = 3 / 255
@@ -148,24 +147,6 @@ def test_gradients_pass_through_the_mean_of_the_members() -> None:
 
 def of_model(model: nn.Module, batch: Any) -> Tensor:
     return cross_entropy(model(batch[0]), batch[1])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"eps": "2"}, "--eps must be from 0 to 1, such as 8/255, got 2"),
-        ({"eps": "8/0"}, "--eps must be numbers or fractions such as 8/255"),
-        ({"eps": "8/255,1/255"}, "rising numbers"),
-        ({"methods": "cw"}, "--methods must be fgsm or pgd, got cw"),
-        ({"steps": 0}, "--steps must be at least 1"),
-        ({"step_size": "0"}, "--step-size must be above 0"),
-        ({"restarts": 2, "random_start": False}, "drop --no-random-start"),
-    ],
-)
-def test_options_out_of_range_are_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        Attack(**options)
-    assert parse_pixels("eps", "0.5/255,8/255,0.1") == pytest.approx((0.5 / 255, 8 / 255, 0.1))
 
 
 def test_inputs_that_are_no_pixels_are_refused() -> None:

@@ -317,8 +317,6 @@ def test_tokens_of_several_files_have_loss_and_next_token_accuracy(tmp_path: Pat
 
 def test_options_that_cannot_hold_are_refused(network: nn.Module) -> None:
     subject = landscape.load(network, split="train", **DIGITS)
-    with pytest.raises(OptionError, match="preview"):
-        Surface(preview=True, margin="2se")
     with pytest.raises(OptionError, match="have this name"):
         Line(also=("digits=digits:test",)).plan(subject)
     with pytest.raises(ValueError, match=r"^--also a: the model returns \(2, 10\) for targets \(2,\)"):

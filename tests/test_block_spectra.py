@@ -21,7 +21,6 @@ from scipy.stats import t as student
 from torch import nn
 
 from landscape.curvature.block_diagonal import BlockKind, Partition, block_quadratures
-from landscape.options import OptionError
 from landscape.probes.density import Density
 from landscape.statistics.block_spectra import LINEAR, WIDTH, heterogeneity
 from landscape.subject.subject import Subject
@@ -207,13 +206,7 @@ def test_weight_decay_shifts_the_nodes_of_all_blocks() -> None:
     np.testing.assert_allclose(decayed["nodes"], plain["nodes"] + 0.5, rtol=1e-7)
 
 
-def test_bad_options_are_refused_in_one_line() -> None:
-    with pytest.raises(OptionError, match="--tol is for the whole Hessian"):
-        Density(blocks="tensor", tol=0.1)
-    with pytest.raises(OptionError, match="--hvp traced makes products of the whole Hessian"):
-        Density(blocks="tensor", hvp="traced")
-    with pytest.raises(OptionError, match="--blocks must be"):
-        Density(blocks="row")  # type: ignore[arg-type]
+def test_a_single_block_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="are a single block, weight"):
         run_probe(Density(blocks="tensor"), quadratic(symmetric([1.0, 2.0])))
 

@@ -6,7 +6,6 @@ import torch
 import xarray as xr
 from analytic import dense_hessian, quadratic, run_probe, same_state, state, symmetric, tanh_net
 
-from landscape.options import OptionError
 from landscape.plots.figures import convexity as convexity_figure
 from landscape.probes.convexity import Convexity
 from landscape.probes.surface import Surface
@@ -65,20 +64,6 @@ def test_infinite_curvature_is_a_point_without_a_ratio() -> None:
     found = run_probe(Convexity(resolution="2", range="0:9"), subject)
     assert (found["done"] == 1).all()
     assert np.isnan(found["ratio"][1, 1])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"resolution": "1"}, "--resolution must be at least 2, got 1"),
-        ({"tol": 0.0}, "--tol"),
-        ({"range": "1:0"}, "--range"),
-        ({"normalize": "rows"}, "--normalize"),
-    ],
-)
-def test_values_out_of_range_are_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        Convexity(**options)  # type: ignore[arg-type]
 
 
 def test_colours_are_of_the_logarithm_of_the_ratio_so_that_one_huge_ratio_hides_no_other() -> None:

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from scipy.integrate import trapezoid
 from scipy.stats import wasserstein_distance
 
-from landscape.options import OptionError
 from landscape.plots.figures import density
 from landscape.probes.density import Density
 from landscape.probes.trace import Trace
@@ -154,14 +153,6 @@ def test_a_loss_that_is_not_finite_is_stored_as_such() -> None:
     assert np.isnan(found["nodes"]).all()
     assert found["done"].all()
     assert "mean" not in found
-
-
-@pytest.mark.parametrize(
-    "options", [{"vectors": 0}, {"steps": 1}, {"hvp": "fast"}, {"tol": 1.0}, {"max_vectors": 4, "tol": 0.1}]
-)
-def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match="--" + next(iter(options)).replace("_", "-")):
-        Density(**options)  # type: ignore[arg-type]
 
 
 # --- a target of the error ---

@@ -352,16 +352,3 @@ def test_products_are_counted_and_capped() -> None:
 def test_per_layer_excludes_what_it_cannot_do(other: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=rf"--{next(iter(other))}.*--per-layer|--per-layer.*--{next(iter(other))}"):
         Hessian(per_layer=True, **other)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"top": 0}, {"batches": -1}, {"tol": 0.0}, {"tol": 1.0}, {"tol": float("nan")}, {"which": "largest"},
-        {"params": "["}, {"max_products": 1}, {"hvp": "fast"}, {"scope": "all"}, {"operator": "hesse"},
-        {"engine": "eigsh"}, {"ends": 0.0}, {"ends": 1.5}, {"tol_residual": 1.0}, {"tol_residual": -0.1},
-    ],
-)  # fmt: skip
-def test_values_outside_an_options_range_are_usage_errors(options: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match="--" + list(options)[-1].replace("_", "-")):
-        Hessian(**options)  # type: ignore[arg-type]

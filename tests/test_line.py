@@ -354,24 +354,6 @@ def _run_of(subject: Subject, folder: Path) -> Subject:
     return subject
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"resolution": 1}, "--resolution must be at least 2, got 1"),
-        ({"directions": 0}, "--directions must be at least 1, got 0"),
-        ({"range": "1:1"}, "R or LOW:HIGH from a low to a higher number, got 1:1"),
-        ({"range": "0:1,0:1"}, "--range must be R or LOW:HIGH, got 0:1,0:1"),
-        ({"bn": "melt"}, "recalibrate:K"),
-        ({"bn": "interpolate"}, "needs another checkpoint"),
-        ({"along": "eigen", "directions": 3}, "has two"),
-        ({"normalize": "filters"}, "--normalize must be filter, .*, got filters"),
-    ],
-)
-def test_options_out_of_range_are_usage_errors(options: dict[str, object], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        Line(**options)  # type: ignore[arg-type]
-
-
 class _Plane(torch.nn.Module):
     """Two weights; its outputs are their squared length, once per sample."""
 

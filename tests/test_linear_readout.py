@@ -15,7 +15,6 @@ from landscape.cli.main import exit_code
 from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import recipe
 from landscape.layers.linear_readout import with_linear_classifier
-from landscape.options import OptionError
 from landscape.probes.noise import Noise
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.results import reader
@@ -130,20 +129,6 @@ def test_encoders_are_compared_by_one_command(
         assert "linear classifier of blocks.1" in data.attrs["protocol"]
         assert 0 < data.attrs["intact_accuracy"] <= 1
         assert np.isfinite(data["accuracy_drop"].values).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"classifier": "nearest"}, "--classifier must be own or linear, got nearest"),
-        ({"pool": "cls"}, "--pool cls needs --classifier linear"),
-        ({"train_samples": "100"}, "--train-samples 100 needs --classifier linear"),
-        ({"classifier": "linear", "train_samples": "3"}, "--train-samples must be at least 10, got 3"),
-    ],
-)
-def test_options_out_of_range_are_usage_errors(options: dict[str, str], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        Noise(**options)  # type: ignore[arg-type]
 
 
 def test_a_loss_that_is_not_that_of_classes_is_refused() -> None:

@@ -15,6 +15,7 @@ from landscape.data.recipes import Recipe, validated
 from landscape.exchange.importing import import_file
 from landscape.options import OptionError
 from landscape.probes import PROBES, probe_class
+from landscape.subject.pixels import parse_pixels
 from landscape.subject.spec import Spec
 from landscape.training.monitor_options import monitor_of
 
@@ -171,3 +172,126 @@ def test_arguments_of_a_model_may_be_words_in_python_too() -> None:
     assert Spec(model_arg=["width=32", "pool=max"]).model_arg == {"width": 32, "pool": "max"}  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"--model-arg"):
         Spec(model_arg=["width"])  # type: ignore[arg-type]
+
+
+NAMED: dict[str, dict[str, tuple[object, ...]]] = {  # of a probe, values that are refused with the name of their option
+    "surface": {
+        "range": ("0", "-1", "2:1", "1:1", "1:2:3", "1,2,3", "a", "1,", "nan", "inf", ":", "1:"),
+        "resolution": ("", "0", "5,1", "5,5,5", "2.5", "5x5", "-3", "a"),
+        "bn": ("", "train", "recalibrate", "recalibrate:0", "recalibrate:-1", "frozen:2"),
+        "normalize": ("filters",), "l2_definition": ("l1",), "ignore": ("(",), "directions": (0,), "tolerance": (0,),
+        "cap": (float("nan"),), "precision": ("fp8",), "memory_format": ("nhwc",),
+        "budget": ("30", "m", "-1m", "0s", "1d", "infs", "nanm", "half an hour"),
+    },
+    "hessian": {
+        "top": (0,), "batches": (-1,), "tol": (0.0, 1.0, float("nan")), "which": ("largest",), "params": ("[",),
+        "max_products": (1,), "hvp": ("fast",), "scope": ("all",), "operator": ("hesse",), "engine": ("eigsh",),
+        "ends": (0.0, 1.5), "tol_residual": (1.0, -0.1),
+    },
+    "density": {"vectors": (0,), "steps": (1,), "hvp": ("fast",), "tol": (1.0,), "blocks": ("row",)},
+    "trace": {"method": ("hutch",), "vectors": (3, float("nan")), "hvp": ("fast",), "tol": (-0.1, 1.0)},
+    "sensitivity": {
+        "bits": ("1", "3.5", ""), "sparsity": ("1",), "noise": ("0",), "rank": ("2",), "unit": ("x",), "vectors": (1,),
+        "layers": (("[",),), "granularity": ("x",), "group_size": (0,), "neurons": (0,),
+    },
+    "convexity": {"tol": (0.0,), "range": ("1:0",), "normalize": ("rows",)},
+    "align": {"resolution": (1,), "restarts": (0,), "repair": (-1,)},
+    "barriers": {"resolution": (1,), "restarts": (0,), "repair": (-1,)},
+}  # fmt: skip
+SAID: dict[str, list[tuple[dict[str, Any], str]]] = {  # of a probe, options, and what their refusal says beside
+    "surface": [
+        ({"resolution": "1"}, "--resolution must be at least 2, got 1"),
+        ({"range": "1:-1"}, "from a low to a higher number"),
+        ({"bn": "melt"}, "recalibrate:K"),
+        ({"budget": "30"}, "--budget .* such as 90s, 30m or 2h"),
+        ({"preview": True, "margin": "2se"}, "preview"),
+        ({"plane": "eigen", "directions": 2}, "random planes"),
+    ],
+    "line": [
+        ({"resolution": 1}, "--resolution must be at least 2, got 1"),
+        ({"directions": 0}, "--directions must be at least 1, got 0"),
+        ({"range": "1:1"}, "R or LOW:HIGH from a low to a higher number, got 1:1"),
+        ({"range": "0:1,0:1"}, "--range must be R or LOW:HIGH, got 0:1,0:1"),
+        ({"bn": "melt"}, "recalibrate:K"),
+        ({"bn": "interpolate"}, "needs another checkpoint"),
+        ({"along": "eigen", "directions": 3}, "has two"),
+        ({"normalize": "filters"}, "--normalize must be filter, .*, got filters"),
+    ],
+    "trajectory": [({"bn": "melt"}, "recalibrate:K")],
+    "lesion": [({"pairs": True, "stages": True}, "choose one of them")],
+    "convexity": [({"resolution": "1"}, "--resolution must be at least 2, got 1")],
+    "hessian": [
+        ({"tol": 2.0}, "above 0 and below 1"),
+        ({"which": "XX"}, "LM"),
+        ({"operator": "preconditioned", "which": "SA"}, "compares the largest eigenvalue"),
+        ({"optimizer": "sgd"}, "need --operator preconditioned"),
+        ({"operator": "preconditioned", "optimizer": "lbfgs"}, "closure"),
+        ({"operator": "preconditioned", "engine": "pyhessian"}, "does not support --operator preconditioned"),
+        ({"engine": "pyhessian", "which": "LA"}, "--engine pyhessian .* --which LA"),
+        ({"engine": "pyhessian", "operator": "ggn"}, "--engine pyhessian .* --operator ggn"),
+        ({"engine": "pyhessian", "scope": "dataset"}, "--engine pyhessian .* --scope dataset"),
+        ({"engine": "pyhessian", "hvp": "traced"}, "--engine pyhessian .* --hvp traced"),
+    ],
+    "density": [
+        ({"max_vectors": 4, "tol": 0.1}, "--max-vectors"),
+        ({"blocks": "tensor", "tol": 0.1}, "--tol is for the whole Hessian"),
+        ({"blocks": "tensor", "hvp": "traced"}, "--hvp traced makes products of the whole Hessian"),
+    ],
+    "trace": [({"max_vectors": 16, "tol": 0.1}, "--max-vectors")],
+    "flatness": [
+        ({"measures": "sam,sharpnes"}, "--measures must be"),
+        ({"rho": "sam=0"}, "positive"),
+        ({"rho": "sam"}, "positive"),
+        ({"rho": "trace=1"}, "names no measure with a radius"),
+        ({"rho": "samm=1"}, "did you mean sam"),
+        ({"draws": 5}, "even"),
+        ({"steps": 0}, "at least 1"),
+    ],
+    "attack": [
+        ({"eps": "2"}, "--eps must be from 0 to 1, such as 8/255, got 2"),
+        ({"eps": "8/0"}, "--eps must be numbers or fractions such as 8/255"),
+        ({"eps": "8/255,1/255"}, "rising numbers"),
+        ({"methods": "cw"}, "--methods must be fgsm or pgd, got cw"),
+        ({"steps": 0}, "--steps must be at least 1"),
+        ({"step_size": "0"}, "--step-size must be above 0"),
+        ({"restarts": 2, "random_start": False}, "drop --no-random-start"),
+    ],
+    "noise": [
+        ({"eps": "0"}, "--eps must be above 0, got 0"),
+        ({"eps": "0.7,-1"}, "--eps must be above 0, got 0.7,-1"),
+        ({"eps": "much"}, "--eps must be finite numbers separated by commas, got much"),
+        ({"eps": "nan"}, "--eps must be finite numbers separated by commas, got nan"),
+        ({"bands": "0.5,1.5"}, "--bands must be frequencies from 0 to 1, in units of pi, got 0.5,1.5"),
+        ({"bands": ""}, "--bands must be finite numbers separated by commas, got nothing"),
+        ({"half_width": 0.0}, "--half-width must be above 0, got 0.0"),
+        ({"classifier": "nearest"}, "--classifier must be own or linear, got nearest"),
+        ({"pool": "cls"}, "--pool cls needs --classifier linear"),
+        ({"train_samples": "100"}, "--train-samples 100 needs --classifier linear"),
+        ({"classifier": "linear", "train_samples": "3"}, "--train-samples must be at least 10, got 3"),
+    ],
+    "attention-maps": [
+        ({"queries": text}, "--queries must be pairs of shares from 0 to 1") for text in ("0.5", "0.5,1.5")
+    ],
+    "tokens": [
+        ({"depths": "2"}, "--depths must be numbers from 0 to 1, got 2"),
+        ({"method": "umap"}, "--method must be tsne or principal, got umap"),
+    ],
+    "uncertainty": [({"reach": 0}, "--reach must be at least 1, got 0")],
+}
+
+
+@pytest.mark.parametrize(
+    ("probe", "wrong", "said"),
+    [
+        *((probe, {name: value}, "--" + name.replace("_", "-"))
+          for probe, of in NAMED.items() for name, values in of.items() for value in values),
+        *((probe, wrong, said) for probe, cases in SAID.items() for wrong, said in cases),
+    ],
+)  # fmt: skip
+def test_a_probe_refuses_a_wrong_option_by_its_name(probe: str, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        probe_class(probe)(**wrong)
+
+
+def test_sizes_of_an_attack_are_fractions_or_numbers() -> None:
+    assert parse_pixels("eps", "0.5/255,8/255,0.1") == pytest.approx((0.5 / 255, 8 / 255, 0.1))

@@ -14,7 +14,6 @@ from analytic import dense_hessian, run_probe, tanh_net
 
 import landscape
 from landscape.curvature.preconditioner import preconditioner
-from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.products.vectors import flat
 from landscape.running.run import digest
@@ -73,20 +72,6 @@ def test_the_probe_reads_the_state_beside_the_weights(tmp_path: Path, scope: str
     assert found["facts"]["stability"] == known.definition
     if scope == "batch":
         assert found["sharpness_se"] == pytest.approx(expected[:, 0].std(ddof=1) / math.sqrt(2), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"operator": "preconditioned", "which": "SA"}, "compares the largest eigenvalue"),
-        ({"optimizer": "sgd"}, "need --operator preconditioned"),
-        ({"operator": "preconditioned", "optimizer": "lbfgs"}, "closure"),
-        ({"operator": "preconditioned", "engine": "pyhessian"}, "does not support --operator preconditioned"),
-    ],
-)
-def test_options_that_exclude_each_other_are_an_error(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        Hessian(**options)
 
 
 def test_weight_decay_is_that_of_the_optimizer(tmp_path: Path) -> None:

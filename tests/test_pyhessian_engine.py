@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from landscape.curvature.lanczos import Spectrum
 from landscape.curvature.pyhessian_engine import power_iteration
-from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
 from landscape.products.hessian_product import hessian_product
 from landscape.subject.subject import Subject
@@ -109,13 +108,3 @@ def test_both_engines_of_the_probe_agree_on_an_attention_net() -> None:
     np.testing.assert_allclose(theirs["loss"], ours["loss"], rtol=1e-12)
     assert np.isnan(theirs["largest"]).all()
     assert np.abs(np.linalg.norm(theirs["eigenvector"], axis=2) - 1).max() < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"which": "LA"}, "which LA"), ({"operator": "ggn"}, "operator ggn"), ({"scope": "dataset"}, "scope dataset"),
-     ({"hvp": "traced"}, "hvp traced")],
-)  # fmt: skip
-def test_what_pyhessian_cannot_do_is_a_usage_error(options: dict[str, object], named: str) -> None:
-    with pytest.raises(OptionError, match=f"--engine pyhessian .* --{named}"):
-        Hessian(engine="pyhessian", **options)  # type: ignore[arg-type]

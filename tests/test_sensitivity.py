@@ -368,16 +368,6 @@ def test_show_and_export_give_the_table_with_its_assumption(tmp_path: Path, caps
     assert json.loads(command("show", path, "--budget", 5, "--json"))[0]["bits"] == held["bits"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"bits": "1"}, {"bits": "3.5"}, {"bits": ""}, {"sparsity": "1"}, {"noise": "0"}, {"rank": "2"}, {"unit": "x"},
-     {"vectors": 1}, {"layers": ("[",)}, {"granularity": "x"}, {"group_size": 0}, {"neurons": 0}],
-)  # fmt: skip
-def test_values_outside_an_options_range_are_usage_errors(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="--" + next(iter(options)).replace("_", "-")):
-        Sensitivity(**options)
-
-
 # --- the figures ---
 
 

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import models
-from landscape.options import OptionError
 from landscape.probe import Probe
 from landscape.probes.line import Line
 from landscape.probes.surface import Surface
@@ -259,22 +258,6 @@ def test_heights_wait_for_the_cells_they_need() -> None:
     assert np.isnan(half["height"]).all()
     assert half["non_finite"] == 0.0
     assert np.isnan(run_probe(probe, subject, units=0)["non_finite"])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"range": text} for text in ("0", "-1", "2:1", "1:1", "1:2:3", "1,2,3", "a", "1,", "nan", "inf", ":", "1:")),
-        *({"resolution": text} for text in ("", "0", "1", "5,1", "5,5,5", "2.5", "5x5", "-3", "a")),
-        *({"bn": text} for text in ("", "train", "recalibrate", "recalibrate:0", "recalibrate:-1", "frozen:2")),
-        {"normalize": "filters"}, {"l2_definition": "l1"}, {"ignore": "("}, {"directions": 0}, {"tolerance": 0},
-        {"cap": float("nan")}, {"precision": "fp8"}, {"memory_format": "nhwc"}, {"budget": "30"},
-    ],
-)  # fmt: skip
-def test_an_invalid_value_is_a_usage_error_that_names_the_option(options: dict[str, str]) -> None:
-    (name,) = options
-    with pytest.raises(OptionError, match="--" + name.replace("_", "-")):
-        Surface(**options)  # type: ignore[arg-type]
 
 
 def test_the_run_key_does_not_depend_on_how_numbers_are_spelt_or_without_a_cap_on_the_batch_size() -> None:

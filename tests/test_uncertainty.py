@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.models.blocks import Smoothing
-from landscape.options import OptionError
 from landscape.probes.uncertainty import Uncertainty, _products
 from landscape.subject.subject import Subject
 
@@ -105,8 +104,3 @@ def test_model_uncertainty_is_the_standard_deviation_over_members() -> None:
     assert found["model_uncertainty_se"][1] == pytest.approx(per_image.std(ddof=1) / 10**0.5, rel=1e-9)
     spread = maps.std(dim=(3, 4)).mean(dim=2).mean(dim=0).numpy()
     assert found["data_uncertainty"][1] == pytest.approx(spread.mean(), rel=1e-9)
-
-
-def test_reach_is_checked() -> None:
-    with pytest.raises(OptionError, match="--reach must be at least 1, got 0"):
-        Uncertainty(reach=0)
