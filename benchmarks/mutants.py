@@ -27,7 +27,7 @@ FILES = {
     "merge": ("merging",),
     "reader": ("reader", "compare"),
     "statistics": ("statistics", "intervals", "compare", "seed_groups"),
-    "figures": ("plots_from_python", "not_finite_figures", "plots", "report"),
+    "figures": ("plots_from_python", "bad_input_figures", "plots", "report"),
     "cli": ("cli", "evaluation", "options", "messages", "api", "doctor"),
 }
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from analytic import (
     NETWORKS,
+    attention_net,
+    batches_of,
     convolution_net,
     dense_hessian,
     dense_of,
@@ -18,13 +23,17 @@ from analytic import (
     symmetric,
     tanh_net,
 )
-from torch import nn
+from torch import Tensor, nn
 
+from landscape.curvature.lanczos import Spectrum
+from landscape.curvature.pyhessian_engine import power_iteration
 from landscape.options import OptionError
 from landscape.probes.hessian import Hessian
+from landscape.products.hessian_product import hessian_product
 from landscape.products.hvp_backends import curvature
 from landscape.products.operator import Operator, gauss_newton_product
 from landscape.products.vectors import random_unit
+from landscape.subject.subject import Subject
 
 
 @pytest.mark.parametrize("operator", ["ggn", "fisher"])
@@ -89,3 +98,98 @@ def test_the_model_is_left_as_found(operator: Operator) -> None:
 def test_traced_products_are_of_the_hessian_only() -> None:
     with pytest.raises(OptionError, match="--hvp traced makes products of the Hessian only; with --operator ggn"):
         Hessian(operator="ggn", hvp="traced")
+
+
+# --- PyHessian as an engine: its values, our residuals, and no side effects ---
+
+
+def _found(subject: Subject, k: int = 2, *, tol: float = 1e-9, shift: float = 0.0, pattern: str = "") -> Spectrum:
+    parameters = [p for name, p in subject.parameters.items() if pattern in name]
+    product = hessian_product(partial(subject.loss, 0), parameters, shift=shift)
+    return power_iteration(replace(subject, weight_decay=shift), 0, parameters, product, k, tol=tol, iterations=500)
+
+
+def _largest(matrix: Tensor, k: int) -> np.ndarray:
+    values = torch.linalg.eigvalsh(matrix).numpy()
+    return values[np.argsort(-np.abs(values))][:k]
+
+
+def test_values_and_residuals_are_those_of_the_dense_hessian() -> None:
+    subject = tanh_net(sizes=(24,))
+    matrix, found = dense_hessian(subject), _found(subject)
+    np.testing.assert_allclose(found.values, _largest(matrix, 2), rtol=1e-4)
+    assert found.vectors is not None
+    true = (found.vectors @ matrix - torch.from_numpy(found.values)[:, None] * found.vectors).norm(dim=1)
+    np.testing.assert_allclose(found.residuals, true.numpy(), rtol=1e-6)
+
+
+def test_a_loose_stopping_rule_is_not_reported_as_convergence() -> None:
+    found = _found(tanh_net(sizes=(24,)), 5, tol=1e-2)
+    assert (found.converged == (found.residuals <= 1e-2 * np.abs(found.values))).all()
+    assert not found.converged.all()  # two equal steps are no residual
+    assert found.products > 5
+
+
+def test_weight_decay_shifts_and_a_subset_of_parameters_gives_its_block() -> None:
+    subject = tanh_net(sizes=(24,))
+    block = dense_hessian(subject)[-24:, -24:]
+    np.testing.assert_allclose(_found(subject, 1, pattern="2.").values, _largest(block, 1), rtol=1e-5)
+    np.testing.assert_allclose(_found(subject, 1, shift=0.5).values, _found(subject, 1).values + 0.5, rtol=1e-5)
+
+
+class Idle(nn.Module):
+    """A linear layer, and a weight that the output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.linear = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_an_unused_parameter_contributes_zeros() -> None:
+    torch.manual_seed(0)
+    subject = Subject(Idle().eval(), batches_of((4,), (12,), 3))
+    assert _found(subject, 1).values == pytest.approx(_largest(dense_hessian(subject), 1), rel=1e-5)
+
+
+def test_existing_gradients_are_neither_summed_nor_lost_and_the_model_is_left_unchanged() -> None:
+    subject = convolution_net()
+    clean = _found(subject, 1).values
+    for p in subject.parameters.values():
+        p.grad = torch.ones_like(p)
+    frozen = next(iter(subject.parameters.values()))
+    kept, random = state(subject.model), torch.random.get_rng_state()
+    np.testing.assert_array_equal(_found(subject, 1).values, clean)
+    _found(subject, 1, pattern="5.")
+    assert all(p.requires_grad and p.grad is not None and bool((p.grad == 1).all()) for p in subject.model.parameters())
+    assert frozen.requires_grad
+    assert same_state(subject.model, kept)
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert not any(module.training for module in subject.model.modules())
+
+
+def test_gradients_survive_a_failure() -> None:
+    subject = tanh_net()
+    parameters = list(subject.parameters.values())
+    parameters[0].grad = torch.ones_like(parameters[0])
+
+    def broken(logits: Tensor, targets: Tensor) -> Tensor:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        power_iteration(replace(subject, losses=broken), 0, parameters[1:], lambda v: v, 1)
+    assert bool((parameters[0].grad == 1).all())
+    assert parameters[0].requires_grad
+
+
+def test_both_engines_of_the_probe_agree_on_an_attention_net() -> None:
+    subject = attention_net(sizes=(12, 12))
+    ours = run_probe(Hessian(top=1, tol=1e-5), subject)
+    theirs = run_probe(Hessian(top=1, tol=1e-7, engine="pyhessian", eigenvectors=True), subject)
+    np.testing.assert_allclose(theirs["eigenvalue"], ours["eigenvalue"], rtol=1e-3)
+    np.testing.assert_allclose(theirs["loss"], ours["loss"], rtol=1e-12)
+    assert np.isnan(theirs["largest"]).all()
+    assert np.abs(np.linalg.norm(theirs["eigenvector"], axis=2) - 1).max() < 1e-9

@@ -17,6 +17,7 @@ from landscape.probes.trace import Trace
 from landscape.running.run import run
 from landscape.subject.precision import exact_arithmetic
 from landscape.subject.subject import Subject
+from landscape.training.updates import deterministic_algorithms
 
 backends: Any = torch.backends
 
@@ -195,3 +196,31 @@ def test_reduced_precision_would_change_these_numbers() -> None:
     with torch.autocast("cpu"):
         rounded = F.linear(inputs, subject.model.linear.weight).float()
     assert not torch.equal(rounded, F.linear(inputs, subject.model.linear.weight))
+
+
+# --- The deterministic mode: its error for an operation without an algorithm, and what it restores ---
+
+
+def test_an_operation_without_a_deterministic_algorithm_is_named_in_one_line() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"^put_ has no deterministic algorithm .*--deterministic") as caught,
+        deterministic_algorithms(),
+    ):
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+    assert "\n" not in str(caught.value)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_other_errors_pass_and_everything_is_as_before() -> None:
+    seen: list[bool] = []
+
+    def fail() -> None:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match=r"^mine$"), deterministic_algorithms():
+        fail()
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic_algorithms(False):
+        assert not torch.are_deterministic_algorithms_enabled()
