@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,8 +147,8 @@ def measure_all(
             _note_unusual_layers(runs, subject, quiet=quiet)
             common["label"] = name if label else ""
             try:
-                for probes in runs:
-                    outcomes += _measure(command, probes, subject, out, common, quiet=quiet)
+                for probes, words in zip(runs, _told_apart(runs), strict=True):
+                    outcomes += _measure(command, probes, subject, out, common, words, quiet=quiet)
                     (after or _nothing)(probes[0], subject)
             except NotApplicable as error:
                 refused.append(error)
@@ -245,12 +245,20 @@ def _note_unusual_layers(runs: Sequence[Sequence[Any]], subject: Subject, *, qui
             say(f"note: {remark}", quiet=quiet)
 
 
+def _told_apart(runs: Sequence[Sequence[Any]]) -> list[str]:
+    """The options in which runs of one probe differ, in words such as `eps 0.3`; "" of a single run."""
+    asked = [{field.name: getattr(probe, field.name) for field in fields(probe)} for probe, *_ in runs]
+    differ = [name for name in asked[0] if any(one[name] != asked[0][name] for one in asked)]
+    return [", ".join(f"{name.replace('_', ' ')} {one[name]}" for name in differ) for one in asked]
+
+
 def _measure(
-    command: str, probes: list[Any], subject: Subject, out: Path, how: Mapping[str, Any], *, quiet: bool
+    command: str, probes: list[Any], subject: Subject, out: Path, how: Mapping[str, Any], words: str, *, quiet: bool
 ) -> list[Outcome]:
     """Measure one probe, or several from shared forward passes, and print a line with what each found.
 
-    `how`: options of `run`. Returns where the results lie; nothing in other processes than the first.
+    `how`: options of `run`; `words`: what tells it from other runs of the command. Returns where the results lie;
+    nothing in other processes than the first.
     """
     from landscape.running.run import run
     from landscape.running.shared_pass import applicable, run_shared_pass
@@ -279,15 +287,15 @@ def _measure(
         if outcome.failed:
             continue
         record("result", group=outcome.group, units=outcome.units, measured=outcome.measured, out=out)
-        say(_found(outcome, out, how["shard"], took), quiet=quiet)
+        say(_found(outcome, out, how["shard"], took, words), quiet=quiet)
     return outcomes
 
 
-def _found(outcome: Outcome, out: Path, shard: Shard, took: str) -> str:
+def _found(outcome: Outcome, out: Path, shard: Shard, took: str, words: str) -> str:
     """What was found, and where it lies: the line of one probe and network."""
     from landscape.plots import headlines
 
-    name = outcome.group.rpartition("-")[0].replace("/", " ", 1)
+    name = outcome.group.rpartition("-")[0].replace("/", " ", 1) + (f" ({words})" if words else "")
     kept = outcome.units - outcome.measured
     if not outcome.measured:
         how = f"already measured, in {out}; --overwrite measures again"

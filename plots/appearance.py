@@ -117,12 +117,16 @@ def _family(model: str, label: str) -> str:
 
 def names(results: Sequence[xr.Dataset]) -> list[str]:
     """The labels; results with the same label also get the parameters in which they differ."""
-    labels = [label_of(data) for data in results]
-    found = []
-    for data, label in zip(results, labels, strict=True):
-        alike = [other for other, name in zip(results, labels, strict=True) if name == label]
-        found.append(escaped(f"{label} ({_difference(data, alike)})" if len(alike) > 1 else label))
-    return found
+    pairs = zip(map(label_of, results), differences(results), strict=True)
+    return [escaped(f"{label} ({differs})" if differs else label) for label, differs in pairs]
+
+
+def differences(results: Sequence[xr.Dataset]) -> list[str]:
+    """What tells each result from the others with its label; "" for one that has its label alone."""
+    alike: dict[str, list[xr.Dataset]] = {}
+    for data in results:
+        alike.setdefault(label_of(data), []).append(data)
+    return [_difference(data, same) if len(same := alike[label_of(data)]) > 1 else "" for data in results]
 
 
 def escaped(text: str) -> str:

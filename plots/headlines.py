@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import FIGURES, STUDIES, study_module
+from landscape.plots.appearance import differences
 from landscape.plots.figure import Numbers
 from landscape.probe import MICRO_BATCHES
 from landscape.results import headline_numbers, reader
@@ -77,13 +78,19 @@ def rows(
     found, of_probe = [], dict[str, list[tuple[str, xr.Dataset]]]()
     for item in stored:
         of_probe.setdefault(item[0].partition("/")[0], []).append(item)
+    differs = {
+        name: said
+        for items in of_probe.values()
+        for (name, _), said in zip(items, differences([data for _, data in items]), strict=True)
+    }
     for name, data in stored:
         probe = name.partition("/")[0]
         with reader.using(path, names=[name]):
             others = compared(name, stored if probe in STUDIES else of_probe[probe])
             headline = text(_or_why(data) | others | divided(data))
         row = {
-            "probe": probe, "label": str(data.attrs.get("label", "")), "digest": name.rpartition("-")[2],
+            "probe": probe, "label": str(data.attrs.get("label", "")), "differs": differs[name],
+            "digest": name.rpartition("-")[2],
             "done": reader.finished_units(data), "units": int(data.variables["done"].size) if "done" in data else 0,
             "model": str(data.attrs.get("model", "")), "data": str(data.attrs.get("data", "")),
             "finished": str(data.attrs.get("finished", "")), "headline": headline,

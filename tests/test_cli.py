@@ -282,6 +282,24 @@ def test_a_resumed_run_counts_as_complete(command: Command, tmp_path: Path, monk
     assert "(1,079 of 1,681 units in 0 s, the others are kept from before; in " in command(*words)[2]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(("noise", "--eps", "0.3,0.7"), ("eps 0.3", "eps 0.7")),
+     (("surface", "--directions", "2", "--resolution", "3"), ("seed 0", "seed 1"))],
+)  # fmt: skip
+def test_results_of_one_command_and_network_are_told_apart(
+    words: tuple[str, ...], told: tuple[str, str], command: Command, tmp_path: Path
+) -> None:
+    said = command(*words, "--samples", "8", "--out", tmp_path / "r.h5")[2]
+    shown = command("show", tmp_path / "r.h5")[1].splitlines()[1:3]
+    assert all(f"({one}): " in said for one in told)
+    assert [one in line for one, line in zip(told, sorted(shown, key=lambda line: told[1] in line), strict=True)] == [
+        True,
+        True,
+    ]
+
+
 RECURRENT = """
 import torch
 from torch import nn

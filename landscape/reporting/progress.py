@@ -287,10 +287,11 @@ def print_log(*, quiet: bool = False, verbose: bool = False) -> Iterator[None]:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with common keys as aligned text under a header."""
+    """Rows with common keys as aligned text under a header, without columns that are empty."""
     if not rows:
         return "(empty)"
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    names = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+    cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
 

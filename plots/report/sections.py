@@ -255,8 +255,9 @@ def everything(rows: Sequence[Mapping[str, object]], skipped: Sequence[str]) -> 
     if not rows:
         body: Html = element("p", "Nothing measured yet.")
     else:
-        head = element("tr", *(element("th", name, scope="col") for name in rows[0]))
-        lines = [element("tr", *(element("td", escape(value)) for value in row.values())) for row in rows]
+        names = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+        head = element("tr", *(element("th", name, scope="col") for name in names))
+        lines = [element("tr", *(element("td", escape(row[name])) for name in names)) for row in rows]
         table = element("table", element("thead", head), element("tbody", join(lines)))
         region = {"tabindex": "0", "role": "region", "aria_label": "Table of all results"}
         body = element("div", table, class_="scroll", **region)
