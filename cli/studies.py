@@ -81,10 +81,12 @@ def sweep(checkpoint: list[Path], batches: int, out: Path, figures: Path, quiet:
     changes = {"measure": {"hessian": {"batches": batches}}}
     found, _ = of_checkpoints("sweep", checkpoint, loading_values(options), changes, out, figures, quiet=quiet)
     if not found:
-        labels = ", ".join(dict.fromkeys(str(data.attrs["label"]) for _, data in reader.groups(out)))
+        stored = list(reader.groups(out))
+        labels = ", ".join(dict.fromkeys(str(data.attrs["label"]) for _, data in stored))
+        differ = ", ".join(kinds.differing(stored)) or "no known argument"
         raise ValueError(
-            f"no sweep in {out}: it holds {labels}, expected networks that landscape train wrote, with "
-            f"{kinds.FEWEST} values of one argument and all others equal; run it with those that are missing"
+            f"no sweep in {out}: it holds {labels}, which differ in {differ}, expected networks that landscape train "
+            f"wrote, with {kinds.FEWEST} values of one argument and all others equal; run it with the missing ones"
         )
 
 

@@ -23,6 +23,8 @@ TRAINED = (  # networks that the commands below measure
     "train vit_demo --data digits --out vit",
     "train resnet_demo --model-arg width=8 --data digits --out resnet",
     "train resnet_demo --model-arg width=8 --model-arg mc_dropout=0.1 --data digits --out dropout",
+    "train resnet_demo --model-arg width=4 --data digits --out narrow",
+    "train resnet_demo --model-arg width=2 --data digits --out narrower",
 )
 MEASURED = {  # figures that no shipped result holds, and the commands that measure them, each file for itself
     "tokens_moved": ("tokens vit --method principal --images 4",),
@@ -34,6 +36,7 @@ MEASURED = {  # figures that no shipped result holds, and the commands that meas
     "corruption_sizes": (
         "corruption dropout --mc-dropout 5 --samples 128 --severities 1,3,5 --corruptions gaussian_noise,contrast",
     ),
+    "sweep": ("sweep narrower narrow resnet --batches 24",),
     "smoothing": ("smoothing dropout --samples 128 --sizes 1,2,5",),
     "heads": tuple(
         f"heads dropout{smooth} --samples 64 --resolution 9 --masks 3 --batches 2" for smooth in ("", " --smooth")
@@ -62,7 +65,7 @@ HEAD = """# All figures
 
 Every figure that `landscape plot` draws, with the question of its probe and the commands that measure and draw it
 alone. Pictures are of small networks, drawn with the default style: the commands above each draw it. This page is
-written by `python docs/wall.py`. Where commands name `vit`, `resnet` and `dropout`, these are three networks that
+written by `python docs/wall.py`. Where commands name `vit`, `resnet` and others, these are five networks that
 train in a minute each; `python docs/wall.py --measure` trains and measures them, and draws these pictures anew:
 """
 

@@ -155,6 +155,8 @@ def test_networks_that_differ_in_one_argument_are_a_sweep_in_its_order() -> None
 def test_other_networks_and_too_few_values_are_no_sweep() -> None:
     assert kinds.sweep([*results(4), *results(8)]) == []
     assert kinds.sweep([*results(4), *results(8, heads=6), *results(16, heads=12)]) == []
+    chosen = zip((4, 8, 16), ("contiguous", "channels_last", "channels_last"), strict=True)  # by what is faster
+    assert len(kinds.sweep([one for value, form in chosen for one in results(value, memory_format=form)])) == 1
     plain = [(name, data.drop_attrs()) for value in (4, 8, 16) for name, data in results(value)]
     assert kinds.sweep(plain) == []
 
@@ -165,12 +167,12 @@ def test_the_command_without_a_sweep_fails_in_one_line(
     """Such as of networks of which one has no second token."""
     for step in ("load", "carry_out"):
         monkeypatch.setattr(f"landscape.cli.study.{step}", lambda *_, **options: None)
-    monkeypatch.setattr(reader, "groups", lambda path: [*results(4), *results(8)])
+    monkeypatch.setattr(reader, "groups", lambda path: [*results(4), *results(8, heads=6)])
     monkeypatch.setattr(drawing, "draw_studies", lambda *_, **options: [])
     assert exit_code(["sweep", "p4.pt", "p8.pt", "--out", str(tmp_path / "r.h5"), "--quiet"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert "r.h5: it holds patch 4, patch 8, expected networks that landscape train wrote, with 3 values" in said.err
+    assert "r.h5: it holds patch 4, patch 8, which differ in patch, heads, expected networks that" in said.err
     assert said.err.count("\n") == 1
 
 

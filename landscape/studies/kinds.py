@@ -18,7 +18,8 @@ from landscape.studies.study import Cell, Network, Row, Stored, Study, identity,
 
 SCORES = {"nll": ("NLL", 1.0, 3), "accuracy": ("accuracy", 100.0, 1), "ece": ("ECE", 100.0, 1)}  # unit, and digits
 FEWEST = 3  # values that make a sweep
-REST = ("seed", "name")  # what may differ in a sweep too: the seed, and the name of the recipe
+# What may differ in a sweep too: the seed, the name of the recipe, and what only makes the training faster.
+REST = ("seed", "name", "memory_format", "compile")
 
 
 def smoothing(stored: Stored) -> list[Study]:
@@ -92,23 +93,38 @@ def sweep(stored: Stored) -> list[Study]:
 
     Of snapshots of one run the one with the most epochs counts.
     """
-    newest: dict[str, Network] = {}
-    for (_, masks, blocks), network in Study.of(stored, _place_in_sweep).networks.items():
-        network.configuration |= {"dropout masks": masks, "smoothing inserted": blocks}
-        key = _key(network.configuration)
-        if key not in newest or network.epoch >= newest[key].epoch:
-            newest[key] = network
-    found = []
-    arguments = dict.fromkeys(name for one in newest.values() for name in one.configuration if name not in REST)
-    for argument in arguments:
+    trained, found = _trained(stored), []
+    for argument in _arguments(trained):
         groups: dict[str, list[Network]] = {}
-        for network in newest.values():
+        for network in trained:
             groups.setdefault(_key(network.configuration, argument, *REST), []).append(network)
         for networks in groups.values():
             networks.sort(key=lambda one: _order(one.configuration.get(argument)))
             label = f"{networks[0].configuration['model']}-{argument}"
             found.append(Study(label, dict(enumerate(networks)), argument))
     return [study for study in found if len(study.values) >= FEWEST]
+
+
+def differing(stored: Stored) -> list[str]:
+    """The arguments in which trained networks differ, those of a sweep's rest left out."""
+    trained = _trained(stored)
+    values = {name: {_key({name: one.configuration.get(name)}) for one in trained} for name in _arguments(trained)}
+    return [name for name, several in values.items() if len(several) > 1]
+
+
+def _trained(stored: Stored) -> list[Network]:
+    """Every network once, of the snapshots of a run the one with the most epochs."""
+    newest: dict[str, Network] = {}
+    for (_, masks, blocks), network in Study.of(stored, _place_in_sweep).networks.items():
+        network.configuration |= {"dropout masks": masks, "smoothing inserted": blocks}
+        key = _key(network.configuration)
+        if key not in newest or network.epoch >= newest[key].epoch:
+            newest[key] = network
+    return list(newest.values())
+
+
+def _arguments(trained: Sequence[Network]) -> list[str]:
+    return list(dict.fromkeys(name for one in trained for name in one.configuration if name not in REST))
 
 
 def _place_in_sweep(probe: str, data: xr.Dataset) -> Cell | None:
