@@ -9,7 +9,7 @@ import numpy as np
 
 from landscape.doctor.finding import Finding, Result, at_weights, found, measure_again
 from landscape.doctor.surfaces import ROUNDING
-from landscape.results.protocols import differing, of_several, option_of
+from landscape.results.protocols import OF_A_RUN, differing, of_several, option_of
 
 T = TypeVar("T", bound=Hashable)
 
@@ -179,7 +179,7 @@ def one_seed(results: Sequence[Result]) -> Iterator[Finding]:
     runs: dict[str, set[Any]] = defaultdict(set)
     labels: dict[str, Result] = {}
     for result in results:
-        about = {k: v for k, v in result.configuration.items() if k != "seed"}
+        about = {k: v for k, v in result.configuration.items() if k not in OF_A_RUN}
         if about:
             runs[repr(sorted(about.items(), key=str))].add(result.configuration.get("seed"))
             labels.setdefault(result.label, result)

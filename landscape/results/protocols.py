@@ -22,6 +22,8 @@ FACTS = {"batch size": "batch_size", "weight decay": "weight_decay", "seed of th
 ACCURACY = ("hvp", "draws", "vectors", "max_vectors", "tol", "tol_residual", "max_products", "ends", "eigenvectors",
             "verify", "timed", "tune", "budget", "measures", "pictures", "memory_format", "compile",
             "every", "overhead")  # fmt: skip
+# Of a configuration, what may differ between runs of one: the seed, the recipe's name, and what only makes it faster.
+OF_A_RUN = ("seed", "name", "memory_format", "compile")
 OF_THE_NETWORK = ("members", "snapshots", "run")  # parameters that name checkpoints
 # Facts that forbid a test of the difference, but not a figure side by side: how finely a grid is resolved, the seed,
 # and where a plane or line lies that each network's own curvature, run or checkpoints set.

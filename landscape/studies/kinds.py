@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from landscape.results.protocols import OF_A_RUN
 from landscape.results.protocols import stored as options_of
 from landscape.statistics.calibration import paired_difference, stored_scores
 from landscape.studies.study import Cell, Network, Row, Stored, Study, identity, in_words, members_of, smoothed
 
 SCORES = {"nll": ("NLL", 1.0, 3), "accuracy": ("accuracy", 100.0, 1), "ece": ("ECE", 100.0, 1)}  # unit, and digits
 FEWEST = 3  # values that make a sweep
-# What may differ in a sweep too: the seed, the name of the recipe, and what only makes the training faster.
-REST = ("seed", "name", "memory_format", "compile")
 
 
 def smoothing(stored: Stored) -> list[Study]:
@@ -97,7 +96,7 @@ def sweep(stored: Stored) -> list[Study]:
     for argument in _arguments(trained):
         groups: dict[str, list[Network]] = {}
         for network in trained:
-            groups.setdefault(_key(network.configuration, argument, *REST), []).append(network)
+            groups.setdefault(_key(network.configuration, argument, *OF_A_RUN), []).append(network)
         for networks in groups.values():
             networks.sort(key=lambda one: _order(one.configuration.get(argument)))
             label = f"{networks[0].configuration['model']}-{argument}"
@@ -106,7 +105,7 @@ def sweep(stored: Stored) -> list[Study]:
 
 
 def differing(stored: Stored) -> list[str]:
-    """The arguments in which trained networks differ, those of a sweep's rest left out."""
+    """The arguments in which trained networks differ, those of a single run left out."""
     trained = _trained(stored)
     values = {name: {_key({name: one.configuration.get(name)}) for one in trained} for name in _arguments(trained)}
     return [name for name, several in values.items() if len(several) > 1]
@@ -124,7 +123,7 @@ def _trained(stored: Stored) -> list[Network]:
 
 
 def _arguments(trained: Sequence[Network]) -> list[str]:
-    return list(dict.fromkeys(name for one in trained for name in one.configuration if name not in REST))
+    return list(dict.fromkeys(name for one in trained for name in one.configuration if name not in OF_A_RUN))
 
 
 def _place_in_sweep(probe: str, data: xr.Dataset) -> Cell | None:
