@@ -294,8 +294,10 @@ def _measure(
 def _found(outcome: Outcome, out: Path, shard: Shard, took: str, words: str) -> str:
     """What was found, and where it lies: the line of one probe and network."""
     from landscape.plots import headlines
+    from landscape.results.group import attribute
 
-    name = outcome.group.rpartition("-")[0].replace("/", " ", 1) + (f" ({words})" if words else "")
+    probe, label = outcome.group.partition("/")[0], attribute(out, outcome.group, "label")
+    name = f"{probe} {label} ({words})" if words else f"{probe} {label}"
     kept = outcome.units - outcome.measured
     if not outcome.measured:
         how = f"already measured, in {out}; --overwrite measures again"

@@ -283,6 +283,13 @@ def test_a_resumed_run_counts_as_complete(command: Command, tmp_path: Path, monk
 
 
 @pytest.mark.slow
+def test_a_result_with_a_new_label_is_reported_under_it(command: Command, tmp_path: Path) -> None:
+    words = ("variance", "--samples", "16", "--out", tmp_path / "r.h5", "--label")
+    assert "variance first net: " in command(*words, "first net")[2]
+    assert "variance second: " in command(*words, "second")[2]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [(("noise", "--eps", "0.3,0.7"), ("eps 0.3", "eps 0.7")),

@@ -10,6 +10,7 @@ from typing import Any
 
 import xarray as xr
 
+from landscape.options import counted
 from landscape.plots.comparison.comparison import ALIKE, LEVEL, MISSING, PAIRS, Comparison, Contrast, flatness
 from landscape.plots.comparison.networks import NAME, compared
 from landscape.results import headline_numbers, stored_table
@@ -127,7 +128,7 @@ def _over(comparison: Comparison) -> dict[str, str]:
 def label_of(comparison: Comparison) -> str:
     """What is compared, in a few words."""
     groups = comparison.groups
-    label = f"{len(comparison.sides)} {'groups' if groups else 'networks'}"
+    label = counted(len(comparison.sides), "group" if groups else "network")
     label += f" by {groups.factor}" if groups and groups.factor != "group" else ""
     label += f" ({', '.join(comparison.sides)[:NAMES]})" if groups else ""  # of which a file may hold several
     label += f" against {comparison.against}" if comparison.against else ""
