@@ -166,9 +166,9 @@ def alternatives(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def listed(names: Iterable[str], most: int = 3) -> str:
+def listed(names: Iterable[object], most: int = 3) -> str:
     """The first few names, and how many more there are: `a, b, c and 4 more`."""
-    names = list(names)
+    names = list(map(str, names))
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

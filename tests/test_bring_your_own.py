@@ -419,7 +419,7 @@ def test_show_reads_the_outline_alone(mine: Path) -> None:
     files = [f"large.{suffix}" for suffix in ("safetensors", "pt", "pth")]
     ended = subprocess.run([sys.executable, "-c", SHOWN, *files], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert [ended.stdout.count(f"1 tensors, {2**power:,} numbers") for power in (28, 18)] == [1, 2]
+    assert [ended.stdout.count(f"1 tensor, {2**power:,} numbers") for power in (28, 18)] == [1, 2]
 
 
 def test_a_file_from_before_batch_norm_counted_its_batches_fits_and_one_of_integers_does_not(mine: Path) -> None:

@@ -310,6 +310,18 @@ def test_a_loader_whose_mini_batches_are_divided_anew_is_told_so(
     assert (words in caplog.text) is said
 
 
+def test_mini_batches_without_a_common_size_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+    data = [(torch.randn(n, 3), torch.arange(n) % 3) for n in (8, 5, 11)]
+    kept = load(nn.Linear(3, 3).eval(), data=[{"x": x, "y": y} for x, y in data], batch_size=8, loss=loss)
+    assert "24 samples, mini-batches of 8, 5, 11, " in protocol(kept)
+    assert not caplog.text
+    load(nn.Linear(3, 3).eval(), data=data, batch_size=8)
+    assert "mini-batches of data hold 8, 5, 11 samples and are divided anew, 8 in each\n" in caplog.text
+
+
 def test_the_classes_of_a_loader_are_those_of_its_dataset() -> None:
     assert served(DataLoader(Listed("list")), 2).classes == 2
     assert served(DataLoader(listing(targets=CLASSES.tolist())), 2).classes == 3

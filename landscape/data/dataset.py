@@ -275,6 +275,11 @@ class BatchList(BatchSource):
         return None
 
 
+def uneven(sizes: Sequence[int]) -> bool:
+    """Whether mini-batches of these sizes have no common one: a last, smaller one does not count."""
+    return len({*sizes[:-1]}) > 1 or any(size > sizes[0] for size in sizes)
+
+
 def count_of(targets: Nested, whole: Nested) -> int | None:
     """Number of samples of a mini-batch with such targets; None where its structure does not tell."""
     if isinstance(targets, Tensor) and targets is not whole:

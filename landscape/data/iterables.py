@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, RandomSampler, default_collate
 
 from landscape.checkpoints.user_code import fixed_rng, guarded, rng_states
-from landscape.data.dataset import BatchList, Images, count_of, number_of_classes
+from landscape.data.dataset import BatchList, Images, count_of, number_of_classes, uneven
 from landscape.data.memory import GrowingTensor
 from landscape.data.sample_reading import Request, are_class_numbers, listed_targets, read_item
 from landscape.data.structure import Nested, as_tensors, common_length, map_tensors, rows_of, tensors_in
-from landscape.options import first_line, parse_count
+from landscape.options import first_line, listed, parse_count
 
 
 class ShapesDiffer(ValueError):
@@ -94,6 +94,7 @@ def _collated(items: Sequence[Nested], request: Request) -> Nested:
 
 
 SEED = 0  # of a loader's shuffle and of random transforms
+SIZES = 6  # sizes of mini-batches that a message names
 UNKNOWN = 2**62  # samples of an iterable without a length
 _END = object()
 _log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ def _plain(
     """Samples, or batches of them, whose inputs and targets are one tensor each."""
     rows = None if total is None else wanted or total
     inputs, targets = GrowingTensor(request.name, rows), GrowingTensor(request.name, rows)
-    size = 0  # of the first mini-batch
+    sizes: list[int] = []  # of the mini-batches
     for i, item in enumerate(items):
         what = f"{'batch' if batched else 'item'} {i}"
         if batched:
@@ -181,7 +182,7 @@ def _plain(
             raise ShapesDiffer(
                 f"{request.name} gave {len(parts[0])} inputs and {len(parts[1])} targets; expected equally many"
             )
-        size = size or len(parts[0])
+        sizes.append(len(parts[0]))
         for part, kept in zip(parts, (inputs, targets), strict=True):
             left = None if wanted is None else wanted - kept.count
             if kept.count and (part.shape[1:], part.dtype) != (kept.shape, kept.tensor.dtype):
@@ -192,10 +193,13 @@ def _plain(
             kept.append(part[:left], what=f"{request.name}: {what}")
         if wanted is not None and inputs.count >= wanted:
             break
-    if batched and request.batch_size != size and inputs.count > min(request.batch_size, size):
+    size = sizes[0] if sizes else 0
+    if batched and inputs.count > min(request.batch_size, size) and (request.batch_size != size or uneven(sizes)):
+        keeps = "" if uneven(sizes) else f"; --batch-size {size} (batch_size={size}) keeps them"
+        held = listed(sizes, SIZES) if uneven(sizes) else size
         _log.warning(
-            "note: the mini-batches of %s hold %d samples and are divided anew, %d in each; --batch-size %d (batch_size"
-            "=%d) keeps them", request.name, size, request.batch_size, size, size,
+            "note: the mini-batches of %s hold %s samples and are divided anew, %d in each%s", request.name, held,
+            request.batch_size, keeps,
         )  # fmt: skip
     source = getattr(stream, "dataset", stream)
     images = request.images(inputs.tensor, targets.tensor, source, listed_targets(source) if batched else None)

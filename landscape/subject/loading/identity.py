@@ -11,9 +11,9 @@ from typing import Any
 from landscape import models
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import spec_sha256
-from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.dataset import Batches, BatchList, Images, uneven
 from landscape.models import providers
-from landscape.options import counted
+from landscape.options import counted, listed
 from landscape.plugins import plugins
 from landscape.probe import Identifies, Probe
 from landscape.subject.loading.code_identity import object_sha256
@@ -22,6 +22,8 @@ from landscape.subject.losses import MEANINGS, NAMES, cross_entropy
 from landscape.subject.spec import SmoothingOptions, Spec
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import cache_of
+
+SIZES = 6  # sizes of mini-batches that the protocol names
 
 
 def weights_sha256(subject: Subject) -> str:
@@ -141,7 +143,7 @@ def protocol(subject: Subject, *, samples: int | None = None) -> str:
     shifted = source is not None and source.shifted
     parts = [
         _data_in_words(subject, spec), _samples_in_words(len(subject) if samples is None else samples, images),
-        "targets shifted to the next token" if shifted else "", f"batch size {subject.batch_size}",
+        "targets shifted to the next token" if shifted else "", _batches_in_words(subject),
         "augmented once" if augmented else "random transforms drawn once" if drawn else "no augmentation",
         _smoothing_in_words(subject), f"weight decay {subject.weight_decay:g}",
         f"mean of {subject.members} dropout masks" if subject.members else "",
@@ -168,6 +170,13 @@ def _samples_in_words(count: int, images: Images | None) -> str:
     if images is not None and images.sequences:
         return images.sequences
     return counted(count, "sample")
+
+
+def _batches_in_words(subject: Subject) -> str:
+    """The batch size; of mini-batches that a loader formed, their sizes if more than the last one differs."""
+    count = 0 if isinstance(subject.batches, Batches) else len(subject.batches)
+    sizes = [subject.samples(i) for i in range(count)]
+    return f"mini-batches of {listed(sizes, SIZES)}" if uneven(sizes) else f"batch size {subject.batch_size}"
 
 
 def _unlabelled_in_words(spec: Spec) -> str:
