@@ -20,12 +20,11 @@ import forked
 import numpy as np
 import pytest
 from counting import everything
+from fault_checks.commands import units
 from measured_runs import save
 from test_executors import alive
 
 from landscape.cli.main import exit_code
-from landscape.results.journal import NotAJournal, records_of
-from landscape.results.unmerged_journals import journals
 
 pytestmark = [pytest.mark.campaign, pytest.mark.usefixtures("one_thread")]
 
@@ -99,15 +98,7 @@ def printed(process: forked.Popen, what: str) -> list[tuple[int, ...]]:
 
 def held(path: Path) -> set[tuple[int, ...]]:
     """The finished units of a results file and of the journals beside it."""
-    found = set[tuple[int, ...]]()
-    for _, arrays in (everything(path) if path.exists() else {}).values():
-        found |= set(map(tuple, np.argwhere(arrays["done"] == 1).tolist()))
-    for journal in journals(path):
-        try:
-            found |= {tuple(record.data["index"]) for record in records_of(journal) if "index" in record.data}
-        except NotAJournal:  # it was killed before its first byte
-            continue
-    return found
+    return {index for _, index in units(path)}
 
 
 def assert_whole(path: Path, whole: Path) -> None:
@@ -158,9 +149,9 @@ def ended(kind: Kind, whole: Path, commands: list[forked.Popen], hit: Collection
     forked.wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), GRACE)
     files = [Path(name) for name in (("1.h5", "2.h5") if kind.name == "shards" else ("r.h5",))]
     for path, command in zip(files, commands, strict=True):
-        units = printed(command, "unit")
-        assert len(units) == len({*units})
-        assert {*units} <= held(path)
+        named = printed(command, "unit")
+        assert len(named) == len({*named})
+        assert {*named} <= held(path)
     if any(command.returncode for command in commands):
         return False
     if kind.name == "shards":

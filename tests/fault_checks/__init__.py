@@ -1,1 +1,1 @@
-"""Faults of machines and users: functions of a folder with a checkpoint, which return what is not as it should be."""
+"""What test_faults.py and benchmarks/failing_calls.py do with commands in a folder."""

@@ -22,8 +22,7 @@ Unit = tuple[str, tuple[int, ...]]  # the digest of its result, and its index
 Process = subprocess.Popen[str] | forked.Popen
 MAKE = ["train", "resnet_demo", "--model-arg", "width=8", "--data", "digits", "--epochs", "0"]
 SURFACE = ["surface", "final.pt", "--samples", "16", "--out", "results.h5", "--resolution"]
-QUICK, MIDDLE, LONG = [*SURFACE, "7"], [*SURFACE, "11"], [*SURFACE, "17"]  # 49, 121 and 289 units
-UNITS = 289
+QUICK, LONG = [*SURFACE, "7"], [*SURFACE, "17"]  # 49 and 289 units
 
 
 def checkpoint(
@@ -70,11 +69,6 @@ def same(mine: Path, theirs: Path) -> bool:
         for name in b
         for key in b[name]
     )
-
-
-def done(path: Path) -> int:
-    """Finished units of all results."""
-    return sum(int((arrays["done"] == 1).sum()) for arrays in content(path).values())
 
 
 def units(path: Path) -> set[Unit]:
