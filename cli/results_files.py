@@ -47,8 +47,8 @@ def import_(
     how: Any = dict(weight_decay=weight_decay, trajectory=path, reduce_of=reduce_of)
     for file, name in zip(files, label or [""] * len(files), strict=True):
         for found in importing.import_file(file, out, label=name, **how):
-            how = f"{found.measured} of {counted(found.units, 'point')}" if found.measured else "already imported"
-            say(f"{found.group} in {out}: {how}. {headlines.headline(out, found.group)}", quiet=quiet)
+            points = f"{found.measured} of {counted(found.units, 'point')}" if found.measured else "already imported"
+            say(f"{found.group} in {out}: {points}. {headlines.headline(out, found.group)}", quiet=quiet)
 
 
 def cite(

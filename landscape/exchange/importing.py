@@ -166,7 +166,13 @@ def _stored_hybrid(table: HybridTable, path: Path, label: str, store: Callable[.
         facts={"source": f"imported from {path.name}"},
     )
     digest = _digest_of([table.weights], table.scores)
-    return store(("hybrid", label, digest), plan, (), lambda unit: {k: v[unit.index] for k, v in table.scores.items()})
+    highest = [
+        Headline(f"highest {one.long_name}", name, {"weight": "largest"}, where="at weight {weight:g}")
+        for name, one in plan.quantities.items()
+    ]
+    return store(
+        ("hybrid", label, digest), plan, highest, lambda unit: {k: v[unit.index] for k, v in table.scores.items()}
+    )
 
 
 def _digest_of(axes: list[Any], scores: Mapping[str, np.ndarray]) -> str:
