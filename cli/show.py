@@ -130,7 +130,7 @@ def _in_journals(file: Path, rows: list[dict[str, Any]]) -> Iterator[str]:
         more = result.finished - held.get((probe, name.rpartition("-")[2]), 0)
         if more > 0:
             how = "it is being measured now" if result.running else "the next run merges them"
-            yield f"{result.group}: {counted(more, 'more finished unit', ',')} in its journal; {how}"
+            yield f"{result.group}: {counted(int(more), 'more finished unit', ',')} in its journal; {how}"
 
 
 def _checkpoint(file: Path) -> dict[str, Any]:

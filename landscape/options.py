@@ -168,13 +168,13 @@ def alternatives(words: Sequence[str]) -> str:
 
 def listed(names: Iterable[object], most: int = 3) -> str:
     """The first few names, and how many more there are: `a, b, c and 4 more`."""
-    names = list(map(str, names))
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    words = list(map(str, names))
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def counted(count: int, noun: str, form: str = "") -> str:
     """A number of things: `1 unit`, `3 batches`; `form` formats the number."""
-    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    plural = "" if count == 1 else "es" if noun.endswith(("ch", "ss", "x")) else "s"
     return f"{count:{form}} {noun}{plural}"
 
 
