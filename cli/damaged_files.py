@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from landscape.options import counted
 from landscape.running.worker_process import picklable
 
 T = TypeVar("T")
@@ -88,7 +89,8 @@ def in_child(work: Callable[[], T], files: Sequence[Path]) -> T:
         for file in files:
             check_not_damaged(file)
         how = signal.Signals(ended).name if (ended := ended & 127) else "exited"
-        raise RuntimeError(f"the process that read the {len(files)} files died ({how}); nothing was written, run again")
+        what = counted(len(files), "file")
+        raise RuntimeError(f"the process that read {what} died ({how}); nothing was written, run again")
     result, error = pickle.loads(content)  # from the child, over a pipe that nobody else has
     if error is not None:
         raise error

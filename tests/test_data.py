@@ -10,7 +10,7 @@ import torch
 
 from landscape.data import Batches, Images, digits, load
 from landscape.data.augment import Augmentation
-from landscape.data.dataset import resized
+from landscape.data.preprocessing import resized
 from landscape.data.sampling import balanced, keys, shuffled
 from landscape.options import OptionError
 

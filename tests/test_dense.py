@@ -118,6 +118,11 @@ def test_images_without_a_labelled_pixel_are_left_out_and_named(caplog: pytest.L
     subject = subject_of((inputs, targets))
     assert len(subject) == IMAGES - 1
     assert "1 of 6 images of data have no labelled pixel and are left out" in caplog.text.replace("in memory", "data")
+    sized = [(inputs[:3], targets[:3]), (inputs[3:, :, :-2], targets[3:, :-2])]  # mini-batches that stay as they are
+    found = subject_of(sized)  # type: ignore[arg-type]
+    assert "1 of 6 images of in memory have no labelled pixel" in caplog.text.rpartition("note: ")[2]
+    whole, rest = metrics_of(found), metrics_of(subject_of([(inputs[:2], targets[:2]), sized[1]]))  # type: ignore[arg-type]
+    assert whole == rest
     with pytest.raises(ValueError, match=r"no pixel of the 6 targets .* is labelled: all are 255 or negative"):
         subject_of((inputs, torch.full_like(targets, 255)))
 

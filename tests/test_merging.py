@@ -195,7 +195,7 @@ def test_a_crash_of_hdf5_while_files_are_merged_becomes_an_error(tmp_path: Path)
     assert done.stdout.splitlines() == [
         "True",  # another process did the work
         "ValueError nothing fits",
-        "RuntimeError the process that read the 1 files died (SIGABRT); nothing was written, run again",
+        "RuntimeError the process that read 1 file died (SIGABRT); nothing was written, run again",
         "a.h5 is damaged",
     ]
 

@@ -166,15 +166,23 @@ def test_any_negative_target_has_no_loss() -> None:
     assert class_accuracy(logits, logits.argmax(dim=2).masked_fill(targets < 0, -1)).tolist() == [1.0, 1.0]
 
 
-def test_sequences_without_a_target_are_left_out_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_sequences_without_a_target_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     ids = tokens()
     labels = ids.clone()
     labels[2] = -100
     assert len(loaded((ids, labels))) == SEQUENCES - 1
     assert "1 of 5 sequences of in memory have no target" in caplog.text
     batch = padded()
+    without = {name: torch.cat([rows[:3], rows[4:]]) for name, rows in batch.items()}
     batch["labels"][3] = -100
-    with pytest.raises(ValueError, match=r"sequence 3 of mini-batch 0 .* has no target"):
+    caplog.clear()
+    found, expected = loaded(batch), loaded(without)
+    assert "1 of 5 sequences of in memory have no target and are left out" in caplog.text
+    assert (len(found), metrics_of(found)) == (SEQUENCES - 1, metrics_of(expected))
+    with pytest.raises(ValueError, match=r"mini-batches have tensors without a row for each"):
+        loaded([batch | {"bias": torch.zeros(7)}])
+    batch["labels"][:] = -100
+    with pytest.raises(ValueError, match="5 of 5 sequences of in memory have no target; check its labels"):
         loaded(batch)
     with pytest.raises(ValueError, match="none of the 5 sequences"):
         loaded((ids, torch.full_like(ids, -100)))

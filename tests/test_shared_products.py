@@ -146,7 +146,7 @@ def test_networks_that_differ_between_the_processes_are_refused_in_one_line(fold
 def test_more_processes_than_samples_are_refused(folder: Path) -> None:
     main, other = pair(words(folder, "density", "--samples", "1", "--batch-size", "1"))
     assert (main[0], other[0]) == (1, 1)
-    assert "1 samples are fewer than the 2 processes" in main[1] + other[1]
+    assert "got 1 sample for 2 processes" in main[1] + other[1]
 
 
 @pytest.mark.campaign

@@ -12,8 +12,8 @@ import torch
 from landscape.checkpoints.user_code import refuse_file_alone
 from landscape.data import cifar, digits, image_folder, masks, numpy_files, parquet, torch_dataset
 from landscape.data.augment import Augmentation
-from landscape.data.dataset import Batches, BatchList, Images, resized
-from landscape.data.preprocessing import Resize, resize_images
+from landscape.data.dataset import Batches, BatchList, Images
+from landscape.data.preprocessing import Resize, resize_images, resized
 from landscape.data.sample_reading import Request
 from landscape.data.sampling import Samples, Split, subset
 from landscape.data.structure import BatchLayout

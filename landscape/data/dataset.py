@@ -1,6 +1,7 @@
 """Data sets in memory, and the mini-batches that probes and trainer read from them."""
 
 import hashlib
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -8,14 +9,15 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.data import augment, memory
-from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, tensors_in
+from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of, tensors_in
 from landscape.options import at_least, counted
 from landscape.probe import derived_seed
+
+_log = logging.getLogger(__name__)
 
 
 def in_unit_range(inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -249,6 +251,25 @@ class BatchList(BatchSource):
         size = sum(tensor.nbytes for tensor in {id(t): t for t in tensors_in([*self.pairs, *self.wholes])}.values())
         return self if memory.stays_on_host(self.name, size, device) else self.to(device)
 
+    def labelled(self, rows: Sequence[Tensor], nouns: str, lack: str) -> "BatchList":
+        """The rows with a label of every mini-batch, by a boolean (N,) for each, without mini-batches that have none.
+
+        Raises:
+            ValueError: no row has a label, or a tensor of a mini-batch that lacks one has not a row per sample.
+        """
+        lost, total, parts = sum(int((~kept).sum()) for kept in rows), sum(map(len, rows)), []
+        what = f"{lost} of {total} {nouns} of {self.name} have {lack}"
+        if lost == total:
+            raise ValueError(f"{what}; check its labels")
+        for part, kept in zip(zip(self.pairs, self.wholes, strict=True), rows, strict=True):
+            if not bool(kept.all()) and common_length(part) != len(kept):
+                raise ValueError(f"{what}, and mini-batches have tensors without a row for each; leave these out")
+            parts += [part if bool(kept.all()) else rows_of(part, kept)] if bool(kept.any()) else []
+        if lost:
+            _log.warning("note: %s and are left out", what)
+        pairs, wholes = zip(*parts, strict=True)
+        return replace(self, pairs=pairs, wholes=wholes) if lost else self
+
     def samples(self, i: int) -> int | None:
         """Number of samples of mini-batch i; None where only the loss can tell, as for packed graphs."""
         return count_of(self.pairs[i][1], self.wholes[i])
@@ -307,25 +328,6 @@ def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Cal
     if known is None or known[0] != version(tensors):
         known = vars(samples)["_digest"] = version(tensors), compute()
     return known[1]
-
-
-def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
-    """Square uint8 images of this size: shorter side to it (bilinear, antialiased, rounded), then centre crop.
-
-    Unchanged for None, or if they have that size already; `block` images at a time bound the floating-point copy.
-    """
-    height, width = images.inputs.shape[2:]
-    if size is None or height == width == size:
-        return images
-    scale = size / min(height, width)
-    larger = (max(size, round(height * scale)), max(size, round(width * scale)))
-    top, left = ((side - size) // 2 for side in larger)
-    parts = [
-        F.interpolate(part.float(), size=larger, mode="bilinear", antialias=True).round().to(torch.uint8)
-        for part in torch.split(images.inputs, block)
-    ]
-    cropped = [part[..., top : top + size, left : left + size] for part in parts]
-    return replace(images, inputs=torch.cat(cropped), size=size)
 
 
 def number_of_classes(name: str, targets: Tensor) -> int:

@@ -51,10 +51,10 @@ def with_unlabelled(data: Images | BatchList, ignored: int, *, keep: bool = Fals
     Data with other targets are returned as they are. (N, 1, H, W) integers count as (N, H, W).
 
     Raises:
-        ValueError: no image has a labelled pixel; or a mini-batch that a loader formed holds such an image.
+        ValueError: no image has a labelled pixel, or one cannot be taken out of the mini-batch that a loader formed.
     """
     if isinstance(data, BatchList):
-        return _of_batches(data, ignored)
+        return _of_batches(data, ignored, keep=keep)
     targets = _flat(data.targets, data.inputs)
     if not are_masks(targets) or data.inputs.ndim < 3:
         return data
@@ -87,25 +87,27 @@ def _marked(targets: Tensor, ignored: int) -> Tensor:
     return targets.masked_fill(found, UNLABELLED) if bool(found.any()) else targets
 
 
-def _of_batches(data: BatchList, ignored: int) -> BatchList:
+def _of_batches(data: BatchList, ignored: int, *, keep: bool) -> BatchList:
     pairs: list[Any] = []
-    for i, (inputs, given) in enumerate(data.pairs):
+    for inputs, given in data.pairs:
         targets = given
         if isinstance(targets, Tensor) and targets.ndim >= 3:
             targets = _flat(targets, next(iter(inputs.values()), None) if isinstance(inputs, Mapping) else inputs)
         if are_masks(targets):
             targets = _marked(targets, ignored)
-            empty = (targets < 0).flatten(1).all(dim=1).nonzero()
-            if len(empty):
-                raise ValueError(
-                    f"image {int(empty[0])} of mini-batch {i} of {data.name} has no labelled pixel: all are {ignored} "
-                    "or negative; leave it out, or name another number with --ignore-index -1"
-                )
         pairs.append((inputs, targets))
     if not any(are_masks(targets) for _, targets in pairs):
         return data
     classes = max((int(t.max()) + 1 for _, t in pairs if are_masks(t)), default=data.classes)
-    return replace(data, pairs=pairs, classes=classes)
+    data = replace(data, pairs=pairs, classes=classes)
+    lack = f"no labelled pixel (all are {ignored} or negative)"
+    return data if keep else data.labelled([_has_label(targets) for _, targets in pairs], "images", lack)
+
+
+def _has_label(targets: Any) -> Tensor:
+    """Which images have a labelled pixel, (N,); all of those with other targets than masks."""
+    known = (targets >= 0).flatten(1).any(dim=1) if are_masks(targets) else None
+    return torch.ones(len(targets), dtype=torch.bool) if known is None else known
 
 
 PICTURES = ("images", "frames")

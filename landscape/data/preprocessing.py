@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -115,3 +116,22 @@ def default_normalisation(inputs: Tensor) -> tuple[tuple[float, ...], tuple[floa
         return (), ()
     grey = (0.5,) * inputs.shape[1]
     return (IMAGENET_MEAN, IMAGENET_STD) if len(grey) == 3 else (grey, grey)
+
+
+def resized(images: Images, size: int | None, *, block: int = 1024) -> Images:
+    """Square uint8 images of this size: shorter side to it (bilinear, antialiased, rounded), then centre crop.
+
+    Unchanged for None, or if they have that size already; `block` images at a time bound the floating-point copy.
+    """
+    height, width = images.inputs.shape[2:]
+    if size is None or height == width == size:
+        return images
+    scale = size / min(height, width)
+    larger = (max(size, round(height * scale)), max(size, round(width * scale)))
+    top, left = ((side - size) // 2 for side in larger)
+    parts = [
+        F.interpolate(part.float(), size=larger, mode="bilinear", antialias=True).round().to(torch.uint8)
+        for part in torch.split(images.inputs, block)
+    ]
+    cropped = [part[..., top : top + size, left : left + size] for part in parts]
+    return replace(images, inputs=torch.cat(cropped), size=size)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from landscape.data import cifar, perturbations, sampling
-from landscape.data.dataset import Images, resized
+from landscape.data.dataset import Images
+from landscape.data.preprocessing import resized
 from landscape.data.structure import logits_in
 from landscape.headline import Headline
 from landscape.options import OptionError, did_you_mean, require

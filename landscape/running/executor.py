@@ -202,6 +202,6 @@ def require_equal(subject: Subject, digest: str) -> None:
     processes.require_equal("weights, data or options", digest)
     if len(subject) < processes.size:
         raise ValueError(
-            f"{len(subject)} samples are fewer than the {processes.size} processes; give more --samples, or torchrun "
-            f"--nproc-per-node {len(subject)}"
+            f"got {counted(len(subject), 'sample')} for {processes.size} processes, expected at least one each; give "
+            f"more --samples, or torchrun --nproc-per-node {len(subject)}"
         )

@@ -30,10 +30,11 @@ def with_next_tokens(subject: Subject) -> Subject:
 
     Targets are shifted where each is the input token of its own position, or negative, and the model is causal: its
     outputs do not depend on later tokens. A user's loss gets its targets as they are, and then there is no accuracy.
-    Sequences without a target are left out.
+    Sequences without a target are left out, also of mini-batches that a loader formed: each other one has its own loss,
+    the mean over its tokens.
 
     Raises:
-        ValueError: a mini-batch that a loader formed holds a sequence without a target.
+        ValueError: no sequence has a target, or it cannot be taken out of its mini-batch.
     """
     data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
     own = subject.losses not in MEANINGS
@@ -96,19 +97,13 @@ def _prepared(model: nn.Module, data: Data, *, shift: bool) -> Data:
         _log.warning("note: %d of %d sequences of %s have no target and are left out", count, len(data), data.name)
         return data.take(labelled.nonzero()[:, 0].cpu().numpy())
     pairs = []
-    for i, (inputs, targets) in enumerate(data.pairs):
+    for inputs, targets in data.pairs:
         mask = structure.input_named(model, inputs, MASK)
         if isinstance(mask, Tensor) and mask.shape == targets.shape:
             targets = targets.masked_fill(mask == 0, IGNORED)
-        targets = _next(targets) if shift else targets
-        empty = (targets < 0).all(dim=1).nonzero()
-        if len(empty):
-            raise ValueError(
-                f"sequence {int(empty[0])} of mini-batch {i} of {data.name} has no target: all of its tokens are "
-                "negative, padding, or without a next token; leave it out"
-            )
-        pairs.append((inputs, targets))
-    return replace(data, pairs=pairs, shifted=shift)
+        pairs.append((inputs, _next(targets) if shift else targets))
+    data = replace(data, pairs=pairs, shifted=shift)
+    return data.labelled([(targets >= 0).any(dim=1) for _, targets in pairs], "sequences", "no target")
 
 
 def _next(targets: Tensor) -> Tensor:
