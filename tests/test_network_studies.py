@@ -96,6 +96,7 @@ def test_networks_are_measured_and_drawn_by_one_command(
     code, out, err = command(*words, "--resolution", "3", "--batches", "1")
     assert code == 0, err
     assert out.split() == ["figures/heads.png"]
+    assert err.count("surface 2 of b each is left out") == 1  # with and without the options of the others alike
     assert "surface 2 of b each is left out: the model (ResNet) has no dropout" in err
     (study,) = kinds.heads(reader.groups(Path("results.h5")))
     assert [sorted(one.results) for one in study.networks.values()] == [

@@ -117,6 +117,8 @@ class Setting:
             try:
                 return other.of(checkpoint, label, of, others=step.others, **how)
             except ValueError as second:
+                if str(second) == str(error):
+                    raise error from None
                 raise NotApplicable(f"{error}\notherwise: {second}") from second
 
 
