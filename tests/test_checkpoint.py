@@ -194,22 +194,6 @@ def test_containers_and_wrappers_are_looked_through(
     assert_same(dict(model.state_dict()), weights)
 
 
-def test_wrappers_inside_a_name_are_looked_through(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    compiled = {name.replace("0.", "0._orig_mod.", 1): tensor for name, tensor in weights.items()}
-    for content in (compiled, {f"module.{name}": tensor for name, tensor in compiled.items()}):
-        assert_same(loaded(tmp_path / "w.pt", content), weights)
-
-
-def test_a_model_whose_own_names_begin_like_a_wrapper_keeps_them(tmp_path: Path) -> None:
-    class Wrapped(nn.Module):
-        def __init__(self, seed: int) -> None:
-            super().__init__()
-            self.model = network(seed)
-
-    for content in (Wrapped(0).state_dict(), nn.ModuleDict({"module": Wrapped(0)}).state_dict()):
-        assert_same(loaded(tmp_path / "w.pt", content, Wrapped(1)), dict(Wrapped(0).state_dict()))
-
-
 def test_a_lightning_checkpoint_with_everything_around_its_weights(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     content = {
         "epoch": 12,
@@ -283,12 +267,6 @@ def test_a_mismatch_lists_what_is_missing_and_what_is_unexpected(tmp_path: Path,
     assert_same(dict(model.state_dict()), before)
 
 
-def test_another_shape_names_the_weight_and_both_shapes(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    found = read_checkpoint(saved(tmp_path / "other.pt", {**weights, "3.weight": torch.zeros(5, 4)}))
-    with pytest.raises(ValueError, match=r"3.weight is \(5, 4\) in the file and \(2, 4\) in the model"):
-        load_into(network(), found)
-
-
 # --- files that would run code ---
 
 
@@ -340,7 +318,10 @@ def test_a_file_that_would_run_code_is_refused_by_name_and_not_run(
 
 PART = {"state_dict": {"w": torch.ones(1)}}
 NO_CHECKPOINTS: dict[str, tuple[object, str]] = {  # bytes as they are, objects by torch.save
-    "text": (b"epoch,loss\n1,0.5\n", r"is not a readable checkpoint \(.+\); expected a file"),
+    "text": (
+        b"epoch,loss\n1,0.5\n",
+        r"is not a readable checkpoint \(neither an archive nor a pickle",
+    ),
     "empty": (b"", r"is not a readable checkpoint"),
     "zeros": (bytes(5000), r"is not a readable checkpoint"),
     "zip": (b"PK\5\6" + bytes(18), r"is not a readable checkpoint"),

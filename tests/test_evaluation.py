@@ -22,7 +22,6 @@ from landscape.statistics.calibration import (
     SampleScores,
     bins,
     bootstrap,
-    gaps,
     joined,
     paired_difference,
     summary,
@@ -60,18 +59,6 @@ def test_calibration_error_equals_a_histogram_of_gaps() -> None:
     confidence = softmax(logits.astype(np.float64), axis=1).max(axis=1)
     gaps, _ = np.histogram(confidence, 10, (0, 1), weights=confidence - (logits.argmax(axis=1) == targets))
     assert evaluate(nn.Identity(), data).ece == pytest.approx(np.abs(gaps).sum() / 203, rel=1e-12)
-
-
-def test_calibration_error_by_hand_and_of_certain_predictions() -> None:
-    """Bins (0.5, 0.6] with a gap of 0.55 - 1/2 and (0.9, 1] with 0.95 - 1; an edge belongs to the bin below."""
-    for confidence, correct, wanted in (
-        ([0.55, 0.55, 0.95, 0.95], [1, 0, 1, 1], (2 * 0.05 + 2 * 0.05) / 4),
-        ([1, 1, 1, 1], [1, 0, 0, 0], 3 / 4),
-        ([0.5, 0.45], [0, 1], abs(0.5 + 0.45 - 1) / 2),
-    ):
-        nothing, certain, right = np.zeros(len(correct)), np.array(confidence, float), np.array(correct, float)
-        found = gaps(SampleScores(nothing, right, nothing, nothing, certain))
-        assert found.mean() == pytest.approx(wanted, rel=1e-6)
 
 
 TIED = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1 - 1e-12])  # shares at the edges of the bins of confidence
@@ -279,19 +266,6 @@ def scores(confidence: list[float], correct: list[int]) -> SampleScores:
     return SampleScores(zeros, np.array(correct, float), zeros, zeros, np.array(confidence))
 
 
-def test_scores_equal_torchmetrics() -> None:
-    # A CPU torch beside a torchvision built for accelerators: RuntimeError, not ImportError.
-    metrics = pytest.importorskip("torchmetrics.functional.classification", exc_type=(ImportError, RuntimeError))
-    logits, targets = predictions()
-    found = summary(sample_scores(logits, targets))
-    probabilities = logits.softmax(1)
-    ece = metrics.multiclass_calibration_error(probabilities, targets, num_classes=7, n_bins=10, norm="l1")
-    assert found["ece"] == pytest.approx(float(ece), abs=1e-6)
-    for name, k in (("accuracy", 1), ("top5", 5)):
-        wanted = metrics.multiclass_accuracy(probabilities, targets, num_classes=7, top_k=k, average="micro")
-        assert found[name] == pytest.approx(float(wanted), abs=1e-6)
-
-
 def test_a_confidence_of_one_belongs_to_the_last_bin_and_one_at_an_edge_to_the_bin_below() -> None:
     """Four certain predictions, one of them right: 3/4; a half-open last bin loses all four."""
     logits = torch.tensor([[1000.0, 0, 0]]).repeat(4, 1)
@@ -348,16 +322,6 @@ def test_bootstrap_errors_of_means_equal_the_formula() -> None:
         assert intervals[name].error == pytest.approx(error, rel=0.05)
         assert intervals[name].low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
         assert intervals[name].high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
-
-
-def test_the_interval_of_the_ece_of_a_calibrated_network_reaches_zero() -> None:
-    """Its plain percentile interval never would: every resample adds binning noise to that of the sample."""
-    generator = np.random.default_rng(0)
-    confidence = generator.uniform(0.1, 1, 2000)
-    found = scores(confidence.tolist(), (generator.uniform(size=2000) < confidence).astype(int).tolist())
-    interval = bootstrap(found)["ece"]
-    assert interval.low < 0.005
-    assert interval.low <= summary(found)["ece"] <= interval.high
 
 
 def test_blocks_of_equal_samples_count_once() -> None:

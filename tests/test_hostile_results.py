@@ -136,20 +136,6 @@ def test_a_damaged_results_file_is_read_or_refused(tmp_path: Path) -> None:
     assert sum(outcomes.values()) == cut["refused"] + 60
 
 
-def test_a_journal_cut_anywhere_gives_its_whole_records_and_no_more(tmp_path: Path) -> None:
-    path = tmp_path / "r.h5.journal-0"
-    with Journal(path) as journal:
-        for i in range(40):
-            journal.append(Record({"index": [i]}, {"loss": np.full(20, float(i))}))
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 1024):
-        path.write_bytes(whole[:length])
-        with Journal(path) as journal:
-            found = [record.data["index"][0] for record in journal.records()]
-        assert found == list(range(len(found)))
-        assert len(found) * 200 < length + 1000
-
-
 LOSS = {"loss": {"long_name": "loss", "units": "nats", "dims": [], "dtype": "float64"}}
 EMPTY: dict[str, object] = {"axes": [], "summaries": {}, "about": {}, "labels": {}, "facts": {}, "digest": "1"}
 FAR = {"over": ["a", "b"], "quantities": LOSS, "probe": "variance", "label": "../../x", **EMPTY}

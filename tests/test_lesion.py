@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from analytic import batches_of, failing_loss, rebatched, run_probe, same_state, state
+from analytic import batches_of, rebatched, run_probe, same_state, state
 from foreign import Encoder, Squeeze, off_its_start, residual_stream, torchvision_models, vit_stream
 from torch import Tensor, nn
 
@@ -185,16 +185,6 @@ def test_a_removed_branch_that_overflows_contributes_nothing() -> None:
 # The probe
 
 
-def test_removing_a_branch_that_is_zero_changes_nothing() -> None:
-    subject = _subject("vit_demo")
-    with torch.no_grad():
-        for p in subject.model.get_submodule("blocks.2.attention.projection").parameters():
-            p.zero_()
-    found = run_probe(Lesion(layers=(r"blocks\.2\.attention",)), subject)
-    for name in ("accuracy_drop", "accuracy_drop_se", "loss_increase", "loss_increase_se"):
-        assert found[name] == [0.0]
-
-
 def test_differences_are_paired_per_sample_and_positive_where_it_gets_worse() -> None:
     subject = _subject()
     found = run_probe(Lesion(), subject)
@@ -250,21 +240,6 @@ def test_recalibrated_statistics_are_those_of_the_lesioned_network_and_are_resto
         subject.model.eval()
         after, _ = per_sample(subject)
     assert found["loss_increase"] == pytest.approx([(after - loss).mean().item()], rel=1e-9)
-
-
-def test_the_model_is_restored_also_after_an_exception() -> None:
-    subject = _subject()
-    kept = state(subject.model)
-    probe = Lesion(bn="recalibrate:1")
-    unit = next(probe.plan(subject).units())
-    broken = replace(subject)
-    intact_per_sample(broken)  # works; what follows fails
-    broken.losses = failing_loss
-    with pytest.raises(ArithmeticError):
-        probe.measure(broken, unit)
-    assert same_state(subject.model, kept)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in subject.model.modules())
-    assert not any(module.training for module in subject.model.modules())
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """Mistakes on the command line: one line that says what was got, what was expected and what to do."""
 
 import json
-import os
-import pickle
 import re
 import subprocess
 import sys
@@ -217,36 +215,6 @@ def test_no_advice_leads_back_to_a_message_that_was_seen(
 
     for network, data, loss in SITUATIONS:
         walk(network, data, ("--loss", loss) if loss else (), [])
-
-
-@pytest.mark.slow
-def test_files_that_are_not_checkpoints_are_rejected(command: Command, tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.system, (f"touch {tmp_path / 'ran'}",)
-
-    good = Path("checkpoints/resnet_demo-digits/final.pt").read_bytes()
-    (tmp_path / "text.pt").write_text("not a checkpoint")
-    (tmp_path / "cut.pt").write_bytes(good[: len(good) // 2])
-    (tmp_path / "stub.pt").write_bytes(good[:1000])  # shorter than where torch looks for the end of an archive
-    (tmp_path / "evil.pt").write_bytes(pickle.dumps({"state_dict": Evil()}))
-    torch.save({"state_dict": Evil()}, tmp_path / "evil_zip.pt")
-    torch.save({"weight": torch.zeros(3)}, tmp_path / "misfit.pt")
-    for name, said in {
-        "text.pt": "neither an archive nor a pickle",
-        "cut.pt": "not a readable checkpoint",
-        "stub.pt": "not a readable checkpoint",
-        "evil.pt": "system",
-        "evil_zip.pt": "system",
-        "misfit.pt": "missing keys",
-    }.items():
-        words = ("variance", tmp_path / name, "--model", "resnet_demo", "--data", "digits", "--out", tmp_path / "r.h5")
-        code, _, err = command(*words)
-        assert (name, code) == (name, 1)
-        assert one_line(err)
-        assert said in err
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "r.h5").exists()
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_default_warmup_is_at_most_a_fifth_of_the_run(epochs: int, warmup: float
         ("batch_size", 0), ("weight_decay", -0.1), ("momentum", 1.0), ("clip", -1.0), ("label_smoothing", 1.0),
         ("label_smoothing", -0.1), ("mixup", -0.5), ("cutmix", math.nan), ("switch", 1.5), ("randaugment", 11),
         ("drop_path", 1.0), ("optimizer", "adam"), ("precision", "fp16"), ("memory_format", "channels_first"),
-        ("accumulate", 0), ("ema", 1.0), ("sam", -0.05), ("sam", math.inf),
+        ("accumulate", 0), ("ema", 1.0), ("crop", -1), ("sam", -0.05), ("sam", math.inf),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_by_option_name(field: str, value: float | str) -> None:

@@ -62,6 +62,8 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 def options(probe: str, folder: Path, model: nn.Module) -> dict[str, Any]:
     smallest = {**probe_class(probe).smallest, **FASTER.get(probe, {})}
+    if probe in ("surface", "lesion"):  # statistics of batch norm move too
+        smallest["bn"] = "recalibrate:1"
     if probe == "trajectory":
         for epoch in range(3):
             moved = {n: t + 0.01 * epoch * torch.randn_like(t) if t.is_floating_point() else t

@@ -307,14 +307,6 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
         weight_differences.difference(read_checkpoint(tmp_path / "less.pt"), state(0))
 
 
-def test_placing_a_snapshot_brings_its_buffers_too(tmp_path: Path) -> None:
-    there, here = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    there.running_mean = torch.tensor([1.0, 2.0, 3.0])
-    torch.save({f"module.{name}": tensor for name, tensor in there.state_dict().items()}, tmp_path / "1.pt")
-    snapshots.load_snapshot(here, snapshots.Snapshot(tmp_path / "1.pt", 1.0, ""))
-    assert here.running_mean.tolist() == [1.0, 2.0, 3.0]
-
-
 def test_an_unknown_end_is_behind_every_number(tmp_path: Path) -> None:
     foreign(tmp_path / "final.pt", 1)
     foreign(tmp_path / "epoch_900.pt", 2)

@@ -14,7 +14,6 @@ from measured_runs import save
 from torch import Tensor, nn
 
 from landscape.checkpoints.checkpoint import read_checkpoint, state_dict_sha256
-from landscape.data import load as load_data
 from landscape.data.augment import Augmentation
 from landscape.data.dataset import Batches
 from landscape.data.recipes import RECIPES, at_size
@@ -114,16 +113,6 @@ def test_a_subject_is_shown_in_one_line_whatever_its_data() -> None:
 # --- the samples ---
 
 
-@pytest.mark.parametrize(("samples", "count"), [("all", 360), ("10%", 36), ("0.1%", 1), ("200%", 360), (50, 50)])
-def test_samples_are_the_first_of_the_fixed_order(samples: int | str, count: int) -> None:
-    images = digits(samples=samples).images
-    whole = load_data("digits")
-    first = load_data("digits", samples=count)
-    assert torch.equal(images.targets, first.targets if count < 360 else whole.targets[: len(first.targets)])
-    assert torch.equal(images.inputs, first.inputs)
-    assert len(images) == count
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -143,17 +132,6 @@ def test_a_batch_comes_in_the_models_precision() -> None:
     assert (inputs.dtype, targets.dtype, subject.loss(0).dtype) == (torch.float64, torch.int64, torch.float64)
     assert subject.loss(0).item() == pytest.approx(digits().loss(0).item(), rel=1e-5)
     assert digits(linear().half()).dtype == torch.float32  # half precision is for storage
-
-
-def test_a_module_in_training_mode_has_its_loss_in_evaluation_mode_and_stays_as_it_is() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(768), nn.Linear(768, 10)).train()
-    subject = digits(model)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    losses = [subject.loss(0).item() for _ in range(2)]
-    assert all(module.training for module in model.modules())
-    model.eval()
-    assert losses == [subject.loss(0).item()] * 2
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 # --- checkpoints and models ---

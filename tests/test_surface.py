@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import models
-from landscape.probe import Probe
-from landscape.probes.line import Line
 from landscape.probes.surface import Surface
 from landscape.running.run import run_key
 from landscape.statistics.surface_summary import height
@@ -50,14 +48,6 @@ def _directions(subject: Subject, probe: Surface) -> tuple[Tensor, Tensor]:
     plane = plane_of(subject, "random", normalize=probe.normalize, ignore=probe.ignore, seed=probe.seed)
     first, second = (direction["weight"].flatten() for direction in plane.directions)
     return first, second
-
-
-def test_a_linear_loss_has_no_second_differences() -> None:
-    subject = quadratic(torch.zeros(6, 6).double(), weight=torch.ones(2, 3), slope=torch.linspace(-2, 1, 6))
-    loss = run_probe(Surface(resolution="7,5", range="-1:2,-3:1"), subject)["loss"]
-    assert np.ptp(loss) > 1.0
-    for axis in (0, 1):
-        np.testing.assert_allclose(np.diff(loss, n=2, axis=axis), 0.0, atol=1e-13)
 
 
 @pytest.mark.parametrize("normalize", ["filter", "layer", "none", "park2022"])
@@ -171,15 +161,6 @@ def test_seeds_and_the_two_axes_are_different_directions() -> None:
     assert [variant.seed for variant in Surface(directions=3, seed=4).variants()] == [4, 5, 6]
 
 
-def test_the_standard_error_is_that_of_the_mean_over_samples() -> None:
-    subject = attention_net(sizes=(7, 4))
-    found = run_probe(Surface(resolution="3"), subject)
-    losses = per_sample(subject)[0].numpy()
-    assert found["loss"][1, 1] == pytest.approx(losses.mean(), rel=1e-14)
-    assert found["loss_se"][1, 1] == pytest.approx(losses.std(ddof=1) / 11**0.5, rel=1e-12)
-    assert np.isnan(run_probe(Surface(resolution="2"), attention_net(sizes=(1,)))["loss_se"]).all()  # of one sample
-
-
 @pytest.mark.campaign
 def test_the_standard_error_covers_the_loss_of_all_samples_in_nineteen_of_twenty_subsets() -> None:
     subject = attention_net(sizes=(4000,))
@@ -192,20 +173,6 @@ def test_the_standard_error_covers_the_loss_of_all_samples_in_nineteen_of_twenty
         found = probe.measure(replace(subject, batches=[(inputs[rows], targets[rows])]), unit)
         covered += abs(found["loss"] - whole) < 2 * found["loss_se"]
     assert 0.90 <= covered / 200 <= 0.99
-
-
-def test_soft_targets_weigh_the_losses_of_the_classes() -> None:
-    hard = attention_net(sizes=(8,))
-    inputs, targets = hard.batch(0)
-    one_hot = nn.functional.one_hot(targets, 3).double()
-    probe = Surface(resolution="3")
-    as_shares = run_probe(probe, replace(hard, batches=[(inputs, one_hot)]))
-    expected = run_probe(probe, hard)
-    np.testing.assert_allclose(as_shares["loss"], expected["loss"], rtol=1e-13)
-    np.testing.assert_array_equal(as_shares["accuracy"], expected["accuracy"])
-    mixed = run_probe(probe, replace(hard, batches=[(inputs, 0.7 * one_hot + 0.3 * one_hot.flip(1))]))
-    flipped = run_probe(probe, replace(hard, batches=[(inputs, one_hot.flip(1))]))
-    np.testing.assert_allclose(mixed["loss"], 0.7 * expected["loss"] + 0.3 * flipped["loss"], rtol=1e-12)
 
 
 def test_a_cell_that_overflows_is_finished_and_not_finite() -> None:
@@ -358,36 +325,6 @@ def test_a_filter_of_fused_queries_keys_and_values_is_one_row_and_tied_weights_m
     first.weight.data.add_(plane.directions[0]["0.weight"])
     model.get_submodule("3").get_parameter("weight").data.add_(plane.directions[0]["3.weight"])
     assert found["loss"][2, 1] == pytest.approx(per_sample(subject)[0].mean().item(), rel=1e-12)
-
-
-def test_dropout_is_off_and_buffers_never_move() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3)).double().eval()
-    subject = Subject(model, batches_of((4,), (16,), 3))
-    one, other = (run_probe(Surface(resolution="3"), subject)["loss"] for _ in range(2))
-    np.testing.assert_array_equal(one, other)
-    plane = plane_of(subject, "random", normalize="filter", ignore="", seed=0)
-    assert set(plane.directions[0]) == {"0.weight", "3.weight"}
-
-
-class _AlwaysDropping(nn.Module):
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.inner, self.rate = nn.Linear(4, 3), rate
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.inner(nn.functional.dropout(inputs, self.rate, training=True))
-
-
-@pytest.mark.parametrize("probe", [Surface(resolution="3"), Line(resolution=3)])
-def test_a_model_that_is_stochastic_in_eval_mode_is_rejected(probe: Probe) -> None:
-    batches = batches_of((4,), (6,), 3)
-    with pytest.raises(ValueError, match=r"draws random numbers in evaluation mode.*mc_dropout=0"):
-        run_key(probe, Subject(_AlwaysDropping(0.5).double().eval(), batches), "dropping")
-    run_key(probe, Subject(_AlwaysDropping(0.0).double().eval(), batches), "steady")  # draws nothing that matters
-    training = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double().train()
-    with pytest.raises(ValueError, match=r"1 \(Dropout\) is in training mode"):
-        run_key(probe, Subject(training, batches), "training")
 
 
 def test_batches_that_change_or_can_be_read_only_once_are_rejected() -> None:

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import xarray as xr
-from counting import assert_complete, expected, group_of, leftovers, measured, small, stopped
+from counting import assert_complete, group_of, leftovers, measured, small, stopped
 
 from landscape.results import group as groups
 from landscape.results import hdf5_file
@@ -77,22 +77,6 @@ def test_numbers_are_float64_done_is_uint8_and_unfinished_is_nan(path: Path) -> 
     assert groups.attribute(path, "counting/toy-0123456789", "finished") == ""
 
 
-def test_xarray_opens_a_group_and_the_whole_file(path: Path) -> None:
-    key = small()
-    measured(path, key)
-    counting.measure_pending(path, small(digest="f" * 10, label="other"))
-    wanted = expected(key)
-    with xr.open_dataset(path, group="counting/toy-0123456789", engine="h5netcdf") as data:
-        assert data["value"].dims == ("x", "y")
-        assert data["vector"].dims == ("x", "y", "bin")
-        np.testing.assert_array_equal(data["value"], wanted["value"])
-        assert data["name"].values.tolist() == [f"row {i}" for i in range(4)]
-        assert data.sel(x=-1, y=2)["value"].item() == wanted["value"][0, 2]
-    with xr.open_datatree(path, engine="h5netcdf") as tree:
-        assert set(tree["counting"].children) == {"toy-0123456789", "other-ffffffffff"}
-        assert tree.attrs["format"] == 1
-
-
 @pytest.mark.parametrize("lacking", ["vector", "name", "bin", "total"])
 @pytest.mark.parametrize("units", [1, 12])
 def test_a_stored_result_that_lacks_an_array_is_refused_in_one_line(path: Path, lacking: str, units: int) -> None:
@@ -134,13 +118,6 @@ def test_units_merge_twice_without_harm(path: Path) -> None:
     journal.write_bytes(before)  # a kill between the replacement of the file and the clearing of the journal
     counting.measure_pending(path, key)
     assert_complete(path, key)
-
-
-def test_a_label_is_no_part_of_the_run_key(path: Path) -> None:
-    measured(path, small())
-    with Writer(path, small(label="renamed")) as writer:
-        assert writer.pending() == []
-        assert writer.group == "counting/toy-0123456789"
 
 
 def test_a_value_that_the_plan_does_not_promise_is_refused(path: Path) -> None:
