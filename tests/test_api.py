@@ -246,28 +246,6 @@ def test_a_report_of_the_callers_takes_the_place_of_all_progress(
 
 
 @pytest.mark.slow
-def test_an_open_dataset_does_not_block_writing(final: Path, out: Path) -> None:
-    subject = landscape.load(final, **FEW)
-    landscape.measure("variance", subject, out=out)
-    with xr.open_datatree(out, engine="h5netcdf") as lazy, h5py.File(out):  # as in a notebook
-        landscape.measure("fourier", subject, out=out)
-        assert set(lazy.children) == {"variance"}
-    assert set(landscape.open(out).children) == {"fourier", "variance"}
-
-
-@pytest.mark.slow
-def test_open_gives_the_tree_that_xarray_opens(final: Path, out: Path) -> None:
-    data = landscape.measure("fourier", landscape.load(final, **FEW), out=out)
-    tree = landscape.open(out)
-    (name,) = tree["fourier"].children
-    assert tree[f"fourier/{name}"].to_dataset().identical(data)
-    with xr.open_dataset(out, group=f"fourier/{name}", engine="h5netcdf") as read:
-        xr.testing.assert_equal(read.load(), data)
-    with pytest.raises(FileNotFoundError, match=r"no results file at .*; run a probe first"):
-        landscape.open(out.with_name("none.h5"))
-
-
-@pytest.mark.slow
 def test_several_planes_are_several_groups_and_the_last_is_returned(final: Path, out: Path) -> None:
     subject = landscape.load(final, **FEW)
     data = landscape.measure("surface", subject, out=out, resolution=3, directions=2, seed=5)

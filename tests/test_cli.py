@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import synthetic
 import torch
-from command_line import MINE, Command, one_line
+from command_line import Command, one_line
 
 import landscape
 from landscape.cli import measuring
@@ -34,20 +33,6 @@ def test_the_newest_checkpoint_is_taken_and_named(command: Command, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_finished_run_says_so_and_measures_nothing(command: Command, tmp_path: Path) -> None:
-    words = ("fourier", "--samples", "16", "--out", tmp_path / "r.h5")
-    assert command(*words)[0] == 0
-    before = (tmp_path / "r.h5").read_bytes()
-    code, _, err = command(*words)
-    assert code == 0
-    assert "already measured" in err
-    with h5py.File(tmp_path / "r.h5") as one:
-        created = [group.attrs["created"] for group in one["fourier"].values()]
-    assert len(created) == 1
-    assert len(before) == (tmp_path / "r.h5").stat().st_size
-
-
-@pytest.mark.slow
 def test_labels_name_the_groups_of_several_checkpoints(command: Command, tmp_path: Path) -> None:
     files = ["checkpoints/resnet_demo-digits/final.pt", "checkpoints/resnet_demo-digits/init.pt"]
     torch.manual_seed(0)
@@ -62,78 +47,6 @@ def test_labels_name_the_groups_of_several_checkpoints(command: Command, tmp_pat
     code, _, err = command("variance", *files, "--label", "only", "--out", out)
     assert code == 2
     assert one_line(err)
-
-
-@pytest.mark.slow
-def test_a_folder_of_any_checkpoints_is_a_run(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    scope: dict[str, Any] = {}
-    exec(MINE, scope)
-    for run in ("one", "two"):
-        (tmp_path / run).mkdir()
-        for epoch in (2, 10, 30):  # as names these sort otherwise
-            torch.manual_seed(epoch + 100 * (run == "two"))
-            content = {f"module.{name}": tensor for name, tensor in scope["model"]().state_dict().items()}
-            torch.save({"model": content, "loss": 1.0}, tmp_path / run / f"net-epoch{epoch}-acc{0.9 - epoch / 100}.pth")
-    mine = ("--model", f"{tmp_path / 'mine.py'}:model", "--data", f"{tmp_path / 'mine.py'}:data")
-    words = (*mine, "--label", "one", "--label", "two", "--out", tmp_path / "r.h5", "--quiet")
-    assert command("trajectory", tmp_path / "one", tmp_path / "two", *words)[0] == 0
-    for name in ("one", "two"):
-        ((_, data),) = reader.find(tmp_path / "r.h5", "trajectory", name)
-        assert data["epoch"].values.tolist() == [2.0, 10.0, 30.0]
-        assert (data["radius"].values[0], data["angle"].values[0], data["radius"].values[-1]) == (1.0, 0.0, 0.0)
-    plane = ("--plane", tmp_path / "one", "--resolution", "3", "--out", tmp_path / "r.h5", "--quiet")
-    assert command("surface", tmp_path / "one", *plane, *mine)[0] == 0
-    figures = ("--figure", "trajectory,path", "--out", tmp_path / "figures")
-    code, out, _ = command("plot", tmp_path / "r.h5", *figures)
-    assert (code, {Path(line).stem for line in out.split()}) == (0, {"trajectory", "path"})
-    wide = scope["model"](width=6).state_dict()
-    torch.save(wide, tmp_path / "one" / "net-epoch20.pth")
-    for words in (("trajectory", tmp_path / "one"), ("surface", tmp_path / "two", "--plane", tmp_path / "one")):
-        code, _, err = command(*words, *mine, "--out", tmp_path / "other.h5", "--quiet")
-        assert code == 1
-        assert one_line(err)
-        assert "net-epoch20.pth has another architecture than net-epoch2-acc0.88.pth: 1.weight is (6, 12)" in err
-    assert not (tmp_path / "other.h5").exists()
-
-
-@pytest.mark.slow
-def test_a_line_to_another_checkpoint_prints_its_barrier(command: Command, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    content = torch.load("checkpoints/resnet_demo-digits/init.pt", weights_only=True)
-    content["state_dict"] = {n: t + 0.1 * torch.randn(t.shape) if t.is_floating_point() and t.dim() > 1 else t
-                             for n, t in content["state_dict"].items()}  # fmt: skip
-    torch.save(content, tmp_path / "other.pt")
-    words = ("--samples", "64", "--resolution", "3", "--out", tmp_path / "r.h5")
-    code, _, err = command("line", "--along", tmp_path / "other.pt", *words)
-    assert code == 0
-    assert "barrier" in err
-    ((_, data),) = reader.find(tmp_path / "r.h5", "line")
-    between = (data["loss"] - (1 - data["t"]) * data["loss"].sel(t=0) - data["t"] * data["loss"].sel(t=1)).max().item()
-    assert data["barrier"].item() == pytest.approx(between, abs=1e-9)
-    assert command("line", "--along", tmp_path / "other.pt", *words)[2].count("already measured") == 1
-
-
-@pytest.mark.slow
-def test_directions_repeat_the_surface_with_the_next_seeds(command: Command, tmp_path: Path) -> None:
-    out = tmp_path / "r.h5"
-    words = ("--resolution", "3", "--samples", "16", "--out", out)
-    assert command("surface", "--directions", "2", *words)[0] == 0
-    assert len(landscape.open(out)["surface"].children) == 2
-    code, _, err = command("surface", "--seed", "1", *words)
-    assert code == 0
-    assert "already measured" in err
-
-
-@pytest.mark.slow
-def test_the_batch_size_belongs_to_the_run_key_only_if_batch_norm_is_recalibrated(
-    command: Command, tmp_path: Path
-) -> None:
-    for bn, groups in (("frozen", 1), ("recalibrate:1", 3)):
-        for batch_size in (16, 32):
-            words = ("--samples", 32, "--batch-size", batch_size, "--bn", bn, "--out", tmp_path / "r.h5", "--quiet")
-            assert command("lesion", "--layers", "layer3", *words)[0] == 0
-        assert len(landscape.open(tmp_path / "r.h5")["lesion"].children) == groups
 
 
 @pytest.mark.parametrize(
@@ -171,14 +84,6 @@ def test_a_typed_option_wins_over_the_preset_also_with_its_default_value(
     (((probe, *_), *_), spec) = made[0]
     assert {name: getattr(probe, name) for name in parameters} == parameters
     assert {name: spec[name] for name in loading} == loading
-
-
-@pytest.mark.slow
-def test_the_typed_default_is_what_is_measured(command: Command, tmp_path: Path) -> None:
-    words = ("fourier", "--preset", "park2022", "--frequencies", "true", "--samples", "16", "--out", tmp_path / "r.h5")
-    assert command(*words)[0] == 0
-    (group,) = landscape.open(tmp_path / "r.h5")["fourier"].children.values()
-    assert json.loads(group.attrs["parameters"])["frequencies"] == "true"
 
 
 SPLITS = """

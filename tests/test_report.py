@@ -409,22 +409,6 @@ def test_a_report_into_a_folder_is_rejected(few: Path, tmp_path: Path) -> None:
         report(few, tmp_path, [])
 
 
-def test_a_page_stays_when_the_new_one_cannot_be_written(
-    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "report.html"
-    out.write_text("before")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        report(few, out, [])
-    assert out.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [out]
-
-
 def test_report_and_compare_take_half_finished_results_and_never_load_torch(tmp_path: Path) -> None:
     probes = ("noise-scale", "hessian", "variance")
     networks = [synthetic.transformer(label, depth=2) for label in ("vit", "other")]

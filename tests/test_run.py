@@ -1,12 +1,10 @@
 """Running a probe: the same stored numbers with any executor, shards and interruption."""
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import forked
 import numpy as np
 import pytest
 import torch
@@ -87,40 +85,6 @@ def test_threads_share_no_switch_of_the_attention_kernels(tmp_path: Path, execut
 
 
 # --- interruptions ---
-
-KILLED = """
-import torch
-from pathlib import Path
-from landscape.subject.loading import load as loading
-from landscape.probes.surface import Surface
-from landscape.running.run import run
-torch.set_num_threads(1)
-loaded = loading.load(Path(CHECKPOINT), data="digits", samples=32, batch_size=8)
-probe = Surface(resolution=RESOLUTION, preview=PREVIEW)
-run(probe, loaded, Path(OUT), report=lambda done, total: print(done, flush=True))
-"""
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(("resolution", "preview"), [("15", False), ("19", True)])
-def test_a_killed_process_resumes_behind_its_last_acknowledged_unit(
-    snapshots: Path, tmp_path: Path, resolution: str, preview: bool
-) -> None:
-    path, program = tmp_path / "results.h5", KILLED
-    given = {"CHECKPOINT": str(snapshots / "final.pt"), "OUT": str(path), "RESOLUTION": resolution, "PREVIEW": preview}
-    for name, value in given.items():
-        program = program.replace(name, repr(value))
-    with forked.Popen(["-c", program]) as child:
-        child.wait_for("5\n")
-        child.kill()
-        assert child.wait() == -signal.SIGKILL
-        acknowledged = int(child.printed().split()[-1])
-    probe = small("surface", resolution=resolution, preview=preview)
-    outcome = run(probe, loaded(snapshots), path)
-    assert outcome.units - acknowledged - 1 <= outcome.measured <= outcome.units - acknowledged
-    assert outcome.measured > 0
-    whole = run(probe, loaded(snapshots), tmp_path / "whole.h5")
-    assert_same(stored_result(path, outcome), stored_result(tmp_path / "whole.h5", whole))
 
 
 @pytest.mark.slow

@@ -130,6 +130,11 @@ def test_options_that_cannot_matter_do_not_enter_the_run_key(
     assert digest(small(name, **parameters), loaded(snapshots)) == reference[name]
 
 
+def test_the_batch_size_matters_where_batch_norm_is_recalibrated(snapshots: Path) -> None:
+    probe = small("lesion", bn="recalibrate:1")
+    assert digest(probe, loaded(snapshots, batch_size=4)) != digest(probe, loaded(snapshots))
+
+
 def test_a_backend_that_autotuning_chose_is_no_option_of_the_command(snapshots: Path) -> None:
     made = {"choices": json.dumps({"hvp": "double-backward"})}
     for choices, stored in ((made, False), (None, True)):
