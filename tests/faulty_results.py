@@ -97,12 +97,9 @@ def path(worst: float, count: int = 5) -> Result:
     loss = np.linspace(2.3, 0.1, count)
     plane = np.where(np.arange(count) == 1, worst, loss)
     arrays = {
-        "loss": loss,
-        "plane_loss": plane,
-        "plane_excess": plane - loss,
-        "plane_excess_se": np.full(count, ERROR),
+        "loss": loss, "plane_loss": plane, "plane_excess": plane - loss, "plane_excess_se": np.full(count, ERROR),
         "radius": loss,
-    }
+    }  # fmt: skip
     return made("trajectory", {name: ("snapshot", value) for name, value in arrays.items()})
 
 

@@ -459,16 +459,8 @@ _SPECIAL: dict[Any, Callable[[Simulation, Any, tuple[Any, ...], dict[str, Any]],
     # What makes no tensor, and is called most.
     **dict.fromkeys(
         [
-            *(getattr(Tensor, name).__get__ for name in _ASKED),
-            Tensor.dim,
-            Tensor.numel,
-            Tensor.size,
-            Tensor.stride,
-            Tensor.is_floating_point,
-            Tensor.is_complex,
-            Tensor.is_contiguous,
-            Tensor.is_inference,
-            Tensor.data_ptr,
+            *(getattr(Tensor, name).__get__ for name in _ASKED), Tensor.dim, Tensor.numel, Tensor.size, Tensor.stride,
+            Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.is_inference, Tensor.data_ptr,
         ],
         lambda s, f, a, k: f(*a, **k),
     ),
@@ -490,4 +482,4 @@ _SPECIAL: dict[Any, Callable[[Simulation, Any, tuple[Any, ...], dict[str, Any]],
     Tensor.numpy: Simulation.refuse,
     Tensor.__array__: Simulation.refuse,
     Tensor.__deepcopy__: lambda s, f, a, k: s.put(s.unwatched(f, a, k), s.place(a[0])),
-}
+}  # fmt: skip

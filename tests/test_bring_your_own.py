@@ -183,19 +183,6 @@ ENCODERS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "raw",
     ),
-    "MoCo v1": (  # its projection has the name of a classifier, here even of its shape
-        {"state_dict": {**state("module.encoder_q."), **state("module.encoder_k.", seed=1)}}, "raw",
-    ),
-    "MoCo v3": (
-        {
-            "state_dict": {
-                **body("module.base_encoder.", seed=1), **under("module.base_encoder.fc.", MLP),
-                **body("module.momentum_encoder."), **under("module.momentum_encoder.fc.", MLP),
-                **under("module.predictor.", MLP),
-            },
-        },
-        "ema",
-    ),
     "DINO": (
         {
             "student": {**body("module.backbone."), **under("module.head.mlp.", MLP)},
@@ -209,9 +196,6 @@ ENCODERS: dict[str, tuple[dict[str, Any], str]] = {
             "teacher": {**body("backbone."), **under("head.mlp.", MLP)},
         },
         "ema",
-    ),
-    "SimMIM": (
-        {"model": {**body("encoder."), "encoder.mask_token": torch.zeros(1, 1, 6), **under("decoder.", MLP)}}, "raw",
     ),
     "MAE": ({"model": {**body(""), "mask_token": torch.zeros(1, 1, 6), **under("decoder_blocks.", MLP)}}, "raw"),
 }  # fmt: skip

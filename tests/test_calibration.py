@@ -212,14 +212,6 @@ def test_numbers_do_not_depend_on_the_batch_size_nor_on_whether_logits_are_kept(
     assert again.model.passes == 10  # two passes over five mini-batches
 
 
-def test_soft_targets_are_scored() -> None:
-    logits, targets = logits_and_classes()
-    soft = nn.functional.one_hot(targets, 5).double()
-    hard, found = (run_probe(Calibration(draws=20), subject_of(logits, t)) for t in (targets, soft))
-    for name in ("nll", "brier", "ece", "temperature", "scaled_nll"):
-        assert found[name] == pytest.approx(hard[name], rel=1e-12)
-
-
 def by_hand(p: np.ndarray, y: np.ndarray, there: np.ndarray) -> dict[str, float]:
     """Metrics of probabilities (N, rows, C) for classes (N, rows), by their definitions, every sample of one weight."""
     share = there / there.sum(1, keepdims=True) / len(p)

@@ -194,21 +194,6 @@ def test_containers_and_wrappers_are_looked_through(
     assert_same(dict(model.state_dict()), weights)
 
 
-def test_a_lightning_checkpoint_with_everything_around_its_weights(tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    content = {
-        "epoch": 12,
-        "global_step": 3000,
-        "pytorch-lightning_version": "2.5.0",
-        "state_dict": {f"model.{name}": tensor for name, tensor in weights.items()},
-        "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1}}}},
-        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_path": "x.ckpt", "best_score": torch.ones(())}},
-        "optimizer_states": [{"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 1e-3}]}],
-        "hyper_parameters": {"lr": np.float64(1e-3), "layers": [1, 2]},
-    }
-    assert_same(loaded(tmp_path / "last.ckpt", content), weights)
-    assert read_checkpoint(tmp_path / "last.ckpt").epoch == 12
-
-
 def test_harmless_things_of_real_checkpoints_are_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     counts = collections.defaultdict(list)
     counts["a"].append(1)

@@ -93,14 +93,6 @@ def test_weights_that_do_not_fit_are_rejected_before_any_sample_is_read(command:
         assert not Path("read").exists()
 
 
-def test_a_folder_of_a_run_says_which_snapshot_is_measured(command: Command) -> None:
-    seeds("run", name="checkpoint_{}.pth.tar")
-    code, err = command("trace", "run", *FEW)
-    assert code == 0
-    assert "run: checkpoint_2.pth.tar, the last of a run's 3 checkpoints, is measured; name others: run/*.pth.ta" in err
-    assert labels("trace") == ["checkpoint_2"]
-
-
 def test_a_trajectory_of_independent_checkpoints_is_refused_until_they_are_named(command: Command) -> None:
     files = seeds("seeds")
     code, err = command("trajectory", "seeds")

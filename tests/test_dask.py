@@ -87,25 +87,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.campaign
-def test_killed_workers_cost_nothing(cluster: Cluster, folder: Path, tmp_path: Path) -> None:
-    probe, options = small("surface", resolution="7"), {"samples": 64}
-    whole = stored_result(tmp_path / "one.h5", run(probe, loaded(folder, **options), tmp_path / "one.h5"))
-    killed: list[int] = []
-
-    def report(done: int, total: int) -> None:
-        if done in (2, 20):
-            nanny = cluster.processes[1 + len(killed) % 2].pid
-            for worker in children(nanny)[:1]:
-                os.kill(worker, signal.SIGKILL)
-                killed.append(worker)
-
-    with DaskCluster(str(cluster.file)) as executor:
-        outcome = run(probe, loaded(folder, **options), tmp_path / "r.h5", executor=executor, report=report)
-    assert killed
-    assert_same(stored_result(tmp_path / "r.h5", outcome), whole)
-
-
 def test_a_worker_that_has_another_file_enters_nothing(cluster: Cluster, tmp_path: Path) -> None:
     save(tmp_path / "final.pt", seed=0)
     subject, path = loaded(tmp_path), tmp_path / "results.h5"

@@ -133,13 +133,9 @@ def test_images_without_a_labelled_pixel_are_left_out_and_named(caplog: pytest.L
 )
 def test_every_probe_measures_a_dense_prediction(probe: str) -> None:
     options: dict[str, Any] = {
-        "surface": {"resolution": 3},
-        "line": {"resolution": 3},
-        "hessian": {"top": 1},
-        "trace": {"vectors": 4},
-        "density": {"vectors": 1, "steps": 3},
-        "noise": {"bands": "0.3,0.7"},
-    }.get(probe, {})
+        "surface": {"resolution": 3}, "line": {"resolution": 3}, "hessian": {"top": 1}, "trace": {"vectors": 4},
+        "density": {"vectors": 1, "steps": 3}, "noise": {"bands": "0.3,0.7"},
+    }.get(probe, {})  # fmt: skip
     subject = subject_of()
     found = measure(probe, subject, out=None, quiet=True, **options)
     assert (found.done == 1).all()

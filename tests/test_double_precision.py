@@ -29,19 +29,12 @@ def _net() -> nn.Sequential:
 @pytest.mark.parametrize(
     ("size", "kernel", "options"),
     [
-        ((7, 9), (3, 3), {}),
-        ((7, 9), (3, 3), {"padding": 1}),
-        ((7, 9), (3, 3), {"stride": 2, "padding": 1}),
-        ((8, 8), (3, 3), {"stride": (2, 3), "padding": (1, 2)}),
-        ((8, 6), (1, 5), {"padding": (0, 2), "stride": [1]}),
-        ((8, 6), (4, 2), {"stride": (3, 1)}),
-        ((3, 3), (3, 3), {}),
-        ((7, 7), (1, 1), {"stride": 2}),
-        ((7, 7), (3, 3), {"dilation": 2}),
-        ((7, 7), (3, 3), {"groups": 2}),
-        ((7, 7), (3, 3), {"padding": "same"}),
+        ((7, 9), (3, 3), {}), ((7, 9), (3, 3), {"padding": 1}), ((7, 9), (3, 3), {"stride": 2, "padding": 1}),
+        ((8, 8), (3, 3), {"stride": (2, 3), "padding": (1, 2)}), ((8, 6), (1, 5), {"padding": (0, 2), "stride": [1]}),
+        ((8, 6), (4, 2), {"stride": (3, 1)}), ((3, 3), (3, 3), {}), ((7, 7), (1, 1), {"stride": 2}),
+        ((7, 7), (3, 3), {"dilation": 2}), ((7, 7), (3, 3), {"groups": 2}), ((7, 7), (3, 3), {"padding": "same"}),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_convolutions_are_those_of_torch(
     layout: torch.memory_format, size: tuple[int, int], kernel: tuple[int, int], options: dict[str, Any], bias: bool

@@ -27,14 +27,8 @@ VIT, RESNET = (network.label for network in synthetic.NETWORKS[:2])
 
 
 FLAT = (
-    "hessian",
-    "trace",
-    "density",
-    "flatness",
-    "step",
-    "line",
-    "sensitivity",
-)  # what has measures of flatness beside the surface
+    "hessian", "trace", "density", "flatness", "step", "line", "sensitivity",
+)  # what has measures of flatness beside the surface  # fmt: skip
 
 
 def answer(path: Path, question: str) -> findings.Finding:

@@ -274,15 +274,11 @@ def test_idle_time_is_what_no_kernel_or_copy_covers(benchmarks: None) -> None:
     from gpu_stages.timing import busy_seconds
 
     events = [
-        {"cat": "kernel", "ts": 0.0, "dur": 10.0},
-        {"cat": "kernel", "ts": 5.0, "dur": 10.0},
-        {"cat": "kernel", "ts": 6.0, "dur": 2.0},
-        {"cat": "gpu_memcpy", "ts": 100, "dur": 1},
-        {"cat": "gpu_memset", "ts": 100.5, "dur": 1.0},
-        {"cat": "cuda_runtime", "ts": 0.0, "dur": 500.0},
-        {"cat": "gpu_user_annotation", "ts": 0.0, "dur": 500.0},
-        {"cat": "kernel", "ts": 7.0},
-    ]
+        {"cat": "kernel", "ts": 0.0, "dur": 10.0}, {"cat": "kernel", "ts": 5.0, "dur": 10.0},
+        {"cat": "kernel", "ts": 6.0, "dur": 2.0}, {"cat": "gpu_memcpy", "ts": 100, "dur": 1},
+        {"cat": "gpu_memset", "ts": 100.5, "dur": 1.0}, {"cat": "cuda_runtime", "ts": 0.0, "dur": 500.0},
+        {"cat": "gpu_user_annotation", "ts": 0.0, "dur": 500.0}, {"cat": "kernel", "ts": 7.0},
+    ]  # fmt: skip
     assert busy_seconds(events) == pytest.approx(16.5e-6)
     assert busy_seconds([]) == 0.0
 

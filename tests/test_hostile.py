@@ -233,14 +233,11 @@ def test_noise_is_refused(tmp_path: Path) -> None:
 # --- models ---
 
 
-def test_a_network_of_millions_of_layers_is_not_begun(tmp_path: Path) -> None:
+def test_a_network_of_millions_of_layers_is_not_begun() -> None:
     with pytest.raises(ValueError, match="depth must be at most 1,000, got 1000000"):
         models.build("vit_demo", classes=10, image_size=32, depth=10**6)
     with pytest.raises(ValueError, match="one whole number per stage"):
         models.build("resnet_demo", classes=10, image_size=32, blocks=[1] * 10**6)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_hidden_layers": 10**7}))
-    with pytest.raises(ValueError, match="num_hidden_layers 10,000,000, expected at most 10,000"):
-        huggingface.build(str(tmp_path), {}, classes=None, image_size=None, weights=False)
 
 
 def described(folder: Path, config: dict[str, object]) -> Path:

@@ -120,18 +120,14 @@ CASES: dict[str, tuple[Case, Case]] = {  # what reads: of few results a few chan
         ("show", lambda path, good: headlines.summary(path), ("trace", "line", "noise", "lesion"), 20, EVERY, 200),
         ("pending", lambda path, good: standings(path), ("trace", "noise"), 20, ("trace", "noise"), 25),
         (
-            "doctor",
-            lambda path, good: examine([path]),
-            ("trace", "line", "lesion"),
-            20,
-            ("trace", "line", "lesion"),
-            25,
+            "doctor", lambda path, good: examine([path]), ("trace", "line", "lesion"), 20,
+            ("trace", "line", "lesion"), 25,
         ),
         ("merge", joined, ("trace", "noise"), 20, ("trace", "noise"), 25),
         ("export", exported, ("surface", "line"), 12, ("surface", "line"), 40),
         ("plot", drawn, ("trace", "noise"), 4, EVERY, 10),
     )
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

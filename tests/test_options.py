@@ -249,13 +249,9 @@ SAID: dict[str, list[tuple[dict[str, Any], str]]] = {  # of a probe, options, an
     ],
     "trace": [({"max_vectors": 16, "tol": 0.1}, "--max-vectors")],
     "flatness": [
-        ({"measures": "sam,sharpnes"}, "--measures must be"),
-        ({"rho": "sam=0"}, "positive"),
-        ({"rho": "sam"}, "positive"),
-        ({"rho": "trace=1"}, "names no measure with a radius"),
-        ({"rho": "samm=1"}, "did you mean sam"),
-        ({"draws": 5}, "even"),
-        ({"steps": 0}, "at least 1"),
+        ({"measures": "sam,sharpnes"}, "--measures must be"), ({"rho": "sam=0"}, "positive"),
+        ({"rho": "sam"}, "positive"), ({"rho": "trace=1"}, "names no measure with a radius"),
+        ({"rho": "samm=1"}, "did you mean sam"), ({"draws": 5}, "even"), ({"steps": 0}, "at least 1"),
     ],
     "attack": [
         ({"eps": "2"}, "--eps must be from 0 to 1, such as 8/255, got 2"),
@@ -287,7 +283,7 @@ SAID: dict[str, list[tuple[dict[str, Any], str]]] = {  # of a probe, options, an
         ({"method": "umap"}, "--method must be tsne or principal, got umap"),
     ],
     "uncertainty": [({"reach": 0}, "--reach must be at least 1, got 0")],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,9 @@ from landscape.subject.subject import Subject
 SAMPLES, STEPS, INPUTS, UNITS, RATE = 5, 6, 3, 4, 0.4
 LENGTHS = torch.tensor([4, 6, 2, 5, 1])
 KINDS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
-    "lstm": (nn.LSTM, {}),
-    "projected": (nn.LSTM, {"proj_size": 2}),
-    "gru": (nn.GRU, {}),
-    "tanh": (nn.RNN, {}),
+    "lstm": (nn.LSTM, {}), "projected": (nn.LSTM, {"proj_size": 2}), "gru": (nn.GRU, {}), "tanh": (nn.RNN, {}),
     "relu": (nn.RNN, {"nonlinearity": "relu"}),
-}
+}  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 
 

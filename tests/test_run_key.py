@@ -92,22 +92,13 @@ def test_the_run_key_of_augmented_data_contains_seed_and_batch_size(snapshots: P
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("surface", {"seed": 1}),
-        ("surface", {"resolution": "5"}),
-        ("surface", {"normalize": "layer"}),
-        ("surface", {"range": "0.5"}),
-        ("hessian", {"seed": 1}),
-        ("hessian", {"top": 3}),
-        ("hessian", {"which": "SA"}),
-        ("fourier", {"layers": ("layer1",)}),
-        ("lesion", {"layers": ("layer1",)}),
-        ("lesion", {"pairs": True}),
-        ("probe-linear", {"train_samples": 63}),
-        ("noise", {"seed": 1}),
-        ("noise", {"eps": "0.3"}),
-        ("noise", {"equal_energy": True}),
+        ("surface", {"seed": 1}), ("surface", {"resolution": "5"}), ("surface", {"normalize": "layer"}),
+        ("surface", {"range": "0.5"}), ("hessian", {"seed": 1}), ("hessian", {"top": 3}),
+        ("hessian", {"which": "SA"}), ("fourier", {"layers": ("layer1",)}), ("lesion", {"layers": ("layer1",)}),
+        ("lesion", {"pairs": True}), ("probe-linear", {"train_samples": 63}), ("noise", {"seed": 1}),
+        ("noise", {"eps": "0.3"}), ("noise", {"equal_energy": True}),
     ],
-)
+)  # fmt: skip
 def test_the_digest_follows_the_parameters(
     name: str, parameters: dict[str, Any], snapshots: Path, reference: dict[str, str]
 ) -> None:
@@ -117,13 +108,10 @@ def test_the_digest_follows_the_parameters(
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("hessian", {"hvp": "double-backward"}),
-        ("trace", {"hvp": "double-backward", "max_vectors": 9}),
-        ("surface", {"tolerance": 0.1}),
-        ("sensitivity", {"group_size": 7}),
-        ("ensemble", {"timed": 1}),
+        ("hessian", {"hvp": "double-backward"}), ("trace", {"hvp": "double-backward", "max_vectors": 9}),
+        ("surface", {"tolerance": 0.1}), ("sensitivity", {"group_size": 7}), ("ensemble", {"timed": 1}),
     ],
-)
+)  # fmt: skip
 def test_options_that_cannot_matter_do_not_enter_the_run_key(
     name: str, parameters: dict[str, Any], snapshots: Path, reference: dict[str, str]
 ) -> None:

@@ -130,14 +130,11 @@ def test_holm_by_hand() -> None:
 @pytest.mark.parametrize(
     ("rules", "groups"),
     [
-        ([r"-s\d+$"], {"sgd": 2, "adam": 1}),
-        ([r"^(\w+)-s\d+$"], {"sgd": 2, "adam": 1}),
-        (["s=sgd-*,a=adam-*"], {"s": 2, "a": 1}),
-        (["s=sgd-*", "a=adam-*"], {"s": 2, "a": 1}),
-        (["optimizer=s:sgd-*,a:adam-*"], {"s": 2, "a": 1}),
-        (["both=sgd-*,both=adam-*"], {"both": 3}),
+        ([r"-s\d+$"], {"sgd": 2, "adam": 1}), ([r"^(\w+)-s\d+$"], {"sgd": 2, "adam": 1}),
+        (["s=sgd-*,a=adam-*"], {"s": 2, "a": 1}), (["s=sgd-*", "a=adam-*"], {"s": 2, "a": 1}),
+        (["optimizer=s:sgd-*,a:adam-*"], {"s": 2, "a": 1}), (["both=sgd-*,both=adam-*"], {"both": 3}),
     ],
-)
+)  # fmt: skip
 def test_groups_by_a_regular_expression_or_by_patterns(rules: list[str], groups: dict[str, int]) -> None:
     found = groups_of({name: name for name in ("sgd-s0", "sgd-s1", "adam-s0", "other")}, rules)
     assert {name: len(members) for name, members in found.members.items()} == groups
@@ -148,13 +145,10 @@ def test_groups_by_a_regular_expression_or_by_patterns(rules: list[str], groups:
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        (["nothing"], "fits a label such as aaa"),
-        (["("], "missing \\), unterminated subpattern"),
-        (["x=a*,y=aa*"], "into x and y"),
-        (["x=a*,y"], "got x=a\\*,y"),
-        (["a", "b"], "one regular expression"),
+        (["nothing"], "fits a label such as aaa"), (["("], "missing \\), unterminated subpattern"),
+        (["x=a*,y=aa*"], "into x and y"), (["x=a*,y"], "got x=a\\*,y"), (["a", "b"], "one regular expression"),
     ],
-)
+)  # fmt: skip
 def test_unusable_groups_are_usage_errors(rules: list[str], said: str) -> None:
     labels = {"aaa": "aaa", "a b": "a b"}
     with pytest.raises(OptionError, match=said):

@@ -180,13 +180,10 @@ def test_weight_decay_adds_itself_once_per_weight() -> None:
 
 def test_errors_of_mini_batches_add_in_squares_by_their_samples() -> None:
     data = {
-        "done": np.array([1, 1, 1, 0]),
-        "batch_trace": np.array([10.0, 14.0, 3.0, np.nan]),
-        "batch_trace_se": np.array([1.0, 2.0, 4.0, np.nan]),
-        "batch_square": np.array([10.0, 40.0, 20.0, np.nan]),
-        "batch_square_se": np.array([1.0, 2.0, 4.0, np.nan]),
-        "samples": np.array([8.0, 8.0, 4.0, np.nan]),
-    }
+        "done": np.array([1, 1, 1, 0]), "batch_trace": np.array([10.0, 14.0, 3.0, np.nan]),
+        "batch_trace_se": np.array([1.0, 2.0, 4.0, np.nan]), "batch_square": np.array([10.0, 40.0, 20.0, np.nan]),
+        "batch_square_se": np.array([1.0, 2.0, 4.0, np.nan]), "samples": np.array([8.0, 8.0, 4.0, np.nan]),
+    }  # fmt: skip
     found = Trace().reduce(data)
     assert found["trace"] == pytest.approx((8 * 10 + 8 * 14 + 4 * 3) / 20)
     assert found["trace_se"] == pytest.approx(np.sqrt(8**2 * 1 + 8**2 * 4 + 4**2 * 16) / 20)

@@ -21,12 +21,8 @@ def fourier(network: Network) -> tuple[Plan, Measure]:
     plan = Plan(
         over={"batch": np.arange(8)},
         axes={
-            "layer": np.arange(n),
-            "bin": np.arange(frequency.shape[1]),
-            "common_frequency": np.arange(4) / 16,
-            "row": np.arange(most),
-            "column": np.arange(most),
-            "half_column": np.arange(most // 2 + 1),
+            "layer": np.arange(n), "bin": np.arange(frequency.shape[1]), "common_frequency": np.arange(4) / 16,
+            "row": np.arange(most), "column": np.arange(most), "half_column": np.arange(most // 2 + 1),
         },
         labels={
             **labels(network, "layer"),
@@ -46,7 +42,7 @@ def fourier(network: Network) -> tuple[Plan, Measure]:
             **quantities(("layer", "common_frequency"), "delta_log_amplitude_common"),
             **quantities(("layer",), "high_frequency", "high_frequency_se"),
         },
-    )
+    )  # fmt: skip
     steps = np.array([{"msa": -0.9, "mlp": 0.5, "conv": 0.15, "stem": 0.0}[kind] for kind in network.kinds])
 
     def measure(unit: Unit) -> Values:
