@@ -134,17 +134,6 @@ def test_a_model_that_changes_between_passes_is_refused_by_every_probe(probe: st
         measure(probe, subject, out=None, quiet=True)
 
 
-def test_modules_of_equal_weights_and_another_configuration_are_other_questions(tmp_path: Path) -> None:
-    data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
-    torch.manual_seed(0)
-    layers = nn.Linear(3, 4), nn.Linear(4, 2)
-    tanh, relu = (nn.Sequential(layers[0], act, layers[1]) for act in (nn.Tanh(), nn.ReLU()))
-    pair = [
-        measure("surface", load(m, data=data), out=tmp_path / "r.h5", resolution=3, quiet=True) for m in (tanh, relu)
-    ]
-    assert not np.allclose(pair[0].loss, pair[1].loss)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_sanity_check_and_the_metrics_know_every_shape(case: str) -> None:
     subject = subject_of(case)

@@ -1,7 +1,6 @@
 """Losses of a user: what they are called with, what they may return, what identifies them."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,20 +101,6 @@ def test_a_loss_that_draws_its_noise_is_refused(whole: bool) -> None:
         measure("hessian", subject, out=None, quiet=True)
     with pytest.raises(ValueError, match=r"or its loss, draws random numbers.*draw the noise with the data$"):
         metrics_of(subject)
-
-
-@pytest.mark.slow
-def test_a_loss_made_in_python_is_identified_by_its_code(tmp_path: Path) -> None:
-    data = (drawn(SAMPLES, 3), torch.arange(SAMPLES) % 2)
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-
-    def scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda outputs, targets: factor * F.cross_entropy(outputs, targets, reduction="none")
-
-    subjects = [load(model, data=data, loss=scaled(factor)) for factor in (1.0, 2.0)]
-    one, two = (measure("line", own, out=tmp_path / "r.h5", resolution=2, quiet=True) for own in subjects)
-    np.testing.assert_allclose(two.loss, 2 * one.loss, rtol=1e-6)
 
 
 @pytest.mark.slow
