@@ -428,3 +428,19 @@ def test_the_seed_of_a_loaded_subject_is_that_of_the_probe_unless_it_is_given() 
     assert traces[0] == traces[2] != traces[1] == traces[3]
     assert found[0].attrs["protocol"].endswith("seed 0")
     assert found[3].attrs["protocol"].endswith("seed 0 (seed 1 of the trace)")
+
+
+@pytest.mark.parametrize(
+    ("probe", "options", "said"),
+    [
+        ("noise-scale", {"groups": 3, "simple": True}, ", 36 samples, "),  # in quarters of three
+        ("flatness", {"measures": "sam", "params": "weight"}, ", parameters matching weight"),
+        ("flatness", {"measures": "sam", "seed": 1}, " (seed 1 of the flatness)"),
+    ],
+)
+def test_a_protocol_says_what_a_probe_measured_of_the_samples_and_the_parameters_and_with_which_seed(
+    probe: str, options: dict[str, Any], said: str
+) -> None:
+    torch.manual_seed(0)
+    subject = landscape.load(torch.nn.Linear(4, 3), data=(torch.randn(40, 4), torch.arange(40) % 3), batch_size=16)
+    assert said in landscape.measure(probe, subject, out=None, quiet=True, **options).attrs["protocol"]

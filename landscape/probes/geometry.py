@@ -21,7 +21,7 @@ from landscape.statistics.feature_dimension import (
     scatter,
     two_nn,
 )
-from landscape.subject.loading.identity import protocol
+from landscape.subject.loading.identity import of_first
 from landscape.subject.subject import Subject
 from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights
@@ -126,7 +126,7 @@ class Geometry(Probe):
             about={
                 "image": Quantity("image of a mini-batch"), "feature": Quantity("feature, layer by layer"), **about,
             },
-            facts={"protocol": protocol(subject, samples=sum(kept))} if sum(kept) < len(subject) else {},
+            facts=of_first(subject, sum(kept)),
         )  # fmt: skip
 
     def hooks(self, subject: Subject, index: tuple[int, ...]) -> forward_hooks.FeatureHooks:

@@ -24,6 +24,7 @@ from landscape.products.mini_batch_means import (
 )
 from landscape.products.vectors import dot
 from landscape.statistics.ratio import noise_scales
+from landscape.subject.loading.identity import of_first
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 
@@ -85,7 +86,9 @@ class NoiseScale(Probe):
                 "mini-batch, such as a contrastive one; use a loss that gives one value per sample"
             )
         parameter_selection.matching(subject.parameters, self.params)  # fails before any work where nothing matches
-        size = quarter_size(subject, self.groups)
+        size, what = quarter_size(subject, self.groups), "samples" if subject.divisible else "mini-batches"
+        measured = QUARTERS * self.groups * size
+        measured = measured if subject.divisible else sum(map(subject.samples, range(measured)))
         gradient, curved = "squared loss per squared weight", "cubed loss per weight to the fourth"
         other = ("other",)
         quantities = {
@@ -110,7 +113,7 @@ class NoiseScale(Probe):
             quantities={**quantities, **({} if self.simple else weighted)},
             summaries={name: quantity for kind, row in kinds.items() for name, quantity in _summary(kind, *row)},
             about={"group": Quantity("group of samples"), "other": Quantity("other group of samples")},
-            facts={"quarter": f"{size} {'samples' if subject.divisible else 'mini-batches'}"},
+            facts={"quarter": f"{size} {what}", **of_first(subject, measured)},
         )
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,7 +47,7 @@ from landscape.subject import other_samples, precision, threads
 from landscape.subject.loading import checks, sanity_check
 from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.loading.identity import digest as digest
-from landscape.subject.loading.identity import protocol, weights_sha256
+from landscape.subject.loading.identity import weights_sha256
 from landscape.subject.subject import Subject
 
 MERGE_SECONDS = 60.0
@@ -217,14 +217,15 @@ def run_key(
         attributes[OPTIONS] = json.dumps(asked, default=str)
     if probe.differentiates and (found := disagreement(subject)):
         attributes["derivatives"] = found
+    plan = probe.plan(subject)
+    said = str(plan.facts.get("protocol", attributes["protocol"]))
     if probe.params:
-        attributes["protocol"] = f"{protocol(subject)}, parameters matching {probe.params}"
+        said += f", parameters matching {probe.params}"
     if probe.seed not in (None, subject.seed):  # one of several pairs of directions
-        attributes["protocol"] = f"{attributes['protocol']} (seed {probe.seed} of the {probe.name})"
-    return RunKey(
-        probe.name, readable_label(label or subject.label), digest(probe, subject, weights), probe.plan(subject),
-        attributes, relabel=bool(label),
-    )  # fmt: skip
+        said += f" (seed {probe.seed} of the {probe.name})"
+    plan = replace(plan, facts={**plan.facts, "protocol": said})
+    name = readable_label(label or subject.label)
+    return RunKey(probe.name, name, digest(probe, subject, weights), plan, attributes, relabel=bool(label))
 
 
 def _unasked(probe: Probe, subject: Subject, choices: Mapping[str, str] | None) -> set[str]:

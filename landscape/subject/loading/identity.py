@@ -153,6 +153,11 @@ def protocol(subject: Subject, *, samples: int | None = None) -> str:
     return ", ".join(filter(None, parts))
 
 
+def of_first(subject: Subject, samples: int) -> dict[str, str]:
+    """The fact that stores the protocol of the first `samples` only; none where those are all."""
+    return {"protocol": protocol(subject, samples=samples)} if samples < len(subject) else {}
+
+
 def _smoothing(subject: Subject) -> dict[str, str]:
     """The smoothing blocks that were inserted, by the names of their modules."""
     return {name: str(module.options) for name, module in inserted(subject.model).items()}
