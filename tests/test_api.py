@@ -16,6 +16,7 @@ from torch import nn
 
 import landscape
 from landscape import models
+from landscape.api import loading_defaults
 from landscape.checkpoints.raw_files import file_sha256
 from landscape.options import OptionError
 from landscape.probes import PROBES, probe_class
@@ -428,6 +429,11 @@ def test_the_seed_of_a_loaded_subject_is_that_of_the_probe_unless_it_is_given() 
     assert traces[0] == traces[2] != traces[1] == traces[3]
     assert found[0].attrs["protocol"].endswith("seed 0")
     assert found[3].attrs["protocol"].endswith("seed 0 (seed 1 of the trace)")
+
+
+def test_mini_batches_have_128_samples_but_of_hessian_and_of_frames_as_large_as_masks() -> None:
+    sizes = {name: loading_defaults(name)["batch_size"] for name in PROBES}
+    assert {name: size for name, size in sizes.items() if size != 128} == {"hessian": 16, "stream": 16}
 
 
 @pytest.mark.parametrize(

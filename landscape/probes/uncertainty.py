@@ -39,7 +39,6 @@ class Uncertainty(Probe):
 
     name: ClassVar[str] = "uncertainty"
     logits: ClassVar[bool] = False
-    batch_size: ClassVar[int] = 64
     uses: ClassVar[tuple[str, ...]] = ("batch_size", "seed")  # means over a mini-batch; the Gaussian input
     smallest: ClassVar[Mapping[str, Any]] = {"reach": 1}
     headlines: ClassVar[Sequence[Headline]] = tuple(
