@@ -11,7 +11,7 @@ import synthetic
 
 from landscape.headline import FLATTER
 from landscape.plots.comparison.comparison import GroupMean
-from landscape.plots.report import findings, next_steps, page, report
+from landscape.plots.report import findings, next_steps, page, report, sections
 from landscape.plots.report.next_steps import command_to_measure
 from landscape.probes import probe_class
 from landscape.results import reader
@@ -79,8 +79,16 @@ def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Pat
     said = answer(synthetic.changed(few, tmp_path / "r.h5", change), "flatter").answer
     assert said[0].startswith("There is no single answer")
     assert said[1] == f"{VIT} is the flattest by height at 1 (surface)."
-    assert said[2].startswith("Not told apart by height at 0.1 (surface): flattest ")
-    assert said[2].endswith("told apart from 1 of 2.")
+    assert said[3].startswith("Not told apart by height at 0.1 (surface): flattest ")
+    assert said[3].endswith("told apart from 1 of 2.")
+
+
+@pytest.mark.parametrize(("count", "hidden"), [(5, 0), (60, 56)])
+def test_an_answer_about_sixty_networks_shows_its_first_sentences(count: int, hidden: int) -> None:
+    found = findings.Finding("Which?", [f"net{i} is." for i in range(count)], "certain")
+    shown, _, rest = str(sections.answers([found], ())).partition("<details>")
+    assert (shown.count(" is."), rest.count(" is.")) == (count - hidden, hidden)
+    assert (f"{hidden} more sentences" in rest) == bool(hidden)
 
 
 def test_sentences_count_what_they_do_not_name_in_the_order_of_values(tmp_path: Path) -> None:

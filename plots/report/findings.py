@@ -75,8 +75,7 @@ def flatter(ordered: Stored, means: Sequence[GroupMean] = ()) -> Finding:
         )
         return Finding(question, [text], "not measured")
     lines = [f"{name} is the flattest by {listed(by)}." for name, by in winners.items()]
-    lines += [f"Not told apart by {text}." for text in unsure]
-    lines.append(number_said)
+    lines += [number_said, *(f"Not told apart by {text}." for text in unsure)]
     if not winners:
         lines.insert(0, "These numbers cannot tell.")
         return Finding(question, lines, "cannot tell", said, "surface", number=number_said)

@@ -22,6 +22,7 @@ from landscape.plots.report.table import Table
 from landscape.results.headline_numbers import Measured
 
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
+SENTENCES = 4  # of an answer that are shown at once
 MARK = "◐"  # of what is unfinished
 MOST_COMMANDS = NAMED = 24  # of one probe: commands, and networks in the text of a picture
 LARGEST, TALLEST = 250_000, 16_383  # bytes of a picture that is not made smaller, and pixels of a side of any WebP
@@ -32,6 +33,10 @@ def copied(command: str) -> Html:
     """A command with a button that copies it, which the script shows."""
     button = element("button", "Copy", type="button", class_="copy", hidden=True, aria_label="Copy the command")
     return element("div", element("pre", element("code", command)), button, class_="command")
+
+
+def _sentences(lines: Sequence[str]) -> Html:
+    return element("ul", *(element("li", line) for line in lines))
 
 
 def answers(found: Sequence[Finding], live: Sequence[str]) -> Html:
@@ -46,11 +51,14 @@ def answers(found: Sequence[Finding], live: Sequence[str]) -> Html:
             "span", sure.get(finding.certainty, finding.certainty), class_="sure", data_sure=finding.certainty
         )
         parts: list[object] = [element("h3", finding.question, *((" ", mark) if finding.certainty else ()))]
-        parts.append(element("ul", *(element("li", line) for line in finding.answer)))
+        most = SENTENCES if len(finding.answer) > SENTENCES + 1 else SENTENCES + 1
+        parts.append(_sentences(finding.answer[:most]))
+        if rest := finding.answer[most:]:
+            parts.append(element("details", element("summary", f"{len(rest)} more sentences"), _sentences(rest)))
         if finding.command:
             parts.append(copied(finding.command))
         if finding.detail:
-            lines = element("ul", *(element("li", line) for line in finding.detail.split("; ")))
+            lines = _sentences(finding.detail.split("; "))
             parts.append(element("details", element("summary", "The numbers behind it"), lines))
         if finding.section in live:
             parts.append(
