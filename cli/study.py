@@ -62,6 +62,7 @@ statement = "{first} is flatter than {second}"
 value = "{value}"
 sign = "negative"
 """
+LOADED = '# [load]                   # of checkpoints that hold weights only\n# model = "mine.py:model"\n'
 TRAINED = """[train]                    # of every network: options and --set fields of landscape train
 model = "resnet_demo"
 args = { width = 8 }
@@ -170,18 +171,16 @@ def new(
     if file.exists():
         raise OptionError(f"{file} exists; give another name")
     pairs = [one.partition("=")[::2] for one in compare]
-    if bad := [one for one, (name, pattern) in zip(compare, pairs, strict=True) if not (name and pattern)]:
-        raise invalid("compare", bad[0], "GROUP=GLOB such as sgd='runs/sgd-*/final.pt'")
-    for one, (name, _) in zip(compare, pairs, strict=True):
+    for one, (name, pattern) in zip(compare, pairs, strict=True):
+        if not (name and pattern):
+            raise invalid("compare", one, "GROUP=GLOB such as sgd='runs/sgd-*/final.pt'")
         if not re.fullmatch(NAME, name) or [name for name, _ in pairs].count(name) > 1:
             raise invalid("compare", one, "names of groups that differ, of letters, digits, spaces and . + - _")
     names = [name for name, _ in pairs] or ["sam", "sgd"]
     word = {name: name if name.isidentifier() and name.isascii() else repr(name) for name in names}
-    tables = [f"[networks.{word[name]}]\nfiles = {_text(Path(of).absolute())}\n" for name, of in pairs]
-    tables.append('# [load]                   # of checkpoints that hold weights only\n# model = "mine.py:model"\n')
-    if not pairs:
-        tables = [TRAINED]
-    elif len(pairs) == 1:
+    given = [f"[networks.{word[name]}]\nfiles = {_text(Path(of).absolute())}\n" for name, of in pairs]
+    tables = [*given, LOADED] if pairs else [TRAINED]
+    if len(pairs) == 1:
         raise invalid("compare", compare[0], "given twice or more: two groups are compared")
     text = NEW.format(
         title=f"{names[0]} against {names[1]}", networks="\n".join(tables), first=names[0], second=names[1],
@@ -190,6 +189,10 @@ def new(
         pair=", ".join(f"'{n}'" for n in names[:2]),
     )  # fmt: skip
     typer.echo(write_text(file, text))
+    try:
+        study_named(str(file))
+    except ValueError as error:
+        typer.echo(f"note: it needs a change before it runs: {error}", err=True)
 
 
 def _text(value: object) -> str:
@@ -222,8 +225,7 @@ def reproduce(
     at_least("epochs", epochs, 1)
     train = {"seeds": seeds, "fraction": fraction, "epochs": epochs}
     study = study_named("reproduce", data_root=data_root, data=data, train=train)
-    claims = _claims_named(claim, study.claims)
-    # a selection has a table of its own, which does not replace that of all claims
+    claims = _claims_named(claim, study.claims)  # a selection has a table of its own, which does not replace all
     part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
     how: dict[str, Any] = {"claims": claims, "measured": measure, "table": out / f"CLAIMS{part}.md"}
     found = carry_out(study, out, device=device, quiet=quiet, **how)

@@ -415,6 +415,9 @@ def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.Ca
         assert exit_code(["study", "check", str(file)]) == 0
         assert "2 networks" in capsys.readouterr().out
     assert "sam.height - sgd.height" in file.read_text()
+    assert exit_code(["study", "new", str(tmp_path / "none.toml"), *groups, "--compare=c=none*"]) == 0
+    assert "note: it needs a change before it runs" in (said := capsys.readouterr().err)
+    assert "[networks.c]: no file matches" in said
     assert exit_code(["study", "show", str(file), "--out", str(tmp_path), f"--data-root={tmp_path}"]) == 0
     assert "0 of 32 steps done, 32 left" in capsys.readouterr().out
 
