@@ -137,17 +137,12 @@ def show(
     from landscape.studies.conduct import Progress, steps_of
 
     study = study_named(file, checkpoint, data_root=data_root)
-    progress = Progress.of(study, out or Path(Path(file).stem))
-    rows, left = [], []
-    for step in steps_of(study, study.claims):
-        seconds, how = progress.seconds.get(step), progress.state(step)
-        left += [step] if how == "left" else []
-        network, _, what = step.rpartition(" ")
-        rows.append({"network": network, "work": what, "": how, "took": format_duration(seconds) if seconds else ""})
-    typer.echo(text_table(rows))
-    expected = progress.left(left)
-    about = f", about {format_duration(expected)}" if left and expected == expected else ""
-    typer.echo(f"{len(rows) - len(left)} of {len(rows)} steps done, {len(left)} left{about}")
+    progress, steps, rows = Progress.of(study, out or Path(Path(file).stem)), steps_of(study, study.claims), []
+    for step in steps:
+        seconds, (network, _, what) = progress.seconds.get(step), step.rpartition(" ")
+        took = format_duration(seconds) if seconds else ""
+        rows.append({"network": network, "work": what, "": progress.state(step), "took": took})
+    typer.echo(f"{text_table(rows)}\n{progress.in_words(steps)}")
 
 
 @app.command("list")

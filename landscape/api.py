@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-import torch
 import xarray as xr
 from torch import nn
 
@@ -21,7 +20,7 @@ from landscape.probes import FEATURES, probe_class
 from landscape.reporting.progress import Advice, Progress, in_notebook
 from landscape.results import reader, run_key
 from landscape.running.executor import IN_PROCESS, Executor
-from landscape.running.run import Report, run
+from landscape.running.run import Report, excluded_numbers, run, small_subject
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.studies.expressions import Known
 from landscape.subject import networks_in_memory, spec
@@ -191,22 +190,17 @@ def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
     made, _ = configure(probe, {**preset_of(probe, preset), **options})
     numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
     stored = tuple(dict.fromkeys(name for one in made.headlines for name in (one.quantity, one.by) if name))
-    return Known(numbers, stored, partial(_quantities, made))
+    return Known(numbers, stored, partial(_quantities, made), partial(excluded_numbers, made))
 
 
 def _quantities(probe: Probe) -> tuple[str, ...]:
-    """What a probe stores of a small network with random weights, numbers first; none where it does not apply to it."""
-    from landscape import models
-
-    with torch.random.fork_rng(devices=()):
-        network = models.build("vit_demo", classes=10, image_size=8).eval()
+    """What a probe stores of a small network, numbers first; none where it does not apply to it."""
     try:
-        subject = load(network, data=(torch.zeros(128, 3, 8, 8), torch.arange(128) % 10))
-        plan = probe.plan(subject)
+        plan = probe.plan(small_subject())
     except (ValueError, RuntimeError, OSError):
         return ()
     return tuple([*plan.quantities, *plan.summaries, *plan.labels, *plan.facts, *plan.over, *plan.axes,
-                      *attributes(subject)])  # fmt: skip
+                      *attributes(small_subject())])  # fmt: skip
 
 
 def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:

@@ -93,6 +93,11 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("ln(trace.trace)", "ln(trace.trace_sprad)", "trace has no quantity trace_sprad; .*did you mean trace_spread"),
         ("a.twice", "a.trace.trac", "trace has no quantity trac; .*did you mean trace"),
         ("a.twice", "a['mine']['acuracy']", "mine has no number acuracy; .*did you mean accuracy"),
+        (
+            'probe = "calibration"\nsnapshot = "final.pt"\n[numbers]',
+            'probe = "flatness"\nmeasures = "sam"\n[numbers]\ntop = "mine[\'top-eigenvalue\']"',
+            "mine has no number top-eigenvalue with its options; expected one of sam",
+        ),
         ('sign = "positive"', 'sign = "up"', "sign must be positive or negative, got up"),
         ('["sharpness"]', '["sharpnes"]', "did you mean sharpness"),
         (
@@ -200,6 +205,21 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
     samples = "t"
     with pytest.raises(ValueError, match="the data changed since a-s0 trace was measured"):
         conduct(study, out, **how)
+
+
+def test_what_a_file_says_otherwise_by_now_is_not_done_and_measured_anew(tmp_path: Path) -> None:
+    def measure(probe: str, file: Path, *, samples: int = 9, **_: Any) -> xr.Dataset:
+        return made(tmp_path, file.name[0], int(file.stem[-1]), str(samples))
+
+    out, how = tmp_path / "out", {"train": None, "measure": measure, "quiet": True}
+    conduct(study_of(written(tmp_path), names_of_results), out, **how)  # type: ignore[arg-type]
+    edited = study_of(written(tmp_path, ("[measure.mine]", "[measure.mine]\nsamples = 4")), names_of_results)
+    steps = steps_of(edited, edited.claims)
+    before = Progress.of(edited, out)
+    assert {step for step in steps if before.state(step) != "done"} == {step for step in steps if "mine" in step}
+    assert "8 of 16 steps done, 8 left; the file has changed for a-s0 mine, b-s0 mine" in before.in_words(steps)
+    conduct(edited, out, **how)  # type: ignore[arg-type]
+    assert Progress.of(edited, out).in_words(steps) == "16 of 16 steps done, 0 left"
 
 
 def test_pairs_that_all_differ_by_the_same_have_no_spread_and_are_not_missing(tmp_path: Path) -> None:

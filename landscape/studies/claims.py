@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xarray as xr
 
+from landscape.options import counted
 from landscape.probes import probe_class
 from landscape.statistics import intervals, means, rounding, seed_groups
 from landscape.studies import merged, study
@@ -215,10 +216,10 @@ def protocol(
     lines = [f"# {title}", "", f"{about} {RULE}".strip()]
     if networks:
         where = f"{seeds[0]} to {seeds[-1]}" if list(seeds) == list(range(len(seeds))) else ", ".join(map(str, seeds))
-        words = {"fraction": "{:g} of the training images", "epochs": "{} epochs", "recipe": "recipe {}"}
-        how = ", ".join(
-            [data, f"seeds {where}", *(text.format(train[key]) for key, text in words.items() if key in train)]
-        )
+        share = f"{train['fraction']:g} of the training images" if "fraction" in train else ""
+        epochs = counted(train["epochs"], "epoch") if "epochs" in train else ""
+        recipe = f"recipe {train['recipe']}" if "recipe" in train else ""
+        how = ", ".join(filter(None, (data, f"seeds {where}", share, epochs, recipe)))
         accuracy = "accuracy, mean over seeds (95 % from four seeds on)"
         rows = [_network_row(one, out, [seed for seed in seeds if seed in one.seeds]) for one in networks]
         head = ("network", "model", "parameters", "share of images", "epochs", accuracy)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from landscape.options import format_duration
+from landscape.options import format_duration, listed
 from landscape.reporting.progress import Progress as Bar
 from landscape.reporting.progress import say
 from landscape.results.replacing import write_text
@@ -23,11 +23,12 @@ from landscape.statistics.paired import Difference, by_error
 from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol
 from landscape.studies.correlations import Correlation, Diagram, correlation, correlation_table, diagram, diagram_table
 from landscape.studies.edge_of_stability import SERIES, table_of
-from landscape.studies.steps import Done, Setting, Step, Train, name_of
+from landscape.studies.steps import TRAINING, Done, Setting, Step, Train, name_of
 from landscape.studies.study import Cell
 from landscape.studies.study_file import StudyFile
 
 STATE = "study.json"
+LEFT, CHANGED = "left", "the file changed"  # states of steps that are not done
 
 
 @dataclass
@@ -39,21 +40,36 @@ class Progress:
     samples: dict[str, str] = field(default_factory=dict)
     diverged: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # measurements that do not apply to a network
+    asked: dict[str, str] = field(default_factory=dict)  # digests of what the file says of each step
+    changed: list[str] = field(default_factory=list)  # steps that are done as the file was before
 
     @classmethod
     def of(cls, study: StudyFile, out: Path) -> "Progress":
-        """The progress that a folder holds. Raises ValueError: it is that of another study."""
+        """The progress that a folder holds; steps of which the file says something else by now are not done.
+
+        Raises:
+            ValueError: it is that of another study.
+        """
         file = out / STATE
-        if not file.exists():
-            return cls(study.title)
         try:
-            made = cls(**json.loads(file.read_text()))
+            made = cls(**json.loads(file.read_text())) if file.exists() else cls(study.title)
         except (TypeError, ValueError):
             raise ValueError(
                 f"{file} cannot be read; remove it, and what {out} holds is measured no second time"
             ) from None
         if made.title != study.title:
             raise ValueError(f"{out} holds the study {made.title!r}, not {study.title!r}; give this one another --out")
+        asked = {
+            name_of(name, seed, key): study.question(name, key)
+            for name, one in study.networks.items() for key in (TRAINING, SERIES, *study.measurements)
+            for seed in one.seeds
+        }  # fmt: skip
+        changed = [step for step, new in asked.items() if made.asked.get(step, new) != new]
+        made.changed = list(dict.fromkeys([*made.changed, *changed]))
+        for step in made.changed:
+            for known in (made.seconds, made.samples, made.diverged, made.left_out):
+                known.pop(step, None)
+        made.asked |= asked
         return made
 
     def write(self, out: Path) -> None:
@@ -63,7 +79,22 @@ class Progress:
         """Whether a step is done, is left, or has nothing to be done, in words."""
         if any(step.startswith(training.removesuffix("training")) for training in self.diverged):
             return "diverged"
-        return "does not apply" if step in self.left_out else "done" if step in self.seconds else "left"
+        if step in self.changed:
+            return CHANGED
+        return "does not apply" if step in self.left_out else "done" if step in self.seconds else LEFT
+
+    def in_words(self, steps: Sequence[str]) -> str:
+        """How many of some steps are done, how many are left and for how long, and which of these the file changed."""
+        left = [step for step in steps if self.state(step) in (LEFT, CHANGED)]
+        expected = self.left(left)
+        about = f", about {format_duration(expected)}" if left and math.isfinite(expected) else ""
+        text = f"{len(steps) - len(left)} of {len(steps)} steps done, {len(left)} left{about}"
+        changed = [step for step in left if step in self.changed]
+        if changed:
+            text += f"; the file has changed for {listed(changed)}, measured anew by study run"
+        if any(step.endswith(f" {TRAINING}") for step in changed):
+            text += "; a network that is trained otherwise needs another name, or the study another --out"
+        return text
 
     def left(self, steps: Sequence[str]) -> float:
         """Expected seconds of some steps, each as the mean of those of its kind; NaN without any of one."""
@@ -205,10 +236,11 @@ class _Run:
         """Keep that a step is done; how many are left, and for how long, in words."""
         if anew:
             self.progress.seconds[step.name] = round(seconds, 3)
+            self.progress.changed = [one for one in self.progress.changed if one != step.name]
             self.progress.write(self.out)
         self.position = position = self.steps.index(step.name) + 1
         self.part(0, 1)
-        rest = [one for one in self.steps[position:] if self.progress.state(one) == "left"]
+        rest = [one for one in self.steps[position:] if self.progress.state(one) in (LEFT, CHANGED)]
         expected = self.progress.left(rest)
         about = f", about {format_duration(expected)} left" if math.isfinite(expected) and rest else ""
         return f" ({position} of {len(self.steps)}{about})"

@@ -7,14 +7,14 @@ and arrays are added, subtracted, multiplied, divided and raised to a power, and
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from landscape.options import did_you_mean
+from landscape.options import did_you_mean, listed
 from landscape.results.headline_numbers import measured
 from landscape.studies.edge_of_stability import plateau, ratios
 
@@ -33,18 +33,19 @@ class Known(NamedTuple):
     numbers: Sequence[str]  # headline numbers, with `*` for a part that the network or an option decides
     quantities: Sequence[str]  # those that headline numbers are of
     others: Callable[[], Sequence[str]]  # all that it stores, which takes longer to find; none if not known
+    excluded: Callable[[], Collection[str]]  # headline numbers that its options leave out, as far as is known
 
     def check(self, measurement: str, name: str, *, headline: bool) -> None:
         """Raise a ValueError if a result has no such headline number, or quantity."""
         if name in self.quantities and not headline:
             return
-        others = () if headline else self.others()
-        known = self.numbers if headline else list(dict.fromkeys([*self.quantities, *others])) if others else []
-        if known and not any(fnmatchcase(name, one) for one in known):
-            what = "number" if headline else "quantity"
-            listed = ", ".join(known[:LISTED]) + ", ..." * (len(known) > LISTED)
-            near = did_you_mean(name, known)
-            raise ValueError(f"{measurement} has no {what} {name}; expected one of {listed}{near}")
+        lost, others = (self.excluded(), ()) if headline else ((), self.others())
+        known = list(dict.fromkeys([*self.quantities, *others])) if others else []
+        known = [one for one in self.numbers if one not in lost] if headline else known
+        if known and (name in lost or not any(fnmatchcase(name, one) for one in known)):
+            what = f"{'number' if headline else 'quantity'} {name}{' with its options' * (name in lost)}"
+            expected = f"{listed(known, LISTED)}{did_you_mean(name, known)}"
+            raise ValueError(f"{measurement} has no {what}; expected one of {expected}")
 
 
 def at(values: xr.DataArray, **place: float) -> Any:

@@ -3,6 +3,8 @@
 The file is TOML, see `docs/studies.md`. Its tables become the objects of `claims` and expressions; nothing runs here.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -71,6 +73,18 @@ class StudyFile:
         found = [(name, seed) for name, _ in of_seed]
         found += [partner for name, key in of_seed for partner in self.partners(name, key, seed)]
         return [(name, seed) for name, seed in dict.fromkeys(found) if self.networks[name].model]
+
+    def question(self, network: str, key: str) -> str:
+        """A digest of all that the file says of a training, or of a measurement of a network and those beside it."""
+        how = self.measurements.get(key)
+        networks = [self.networks[name] for name in (network, *(how.others if how else ()))]
+        made = [
+            [one.model, one.model_args, one.recipe, one.fraction, one.overrides, one.full_batch] for one in networks
+        ]
+        made += [[one.files, one.load] for one in networks]
+        asked = [how.probe, how.options, how.snapshot, how.otherwise, self.load] if how else []
+        text = json.dumps([key, self.data, made, asked], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def scope(self, network: str, results: Results) -> dict[str, Any]:
         """What the names in an expression over one network mean: its results and its numbers."""
