@@ -12,8 +12,10 @@ import pytest
 import torch
 from command_line import Command, one_line
 
+from landscape import options
 from landscape.cli.main import exit_code
 from landscape.probes import PROBES
+from landscape.reporting import progress
 
 
 @pytest.mark.slow
@@ -278,8 +280,12 @@ ENGINE = ("Hessian products: ", "is measured; name others: ")
 
 
 @pytest.mark.slow
-def test_a_run_prints_what_was_found_and_how_only_on_request(command: Command, tmp_path: Path) -> None:
+def test_a_run_prints_what_was_found_and_how_only_on_request(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line per network and probe, none twice; --verbose adds the engine's, and --log has them in any case."""
+    for module, name in ((progress, "FORECAST_SECONDS"), (options, "FORECAST_SECONDS"), (progress, "LINE_SECONDS")):
+        monkeypatch.setattr(module, name, 1e6)  # on a busy machine the run is long enough for lines about time
     run = Path("checkpoints/resnet_demo-digits")
     words = ["hessian", run, run / "init.pt", "--samples", "16", "--batch-size", "4", "--top", "1"]
     printed, recorded = {}, {}
