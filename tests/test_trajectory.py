@@ -11,6 +11,7 @@ import torch
 from analytic import convolution_net, quadratic, run_probe, same_state, state
 from torch import Tensor
 
+from landscape.probes import PROBES
 from landscape.probes.trajectory import Trajectory
 from landscape.subject import batchnorm
 from landscape.subject.sample_statistics import per_sample
@@ -30,6 +31,10 @@ def _path(folder: Path, points: Sequence[Tensor]) -> tuple[Subject, Trajectory]:
     for epoch, point in enumerate(points):
         torch.save({**state(subject.model), "weight": point}, folder / f"epoch_{epoch:03}.pt")
     return subject, Trajectory(run=str(folder))
+
+
+def test_the_help_says_that_the_polar_figure_is_easy_to_misread() -> None:
+    assert "in polar coordinates, easy to misread" in PROBES["trajectory"].help
 
 
 def test_a_run_starts_at_radius_one_and_angle_zero_and_ends_at_radius_zero_without_an_angle(tmp_path: Path) -> None:
