@@ -1,4 +1,4 @@
-"""The commands `plot` and `report`: figures of a results file or a training run."""
+"""The commands `plot`, `report` and `animate`: figures of a results file or a training run."""
 
 import gc
 from pathlib import Path
@@ -59,13 +59,10 @@ def plot(
     from landscape.options import one_of, parse_choices
     from landscape.plots import drawing
     from landscape.plots.selection import Selection, colours, pairs
-    from landscape.plots.theme import CAPTIONS, STYLES, Theme
+    from landscape.plots.theme import Theme
 
     formats = parse_choices("format", format, drawing.FORMATS)
-    one_of("style", style, STYLES)
-    one_of("columns", str(columns), ("0", "1", "2"))
     one_of("layout", layout or "park2022", ("park2022",))
-    one_of("caption", caption, CAPTIONS)
     theme = Theme(style, columns, title, caption)
     if file.is_dir():
         paths = drawing.draw_run(file, out, formats, theme=theme)
@@ -141,3 +138,50 @@ def _say(file: Path, out: Path, paths: list[Path], *, quiet: bool) -> None:
             f"{file} holds nothing finished to draw, or nothing finite; run a probe first: landscape surface"
         )
     say(f"{counted(len(paths), 'figure')} in {out}", quiet=quiet)
+
+
+RESULTS = "results.h5"
+
+
+def animate(
+    file: Annotated[
+        Path, typer.Argument(help="results of several snapshots of a run, or a run folder with its results.h5")
+    ] = Path(RESULTS),
+    out: Annotated[Path, Option(help="animation to write, .gif, or .mp4 where ffmpeg is installed")] = Path(
+        "animation.gif"
+    ),
+    figure: Annotated[str, Option(help="surface, surface_3d, hessian, or turntable: reliefs turning")] = "surface",
+    only: Annotated[
+        list[str], Option(help="only the checkpoint of this label (* stands for anything); repeatable")
+    ] = [],  # noqa: B006
+    rate: Annotated[float, Option(help="epochs, or pictures of a turn, per second; default: 2, or 12")] = 0.0,
+    style: Annotated[str, Option(help="screen, paper or dark")] = "screen",
+    columns: Annotated[int, Option(help="width: 1 or 2 columns of a paper (3.25 or 6.75 in); 0: 4.5 in")] = 0,
+    title: Annotated[str, Option(help="title above the figure")] = "",
+    quiet: command_options.Quiet = False,
+    debug: command_options.Debug = False,
+) -> None:
+    """Animate surface or spectrum of one run over its epochs, or turn the surfaces of several networks together.
+
+    All pictures have common axes and colours. A turntable shows loss on a logarithmic scale, cut so that the bowl of
+    every network is visible, with the path of training where the plane holds it.
+    """
+    from landscape.options import require
+    from landscape.plots.animation import TURNTABLE
+    from landscape.plots.animation import animate as write
+    from landscape.plots.selection import Selection
+    from landscape.plots.theme import Theme
+
+    theme = Theme(style, columns, title)
+    require(0 <= rate <= 50, "rate", rate, "above 0 and at most 50, or 0 for the default")
+    results = file / RESULTS if file.is_dir() else file
+    if file.is_dir() and not results.exists():
+        raise FileNotFoundError(
+            f"no {RESULTS} in {file}; measure its snapshots first, for example: landscape surface {file}/epoch_*.pt "
+            f"--out {results}"
+        )
+    damaged_files.check_not_damaged(results)
+    epochs = write(results, out, figure, selection=Selection(tuple(only)), theme=theme, rate=rate)
+    said = f"{counted(len(epochs), 'epoch')}, {epochs[0]:g} to {epochs[-1]:g}"
+    say(f"{counted(len(epochs), 'surface')} in one turn" if figure == TURNTABLE else said, quiet=quiet)
+    typer.echo(out)

@@ -13,7 +13,6 @@ import typer
 from typer.core import TyperGroup
 
 from landscape.cli import (
-    animate,
     compare,
     doctor,
     figures,
@@ -85,7 +84,7 @@ app.command("build-up", rich_help_panel=TRAIN)(studies.build_up)
 for _command in (training.train, training.models, studies.demo, study.reproduce):
     app.command(rich_help_panel=TRAIN)(_command)
 for _command in (
-    figures.plot, animate.animate, figures.report,
+    figures.plot, figures.animate, figures.report,
     compare.compare, doctor.doctor, show.show, networks.layers, networks.evaluate,
 ):  # fmt: skip
     app.command(rich_help_panel=INSPECT)(_command)

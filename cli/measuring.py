@@ -91,12 +91,6 @@ def probes_of(command: str) -> tuple[str, ...]:
     return FEATURES if command == "features" else (command,)
 
 
-def _several(command: str) -> str:
-    """What several checkpoints of a command are, see `Probe.several`."""
-    found: str = probe_class(probes_of(command)[0]).several
-    return found
-
-
 def measure_all(
     command: str,
     checkpoints: Sequence[Path | None],
@@ -129,17 +123,17 @@ def measure_all(
     from landscape.subject.loading.preprocessing import sharing_images
 
     common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)), "fsync": fsync, "overwrite": overwrite}
-    asked, _ = _configured(command, preset, expected(_several(command), checkpoints, parameters), loading)
-    with contextlib.ExitStack() as stack:
-        processes = stack.enter_context(process_setup.sharing_processes())
+    several = probe_class(probes_of(command)[0]).several
+    asked, _ = _configured(command, preset, expected(several, checkpoints, parameters), loading)
+    with process_setup.sharing_processes() as processes, contextlib.ExitStack() as stack:
         _refuse_separate_units(asked, workers, scheduler, processes)
         stack.enter_context(event_log(log if processes.rank == 0 else None, command=command, out=out))
         processes.on_main_process(lambda: hdf5_file.check(out, writable=True))
         common["executor"] = stack.enter_context(process_setup.executor_of(workers, scheduler))
-        choose = partial(chosen_checkpoints, command, _several(command), checkpoints, parameters, quiet=quiet)
+        choose = partial(chosen_checkpoints, command, several, checkpoints, parameters, quiet=quiet)
         chosen = processes.in_all(partial(choose, command_options.reading_values(loading), label))
         runs, spec = _configured(command, preset, chosen.parameters, loading)
-        refused: list[NotApplicable] = []
+        refused = 0
         outcomes: list[Outcome] = []
         stack.enter_context(sharing_images() if len(chosen.paths) > 1 else contextlib.nullcontext())
         for path, name in zip(chosen.paths, chosen.labels, strict=True):
@@ -149,10 +143,10 @@ def measure_all(
             try:
                 for probes, words in zip(runs, _told_apart(runs), strict=True):
                     outcomes += _measure(command, probes, subject, out, common, words, quiet=quiet)
-                    (after or _nothing)(probes[0], subject)
+                    if after is not None:
+                        after(probes[0], subject)
             except NotApplicable as error:
-                refused.append(error)
-                if len(refused) == len(chosen.paths):
+                if (refused := refused + 1) == len(chosen.paths):
                     raise
                 say(f"note: {name} is left out: {error}", quiet=quiet)
         _print_table(command, out, outcomes if common["shard"] == WHOLE else [], quiet=quiet)
@@ -176,10 +170,6 @@ def _all_measured(outcomes: list[Outcome]) -> list[Outcome]:
     if lost:
         raise ValueError(f"failed alone, the others are measured: {'; '.join(lost)}")
     return outcomes
-
-
-def _nothing(probe: Any, subject: Subject) -> None:
-    """What follows on a measurement unless an option asks for more."""
 
 
 def _refuse_separate_units(

@@ -87,12 +87,8 @@ def export(
         raise OptionError("--format bits and --budget belong together; give both, such as --format bits --budget 4")
     if budget:
         paths = bit_tables.export_bit_tables(file, out, budget, label=label)
-        for path in paths:
-            typer.echo(path)
-        say(f"{counted(len(paths), 'file')} in {out}", quiet=quiet)
-        return
-    formats = parse_choices("format", format, exporting.WRITERS)
-    paths = exporting.export(file, out, formats, label=label)
+    else:
+        paths = exporting.export(file, out, parse_choices("format", format, exporting.WRITERS), label=label)
     for path in paths:
         typer.echo(path)
     say(f"{counted(len(paths), 'file')} in {out}", quiet=quiet)

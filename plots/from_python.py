@@ -6,11 +6,10 @@ from typing import Any
 
 import xarray as xr
 
-from landscape.options import one_of
 from landscape.plots import FIGURES
 from landscape.plots.figure import FigureEntry
 from landscape.plots.selection import Data, Selection, results_of
-from landscape.plots.theme import STYLES, Theme, applied
+from landscape.plots.theme import Theme, applied
 
 
 def figure(
@@ -39,8 +38,6 @@ def figure(
         ValueError: nothing to draw, or axes that do not fit; OptionError: there is no such style, width or label.
     """
     entry = FIGURES[name]
-    one_of("style", style, STYLES)
-    one_of("columns", str(columns), ("0", "1", "2"))
     theme = Theme(style, columns, title)
     selection = Selection(tuple([only] if isinstance(only, str) else only))
     with results_of(data) as stored:

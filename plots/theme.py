@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from landscape.options import one_of
+
 COLUMN, PAGE = 3.25, 6.75  # inches: one column of a paper, both columns
 HIGHEST = 7.0  # inches of a figure of a paper
 RC: dict[Any, Any] = {
@@ -29,6 +31,7 @@ STYLES: Mapping[str, dict[Any, Any]] = {
         "legend.facecolor": _GROUND, "grid.color": "0.25", "patch.edgecolor": _INK, "hatch.color": _INK,
     },
 }  # fmt: skip
+CAPTIONS = ("text", "none", "tex")  # of a figure: below it, nowhere, in a file of LaTeX beside it
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,12 @@ class Theme:
     title: str = ""
     caption: str = "text"  # one of CAPTIONS
 
+    def __post_init__(self) -> None:
+        one_of("style", self.style, STYLES)
+        one_of("columns", str(self.columns), ("0", "1", "2"))
+        one_of("caption", self.caption, CAPTIONS)
 
-CAPTIONS = ("text", "none", "tex")  # of a figure: below it, nowhere, in a file of LaTeX beside it
+
 SCREEN = Theme()
 _theme: ContextVar[Theme] = ContextVar("theme", default=SCREEN)
 

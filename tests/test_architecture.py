@@ -211,7 +211,7 @@ ABOUT_PROBES = {
     "exchange",  # a format of other programs holds results of one
     "studies",  # a study, or a claim, says what it measures
     "benchmarks",  # a benchmark measures what it is about
-    "animate", "animation",  # what is animated
+    "figures", "animation",  # what is animated
     "park2022",  # a layout of that paper
     "heads_study", "hybrid_study", "smoothing_study", "sweep_study",  # figures of several probes
     "panels",  # what the page draws by itself
