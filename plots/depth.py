@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, style
+from landscape.plots import broken, style
 from landscape.plots.figure import Axes, Draw, Figure, Look
 from landscape.plots.theme import ground
 from landscape.statistics.stored import error_of, half_width
@@ -16,12 +16,11 @@ ERRORS = "Error bars: 95 % intervals over samples."
 NOTE = f"Bands: self-attention (grey), blocks that reduce the map (blue), smoothing (green, hollow). {ERRORS}"
 
 
-def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look | None = None, shade: bool = True) -> Axes:
+def over_depth(data: xr.Dataset, ax: Axes, quantity: str, *, look: Look, shade: bool = True) -> Axes:
     """Draw a quantity per layer with its 95 % interval at each layer's depth.
 
     Layers without a map are omitted, and the line is broken where they lie; smoothing blocks are hollow.
     """
-    look = look or appearance.look_of(data)
     shown = data[quantity].notnull().values
     depth, values = data["depth"].values[shown], data[quantity].values[shown]
     error = error_of(data, quantity)[shown] if f"{quantity}_se" in data else np.zeros_like(values)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.data.dataset import Batches, Images
 from landscape.plots import appearance
+from landscape.plots.appearance import look_of
 from landscape.plots.figures import attack as figure
 from landscape.probes.attack import Attack
 from landscape.statistics.intervals import quantile
@@ -199,7 +200,7 @@ def test_bands_stay_in_the_range_of_an_accuracy_and_begin_with_that_of_the_clean
     data = attacked(1, 4)
     data = data.assign(accuracy=data["accuracy"] * 0 + 1.0, accuracy_se=data["accuracy_se"] * 0)
     data.attrs["intact_accuracy"] = 1.0
-    ax = figure.draw(data, Figure().subplots())
+    ax = figure.draw(data, Figure().subplots(), look=look_of(data))
     heights = ax.collections[0].get_paths()[0].vertices
     assert heights[:, 1].max() == 1.0
     at_zero = heights[heights[:, 0] == 0.0, 1]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from landscape.options import OptionError
 from landscape.plots import FIGURES, appearance, differences, headlines
+from landscape.plots.appearance import look_of
 from landscape.plots.comparison import comparison
 from landscape.plots.figures import calibration as figure
 from landscape.plots.figures import calibration_test, calibration_train
@@ -324,7 +325,7 @@ def test_checkpoints_on_the_same_samples_are_compared_sample_by_sample_in_words_
     groups_of = {data.attrs["label"]: name for name, data in reader.groups(study)}
     assert "against one nll" in headlines.headline(study, groups_of["two"])
     results = [data for _, data in reader.groups(study)]  # the diagram is the stored one, the differences below it
-    axes = figure.draw(results[0], tuple(Figure().subplots(1, 2)))
+    axes = figure.draw(results[0], tuple(Figure().subplots(1, 2)), look=look_of(results[0]))
     shown = results[0]["bin_count"].values > 0
     line = axes[0].containers[-1][0]
     np.testing.assert_array_equal(line.get_xdata(), results[0]["bin_confidence"].values[shown])

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from scipy.integrate import trapezoid
 from scipy.stats import wasserstein_distance
 
+from landscape.plots.appearance import look_of
 from landscape.plots.figures import density
 from landscape.probes.density import Density
 from landscape.probes.trace import Trace
@@ -221,7 +222,7 @@ def test_the_bulk_is_resolved_beside_outliers_a_thousand_times_as_large() -> Non
 def test_the_line_is_the_mean_over_vectors_and_the_band_its_interval_from_four_on() -> None:
     for vectors in (3, 5):
         data = stored(SPECTRUM, Density(vectors=vectors, steps=12))
-        ax = density.draw(data, Figure().subplots())
+        ax = density.draw(data, Figure().subplots(), look=look_of(data))
         _, curves = density.broadened(*density.quadratures(data), density.axis_resolution_of([data]))
         mean = curves.mean(axis=0)
         np.testing.assert_allclose(ax.lines[0].get_ydata(), mean)

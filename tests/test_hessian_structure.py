@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from landscape.curvature.block_diagonal import Partition
 from landscape.options import OptionError
 from landscape.plots import drawing, headlines
+from landscape.plots.appearance import look_of
 from landscape.plots.figures import trace_blocks
 from landscape.probes.trace import Trace
 from landscape.results import reader
@@ -138,7 +139,7 @@ def test_the_figure_has_a_bar_for_every_block_and_ratio(tmp_path: Path) -> None:
     run(Trace(vectors=8, blocks="tensor"), tanh_net(), tmp_path / "results.h5", label="net")
     assert [path.stem for path in drawing.draw(tmp_path / "results.h5", tmp_path)] == ["trace", "trace_blocks"]
     ((_, data),) = reader.find(tmp_path / "results.h5", "trace")
-    ax = trace_blocks.draw(data, Figure().subplots())
+    ax = trace_blocks.draw(data, Figure().subplots(), look=look_of(data))
     widths = [bar.get_width() for bar in ax.patches]
     np.testing.assert_allclose(widths, np.concatenate([data["rows_off_block"], data["rows_non_gauss_newton"]]))
     assert headlines.numbers(data)["off_block"] == data["off_block"]

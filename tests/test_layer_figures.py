@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import landscape
 from landscape.plots import FIGURES, appearance, depth
 from landscape.plots import depth as plots_depth
+from landscape.plots.appearance import look_of
 from landscape.plots.figures import hessian, lesion
 from landscape.probe import NotApplicable
 from landscape.probes import OWN, probe_class
@@ -30,7 +31,7 @@ from landscape.statistics.stored import half_width, unmeasured
 )
 def test_lines_over_depth_are_the_stored_numbers_with_their_errors(study: Path, name: str, quantity: str) -> None:
     data = result_of(study, FIGURES[name].probe)
-    ax = FIGURES[name].module.draw(data, Figure().subplots())
+    ax = FIGURES[name].module.draw(data, Figure().subplots(), look=look_of(data))
     shown = np.isfinite(data[quantity].values)
     line, _, (bars,) = ax.containers[0]
     np.testing.assert_array_equal(line.get_xdata(), data["depth"].values[shown])
@@ -84,7 +85,9 @@ def test_the_areas_of_the_spectrum_are_the_share_of_each_side_with_ten_eigenvalu
 @pytest.mark.slow
 def test_both_panels_of_the_spectrum_show_the_density_of_all_values_on_one_scale(study: Path) -> None:
     data = result_of(study, "hessian")
-    left, right = hessian.draw(data, tuple(Figure().subplots(1, 2)), ranges=((-400.0, 0.0), (0.0, 1500.0)))
+    left, right = hessian.draw(
+        data, tuple(Figure().subplots(1, 2)), look=look_of(data), ranges=((-400.0, 0.0), (0.0, 1500.0))
+    )
     area = sum(trapezoid(ax.lines[0].get_ydata(), ax.lines[0].get_xdata()) for ax in (left, right))
     assert area == pytest.approx(1.0, abs=0.01)
     assert (left.get_xlim()[1], right.get_xlim()[0]) == (0, 0)
@@ -94,7 +97,7 @@ def test_both_panels_of_the_spectrum_show_the_density_of_all_values_on_one_scale
 @pytest.mark.parametrize("values", [[3.0], [2.0, 2.0], [-1.0, -1.0], [0.0]])
 def test_a_few_equal_eigenvalues_still_draw(values: list[float]) -> None:
     data = xr.Dataset({"eigenvalue": (("batch", "rank"), [values])}, attrs={"label": "vit"})
-    for ax in hessian.draw(data, tuple(Figure().subplots(1, 2))):
+    for ax in hessian.draw(data, tuple(Figure().subplots(1, 2)), look=look_of(data)):
         assert np.isfinite(ax.lines[0].get_ydata()).all()
 
 
@@ -122,7 +125,7 @@ def test_a_loss_without_accuracy_is_drawn_beside_one_with_it(study: Path, probe:
     increases = 1 if probe == "noise" else 2
     assert labels.count("accuracy drop") == 1
     assert sum(label.startswith("loss increase") for label in labels) == increases
-    ax = figure.module.draw(other, Figure().subplots())
+    ax = getattr(landscape.plots, probe)(other, ax=Figure().subplots())
     assert ax.get_ylabel().startswith("loss increase")
     drawn = ax.lines[0].get_ydata() if probe == "noise" else [bar.get_height() for bar in ax.containers[-1]]
     np.testing.assert_array_equal(drawn, other["loss_increase"].dropna("band" if probe == "noise" else "unit").values)
@@ -141,7 +144,7 @@ def test_a_removal_that_blows_up_the_loss_does_not_hide_the_others(study: Path) 
 @pytest.mark.slow
 def test_noise_is_drawn_with_its_interval_and_without_empty_bands(study: Path) -> None:
     data = result_of(study, "noise")
-    ax = FIGURES["noise"].module.draw(data, Figure().subplots())
+    ax = FIGURES["noise"].module.draw(data, Figure().subplots(), look=look_of(data))
     shown = np.isfinite(data["accuracy_drop"].values)
     assert shown.sum() == 8
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), data["band"].values[shown])
@@ -191,7 +194,7 @@ def test_the_classifier_of_linear_probes_is_named(study: Path) -> None:
 @pytest.mark.slow
 def test_a_linear_probe_is_drawn_beside_the_network_itself(study: Path) -> None:
     data = result_of(study, "probe-linear")
-    *_, own = FIGURES["probe_linear"].module.draw(data, Figure().subplots()).lines
+    *_, own = FIGURES["probe_linear"].module.draw(data, Figure().subplots(), look=look_of(data)).lines
     assert own.get_ydata() == [0.75, 0.75]
 
 
@@ -214,7 +217,7 @@ def test_lines_over_depth_break_where_layers_are_missing() -> None:
             "kind": ("layer", ["conv"] * 5 + ["smoothing"]),
         }
     )
-    (line, *_) = plots_depth.over_depth(data, Figure().subplots(), "variance", shade=False).lines
+    (line, *_) = plots_depth.over_depth(data, Figure().subplots(), "variance", look=look_of(data), shade=False).lines
     assert np.flatnonzero(np.isnan(line.get_ydata())).tolist() == [3, 6]
 
 

@@ -92,7 +92,8 @@ def test_the_newer_of_two_results_at_one_epoch_is_drawn() -> None:
 
 def test_phases_show_the_stored_numbers_over_the_epoch() -> None:
     axes = Figure().subplots(1, 3)
-    assert hessian_phases.draw(_snapshots([2.0, 0.0, 1.0]), axes) is axes
+    run = _snapshots([2.0, 0.0, 1.0])
+    assert hessian_phases.draw(run, axes, look=look_of(run[0])) is axes
     for ax, expected in zip(axes, ([0, 1, 2], [0, 1, 2], [2, 3, 4]), strict=True):
         np.testing.assert_allclose(ax.lines[0].get_xdata(), [0, 1, 2])
         np.testing.assert_allclose(ax.lines[0].get_ydata(), expected)
@@ -100,7 +101,7 @@ def test_phases_show_the_stored_numbers_over_the_epoch() -> None:
 
 def test_bars_are_the_means_of_both_ends_of_every_layer(file: Path) -> None:
     data = _stored(file, layers=True)
-    ax = hessian_layers.draw(data, Figure().subplots())
+    ax = hessian_layers.draw(data, Figure().subplots(), look=look_of(data))
     widths = np.array([bar.get_width() for bar in ax.patches])
     expected = np.concatenate([data[name].mean("batch").values for name in ("largest", "smallest")])
     np.testing.assert_allclose(widths, expected)
@@ -173,7 +174,7 @@ def test_the_report_broadens_densities_as_the_figure_does() -> None:
 
 def test_the_density_of_the_searches_is_the_mean_over_mini_batches(file: Path) -> None:
     data = _stored(file, layers=False)
-    ax = hessian_density.draw(data, Figure().subplots())
+    ax = hessian_density.draw(data, Figure().subplots(), look=look_of(data))
     resolution, x = axis_resolution_of([data]), np.asarray(ax.lines[0].get_xdata(), dtype=float)
     expected = np.zeros_like(x)
     for nodes, weights in zip(data["nodes"].values, data["weights"].values, strict=True):

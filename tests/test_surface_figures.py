@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from landscape.plots import FIGURES, appearance, plane, theme
+from landscape.plots.appearance import look_of
 from landscape.plots.figures import surface, surface_error, surface_heat, surface_height
 from landscape.plots.tidy import tidied
 from landscape.statistics.stored import half_width
@@ -59,7 +60,7 @@ def test_a_flat_surface_beside_a_steep_one_has_contours_too() -> None:
 @pytest.mark.slow
 def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> None:
     data = result_of(study, "trajectory")
-    polar, plane = FIGURES["trajectory"].module.draw(data, axes_for("trajectory"))
+    polar, plane = FIGURES["trajectory"].module.draw(data, axes_for("trajectory"), look=look_of(data))
     path = polar.lines[0]
     assert tuple(path.get_xydata()[0]) == (0.0, 1.0)
     assert path.get_ydata()[-1] == 0.0
@@ -70,7 +71,7 @@ def test_the_polar_path_starts_at_one_and_ends_in_the_middle(study: Path) -> Non
 @pytest.mark.slow
 def test_lines_are_the_stored_numbers_with_their_bands_and_barriers(study: Path) -> None:
     data = result_of(study, "line")
-    left, right = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)))
+    left, right = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)), look=look_of(data))
     curves = [drawn for drawn in left.lines if len(drawn.get_xdata()) == data.sizes["t"]]
     np.testing.assert_array_equal([drawn.get_ydata() for drawn in curves], data["loss"].values)
     band = left.collections[0].get_paths()[0].vertices[:, 1]
@@ -89,7 +90,7 @@ def test_several_random_directions_are_a_mean_and_a_spread() -> None:
          **{f"{name}_se": (both, 0 * loss) for name in ("loss", "accuracy")}, "name": ("direction", ["a", "b", "c"])},
         {"t": [-1.0, 0.0, 1.0]}, attrs={"along": "random", "label": "net"},
     )  # fmt: skip
-    ax, _ = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)))
+    ax, _ = FIGURES["line"].module.draw(data, tuple(Figure().subplots(1, 2)), look=look_of(data))
     np.testing.assert_array_equal(ax.lines[3].get_ydata(), [4.0, 1.0, 5.0])
     assert not ax.collections or not np.isfinite(ax.collections[0].get_paths()[0].vertices[:, 1]).any()  # of three
     page = FIGURES["line"].module.page([data], appearance.looks([data]))
@@ -133,7 +134,7 @@ def test_the_path_lies_over_its_plane_with_the_end_as_a_star(study: Path) -> Non
 @pytest.mark.slow
 def test_the_plane_of_a_run_stands_beside_the_snapshots_own_losses(study: Path) -> None:
     data = result_of(study, "trajectory")
-    losses, distances = FIGURES["trajectory_loss"].module.draw(data, tuple(Figure().subplots(1, 2)))
+    losses, distances = FIGURES["trajectory_loss"].module.draw(data, tuple(Figure().subplots(1, 2)), look=look_of(data))
     for drawn, name in zip(losses.lines, ("loss", "plane_loss"), strict=True):
         np.testing.assert_array_equal(drawn.get_xydata(), np.stack([data["epoch"], data[name]], axis=1))
     np.testing.assert_array_equal(distances.lines[0].get_ydata(), data["off_plane"].values)
@@ -190,7 +191,7 @@ def test_the_error_map_shows_the_error_as_a_share_of_the_loss(study: Path) -> No
 @pytest.mark.slow
 def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
     data = result_of(study, "surface")
-    ax = surface_height.draw(data, Figure().add_subplot())
+    ax = surface_height.draw(data, Figure().add_subplot(), look=look_of(data))
     (bars,) = ax.containers
     line, _, (segments,) = bars.lines
     np.testing.assert_allclose(line.get_ydata(), data["height"].values)

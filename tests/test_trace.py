@@ -15,7 +15,7 @@ from torch import Tensor
 
 from landscape.curvature.trace_estimators import TraceEstimate, exact, hutch_plus_plus, hutchinson, xtrace
 from landscape.plots import headlines, style
-from landscape.plots.appearance import Look
+from landscape.plots.appearance import Look, look_of
 from landscape.plots.figures import trace
 from landscape.probes.trace import METHODS, Method, Trace
 from landscape.results import reader
@@ -218,7 +218,7 @@ def stored(traces: Sequence[float], label: str = "vit") -> xr.Dataset:
 def test_the_line_lies_at_the_trace_of_all_samples_in_a_band_of_its_error() -> None:
     data = stored([3.0, 5.0, np.nan])
     data["trace_se"].attrs["n"] = 8
-    ax = trace.draw(data, Figure().subplots())
+    ax = trace.draw(data, Figure().subplots(), look=look_of(data))
     assert [line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1] == [4.0]
     (band,) = ax.patches
     assert band.get_height() == pytest.approx(2 * 2.3646 * np.sqrt(2) / 2, rel=1e-4)  # Student, 7 degrees

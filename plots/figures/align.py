@@ -18,11 +18,10 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look) -> tuple[Axes, ...]:
     """Draw the loss (first axes) and the accuracy (second, if any) of every curve, bands of 95 % intervals."""
     from matplotlib.lines import Line2D
 
-    look = look or appearance.look_of(data)
     draw_curves(data, axes, look, appearance.LINES, "curve", "position (share of the way)")
     lines = [
         Line2D([], [], color=look.color, linestyle=appearance.LINES[k % len(appearance.LINES)], label=_barrier(data, k))

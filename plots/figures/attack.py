@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, differences, headlines, style
+from landscape.plots import differences, headlines, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import intervals, stored
 from landscape.statistics.paired import Difference, comparable, mcnemar, mean_difference, paired_t
@@ -20,9 +20,9 @@ NAMES = {"fgsm": "FGSM", "pgd": "PGD"}
 EPS = "eps (of 255 grey levels)"
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, method: int = 0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, method: int = 0) -> Axes:
     """Draw the accuracy (the loss where there is none) under one attack over eps in grey levels of 255."""
-    look, quantity = look or appearance.look_of(data), quantity_of(data)
+    quantity = quantity_of(data)
     row = data.isel(method=method)
     shown = np.isfinite(row[quantity].values)
     eps, value, low, high = (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style
+from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -20,9 +20,8 @@ LABELS = {
 }
 
 
-def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "distance", look: Look) -> Axes:
     """Draw one quantity of every head at the depth of its layer, and the mean over heads as a line."""
-    look = look or appearance.look_of(data)
     values, depth = data[quantity].values, data["depth"].values
     points = np.repeat(depth, values.shape[1]), values.ravel()
     ax.scatter(*points, color=look.color, marker=look.marker, s=7, alpha=0.4, linewidths=0)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, style
+from landscape.plots import broken, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import error_of, half_width
 
@@ -23,9 +23,8 @@ LABELS = {
 }
 
 
-def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_cosine", look: Look) -> Axes:
     """Draw one similarity over the depth of the self-attentions, with its 95 % interval."""
-    look = look or appearance.look_of(data)
     shown = np.isfinite(data[quantity].values)
     at, values = (data[name].values[shown] for name in ("depth", quantity))
     errors, halves = (np.broadcast_to(part, shown.shape)[shown] for part in (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, depth, style, theme
+from landscape.plots import depth, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -28,9 +28,8 @@ def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "token_singular_value") 
     return ax
 
 
-def draw_over_depth(data: xr.Dataset, ax: Axes, quantity: str, rank: int, *, look: Look | None = None) -> Axes:
+def draw_over_depth(data: xr.Dataset, ax: Axes, quantity: str, rank: int, *, look: Look) -> Axes:
     """Draw the singular value of one rank, counted from 1, over the depth of the self-attentions."""
-    look = look or appearance.look_of(data)
     values = data[quantity].values[:, rank - 1]
     shown = np.isfinite(values)
     ax.plot(data["depth"].values[shown], values[shown], **look.cues, label=look.label)

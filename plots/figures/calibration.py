@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, differences, style, theme
+from landscape.plots import differences, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.reader import parameters_of
 from landscape.statistics import calibration as statistics
@@ -26,12 +26,11 @@ COLUMNS = 3  # networks side by side
 HIGH = 1.6  # height of a diagram with its histogram, in widths
 
 
-def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look) -> tuple[Axes, ...]:
     """Draw the accuracy over the confidence (first axes), and the share of samples per bin (second, if any).
 
     Pale is the half that the temperature was not fitted on, after temperature scaling.
     """
-    look = look or appearance.look_of(data)
     ax = axes[0]
     ax.plot([0, 1], [0, 1], color=theme.muted(), linewidth=0.7, linestyle="--", zorder=0)
     for prefix, alpha, face in (("scaled_", 0.6, theme.ground()), ("", 1.0, look.color)):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import xarray as xr
 
 from landscape.plots import style, theme
-from landscape.plots.appearance import looks as looks_of
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import calibration_train
 from landscape.results.protocols import stored
@@ -19,9 +18,9 @@ MEANING = (
 LEAST = 2  # networks in the figure
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw one network as a point with its 95 % intervals."""
-    calibration_train.point(data, data, ax, look or looks_of([data])[0], error=False)
+    calibration_train.point(data, data, ax, look, error=False)
     split = _split(data)
     ax.set(xlabel=f"NLL on {split} (nats)", ylabel=f"accuracy on {split}")
     return ax

@@ -17,13 +17,13 @@ MEANING = (
 )
 
 
-def draw(data: Sequence[xr.Dataset] | xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: Sequence[xr.Dataset] | xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw one network as a point with its 95 % intervals; the data are its results on train and on test samples.
 
     A single result gives both coordinates.
     """
     train, test = (data, data) if isinstance(data, xr.Dataset) else (data[0], data[-1])
-    point(train, test, ax, look or looks_of([test])[0])
+    point(train, test, ax, look)
     ax.set(xlabel="NLL on train (nats)", ylabel="error on test")
     return ax
 

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import counted
-from landscape.plots import appearance, differences, rows
+from landscape.plots import differences, rows
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import corruption_summary, stored
 from landscape.statistics.paired import Difference, by_error, comparable
@@ -20,9 +20,8 @@ METRICS = {"accuracy": "accuracy", "nll": "NLL (nats)", "ece": "ECE"}
 NOTE = "Points: means over severities, with 95 % intervals over images. Triangles: clean images."
 
 
-def draw(data: xr.Dataset, ax: Axes, metric: str = "accuracy", *, look: Look | None = None, shift: float = 0.0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, metric: str = "accuracy", *, look: Look, shift: float = 0.0) -> Axes:
     """Draw the mean over severities of every corruption, below each other, and a triangle for the clean images."""
-    look = look or appearance.look_of(data)
     value, ends = data[f"type_{metric}"].values, stored.ends_of(data, f"type_{metric}")
     rows.draw(ax, rows_of(data), value, ends, look=look, shift=shift)
     clean = float(data.attrs.get(f"clean_{metric}", np.nan))

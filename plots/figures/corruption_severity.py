@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style
+from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.corruption import METRICS
 from landscape.statistics.stored import ends_of
@@ -18,9 +18,8 @@ MEANING = (
 NOTE = "Mean over corruptions. Bands: 95 % intervals over images."
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, metric: str = "accuracy") -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, metric: str = "accuracy") -> Axes:
     """Draw a score over severity, from the clean images at 0, with its 95 % band."""
-    look = look or appearance.look_of(data)
     shown = np.isfinite(data[f"severity_{metric}"].values)
     severity = data["severity"].values[shown]
     value = data[f"severity_{metric}"].values[shown]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, style
+from landscape.plots import broken, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.ensemble import count_axis
 from landscape.statistics.stored import error_of, half_width
@@ -20,9 +20,8 @@ MEANS = {"mean_nll": "mean NLL (nats)", "mean_accuracy": "mean error", "mean_ece
 NOTE = "Means over corruptions and severities. Bars: 95 % intervals over images."
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, quantity: str = "") -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, quantity: str = "") -> Axes:
     """Draw a score over the number of members, by default mCNLL or, without a baseline, the mean NLL."""
-    look = look or appearance.look_of(data)
     quantity = quantity or next(iter(panels([data])))
     value, error = data[f"size_{quantity}"].values, error_of(data, f"size_{quantity}")
     value = 1 - value if quantity == "mean_accuracy" else value

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, headlines, style
+from landscape.plots import headlines, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import intervals, rounding, stored
 
@@ -31,12 +31,12 @@ class AxisResolution:
         return f"Axis linear within ±{self.linear:.2g}; nodes broadened by {self.width:.2g} on it."
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, resolution: AxisResolution | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, resolution: AxisResolution | None = None) -> Axes:
     """Draw the mean density of eigenvalues with its 95 % interval over runs, both axes logarithmic away from zero.
 
     By default the resolution comes from the distances between the nodes.
     """
-    look, resolution = look or appearance.look_of(data), resolution or axis_resolution_of([data])
+    resolution = resolution or axis_resolution_of([data])
     at, curves = broadened(*quadratures(data), resolution)
     mean, runs = curves.mean(axis=0), len(curves)
     ax.plot(at, mean, color=look.color, linestyle=look.line, label=look.label)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, style
+from landscape.plots import broken, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.paired import Difference, mcnemar, paired_t
 from landscape.statistics.rounding import plus_minus
@@ -34,9 +34,8 @@ NOTE = (
 )
 
 
-def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look) -> tuple[Axes, ...]:
     """Draw NLL, error, ECE, Brier score, signed ECE and the three entropies over the number of members."""
-    look = look or appearance.look_of(data)
     size = data["size"].values
     for ax, (name, label) in zip(axes, PANELS.items(), strict=False):
         if name == "entropy":

@@ -18,7 +18,7 @@ QUANTITIES = {"disagreement": "disagreement", "cka": "CKA"}
 NAMED = 10  # members up to which their names are written
 
 
-def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None) -> tuple[Axes, ...]:
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look) -> tuple[Axes, ...]:
     """Draw the matrices of disagreement and of CKA of every two members."""
     names = [appearance.escaped(differences.shortened(str(name))) for name in data["name"].values]
     for ax, (quantity, title) in zip(axes, QUANTITIES.items(), strict=False):

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.headline import FLATTER, FLATTER_ABOVE
-from landscape.plots import appearance, broken, style, theme
+from landscape.plots import broken, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.headline_numbers import Measured
 from landscape.statistics import flatness, intervals, rounding, seed_groups
@@ -39,14 +39,11 @@ def rows_of(data: xr.Dataset) -> Iterator[Measured]:
         yield Measured(str(name), float(value), float(error), float(low), float(high), str(units), reading, float(n))
 
 
-def draw(
-    data: xr.Dataset, ax: Axes, *, look: Look | None = None, first: xr.Dataset | None = None, shift: float = 0.0
-) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, first: xr.Dataset | None = None, shift: float = 0.0) -> Axes:
     """Draw every measure over that of the `first` result, by default of this one, in a row each, sharper to the right.
 
     A measure that the first result lacks, or that is not above 0 there, has no ratio and is left out.
     """
-    look = look or appearance.look_of(data)
     reference = {row.name: row.value for row in rows_of(data if first is None else first)}
     places = {name: float(k) for k, name in enumerate(reference)}
     found = [row for row in rows_of(data) if row.name in reference and reference[row.name] > 0]

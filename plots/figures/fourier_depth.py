@@ -15,7 +15,7 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, shade: bool = True) -> Axes:
     """Draw the relative log amplitude at each layer's own highest frequency over normalised depth."""
     depth.over_depth(data, ax, "high_frequency", look=look, shade=shade)
     ax.set(ylabel="Δ\u00a0ln\u00a0A at the highest frequency")

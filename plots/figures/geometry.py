@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, depth, style, theme
+from landscape.plots import broken, depth, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import rounding, stored
 
@@ -26,11 +26,8 @@ AT_HEAD = 1.15  # where the classifier's input stands, beyond the last layer
 NOTE = f"Single markers on the right: the input of the classifier. {depth.ERRORS}"
 
 
-def draw(
-    data: xr.Dataset, ax: Axes, *, quantity: str = "effective_rank", look: Look | None = None, shade: bool = True
-) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "effective_rank", look: Look, shade: bool = True) -> Axes:
     """Draw one quantity of every layer over normalised depth, and on the right that of the classifier's input."""
-    look = look or appearance.look_of(data)
     if quantity in data and np.isfinite(data[quantity].values).any():
         depth.over_depth(data, ax, quantity, look=look, shade=shade)
     if f"head_{quantity}" in data:

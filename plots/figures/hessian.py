@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style
+from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.reader import parameters_of
 from landscape.statistics import ratio, rounding
@@ -28,13 +28,12 @@ PAPER: tuple[Range, Range] = ((-120.0, 0.0), (0.0, 900.0))
 
 
 def draw(
-    data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None, ranges: tuple[Range, Range] | None = None
+    data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look, ranges: tuple[Range, Range] | None = None
 ) -> tuple[Axes, Axes]:
     """Draw the density of all eigenvalues, its negative side on the first axes and its positive side on the second.
 
     By default the ranges of both sides follow the data's quantiles; the paper's are in `PAPER`.
     """
-    look = look or appearance.look_of(data)
     values = eigenvalues(data)
     for ax, (low, high) in zip(axes, ranges or axis_ranges([data]), strict=True):
         draw_density(ax, values, np.linspace(low, high, 400), look)

@@ -18,9 +18,8 @@ MEANING = (
 ROW = 0.115  # inches per layer
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw both ends of every layer's spectrum, the first layer on top; the result has an axis `group`."""
-    look = look or appearance.look_of(data)
     at = np.arange(data.sizes["group"])
     ends = [_mean(data, name) for name in ("largest", "smallest")]
     for (mean, error), alpha in zip(ends, (1.0, 0.45), strict=True):

@@ -18,9 +18,8 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the eigenvalues of every finished mini-batch over its loss."""
-    look = look or appearance.look_of(data)
     loss, values = data["loss"].values, data["eigenvalue"].transpose("batch", "rank").values
     others = np.repeat(loss, values.shape[1] - 1)
     ax.plot(others, values[:, 1:].ravel(), ".", color=look.color, alpha=0.35, markersize=2)

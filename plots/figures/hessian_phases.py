@@ -19,13 +19,12 @@ MEANING = (
 )
 
 
-def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look | None = None) -> Sequence[Axes]:
+def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look) -> Sequence[Axes]:
     """Draw the three numbers of one run over its epochs on three axes.
 
     The data are results of equal parameters at snapshots of the run; a single result is a run of one.
     """
     run = sorted([data] if isinstance(data, xr.Dataset) else data, key=epoch)
-    look = look or looks_of(run)[-1]
     at = [epoch(result) for result in run]
     for ax, name in zip(axes, ("nep", "ape"), strict=False):
         middle, low, high = (np.array([float(a[key]) for a in run]) for key in (name, f"{name}_low", f"{name}_high"))

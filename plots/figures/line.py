@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import style
-from landscape.plots.appearance import DASHES, LINES, escaped, look_of, loss_label, names
+from landscape.plots.appearance import DASHES, LINES, escaped, loss_label, names
 from landscape.plots.figure import Axes, Color, Figure, Line, Look
 from landscape.statistics import intervals, rounding, stored
 
@@ -23,15 +23,12 @@ TITLES = {
 }  # fmt: skip
 
 
-def draw(
-    data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None, lines: Sequence[Line] = LINES
-) -> tuple[Axes, ...]:
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look, lines: Sequence[Line] = LINES) -> tuple[Axes, ...]:
     """Draw the loss (first axes) and the accuracy (second, if any) of every direction, bands of 95 % intervals.
 
     Several random directions are thin lines with their mean and its 95 % interval over directions.
     `lines`: line styles of the directions; the first is that of the mean.
     """
-    look = look or look_of(data)
     draw_curves(data, axes, look, lines, "direction", _axis(data))
     _barriers(data, axes[0], look)
     return axes

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style, theme
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Draw, Figure, Look
 
 MEANING = (
@@ -21,7 +21,7 @@ LIMIT = "stability threshold of the optimiser"
 MARKS = 14  # of a line: with more rows not every one has a mark
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the largest eigenvalue over the steps and its threshold; ringed where a search has not converged."""
     return over_steps(data, ax, "eigenvalue", "threshold", "converged", "largest Hessian eigenvalue", look)
 
@@ -32,10 +32,9 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def over_steps(
-    data: xr.Dataset, ax: Axes, quantity: str, threshold: str, converged: str, name: str, look: Look | None
+    data: xr.Dataset, ax: Axes, quantity: str, threshold: str, converged: str, name: str, look: Look
 ) -> Axes:
     """Draw the first rank of eigenvalues over the steps, and a threshold."""
-    look = look or appearance.look_of(data)
     step, value = data["step"].values, data[quantity].transpose("step", "rank").values[:, 0]
     known = np.isfinite(value)
     every = max(1, int(known.sum()) // MARKS)

@@ -15,7 +15,7 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the critical sharpness over the steps and 2 / learning rate."""
     return monitor.over_steps(_with_limit(data), ax, "critical", "limit", "known", "critical sharpness", look)
 

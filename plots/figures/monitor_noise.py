@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, style
+from landscape.plots import broken, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import half_width
 
@@ -19,9 +19,8 @@ MEANING = (
 WINDOW = 9  # measurements
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the noise scale of every measurement, with its 95 % interval, and the ratio of both averages as a line."""
-    look = look or appearance.look_of(data)
     step, scale = data["step"].values, data["noise_scale"].values
     known = np.isfinite(scale) & (scale > 0)
     half = broken.bar(half_width(data, "noise_scale")[known])

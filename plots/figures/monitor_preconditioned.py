@@ -15,7 +15,7 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the largest preconditioned eigenvalue over the steps and its threshold."""
     names = ("preconditioned", "preconditioned_threshold", "preconditioned_converged")
     return monitor.over_steps(data, ax, *names, "largest preconditioned eigenvalue", look)

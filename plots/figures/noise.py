@@ -7,7 +7,6 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import appearance, broken, headlines, style, theme
-from landscape.plots.appearance import look_of
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.results.reader import parameters_of
 from landscape.statistics.stored import half_width
@@ -20,12 +19,12 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the accuracy drop over the frequency of the noise, with its 95 % interval; empty bands are left out.
 
     Where the loss defines no accuracy, draw the loss increase.
     """
-    look, quantity = look or look_of(data), headlines.change(data)
+    quantity = headlines.change(data)
     shown = np.isfinite(data[quantity].values)
     band, drop = data["band"].values[shown], data[quantity].values[shown]
     half = broken.bar(half_width(data, quantity)[shown])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style, theme
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -26,9 +26,8 @@ KINDS = {"simple": (0.0, True), "curvature": (0.22, False)}  # distance below th
 MOST = 30.0  # of the axis of steps and samples
 
 
-def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None, row: float = 0.0) -> tuple[Axes, ...]:
+def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look, row: float = 0.0) -> tuple[Axes, ...]:
     """Draw both noise scales in a row (first axes), and the trade-off between steps and samples (second, if any)."""
-    look = look or appearance.look_of(data)
     for kind, (below, filled) in KINDS.items():
         if kind in data:
             _point(data, kind, axes[0], row + below, look, filled)

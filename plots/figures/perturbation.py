@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import xarray as xr
 
-from landscape.plots import appearance, rows
+from landscape.plots import rows
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import ends_of
 
@@ -18,12 +18,10 @@ LABELS = {"consistency": "consistency", "cross_entropy": "cross-entropy consiste
 NOTE = "95 % intervals over images."
 
 
-def draw(
-    data: xr.Dataset, ax: Axes, score: str = "consistency", *, look: Look | None = None, shift: float = 0.0
-) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, score: str = "consistency", *, look: Look, shift: float = 0.0) -> Axes:
     """Draw a score of every perturbation, below each other."""
     value, ends = data[score].values, ends_of(data, score)
-    rows.draw(ax, short_names(data), value, ends, look=look or appearance.look_of(data), shift=shift)
+    rows.draw(ax, short_names(data), value, ends, look=look, shift=shift)
     ax.set_xlabel(LABELS[score])
     return ax
 

@@ -19,9 +19,8 @@ MARKS = 6  # markers on a line
 NOTE = "Solid: the same prediction as at the next frame. Dotted: accuracy."
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, which: int = 0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, which: int = 0) -> Axes:
     """Draw consistency and accuracy of one perturbation over its frames."""
-    look = look or appearance.look_of(data)
     frame = data["frame"].values
     same, right = (data[f"{name}_at"].values[which] for name in ("consistency", "accuracy"))
     shown = np.isfinite(same)

@@ -17,7 +17,7 @@ MEANING = (
 CLASSIFIERS = {"ridge": "ridge regression", "lbfgs": "logistic regression"}
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, shade: bool = True) -> Axes:
     """Draw the accuracy of every layer's linear probe over normalised depth, beside the network's own with bands."""
     depth.over_depth(data, ax, "accuracy", look=look, shade=shade)
     ax.set(ylabel="accuracy of a linear probe")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, rows
+from landscape.plots import rows
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import ends_of
 
@@ -18,9 +18,8 @@ MEANING = (
 NOTE = "Points: categories. Lines: all pictures. Both with 95 % intervals (Wilson)."
 
 
-def draw(data: xr.Dataset, ax: Axes, column: str = "", *, look: Look | None = None, shift: float = 0.0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, column: str = "", *, look: Look, shift: float = 0.0) -> Axes:
     """Draw the bias of every category, below each other, and that of all pictures as a vertical line."""
-    look = look or appearance.look_of(data)
     value, ends = data["category_bias"].values, ends_of(data, "category_bias")
     rows.draw(ax, names_of(data), value, ends, look=look, shift=shift)
     bias = float(data["shape_bias"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style
+from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.theme import ground, ink, muted, narrow
 from landscape.statistics.stored import half_width
@@ -32,7 +32,7 @@ SHORTEST = 0.3  # length of that line in columns
 
 
 def draw(
-    data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look | None = None, shift: float = 0.0, width: float = 0.3
+    data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look, shift: float = 0.0, width: float = 0.3
 ) -> tuple[Axes, ...]:
     """Draw the sharpness (first axes) and the change of the objective (second, if any), with 95 % intervals.
 
@@ -40,7 +40,6 @@ def draw(
     Small marks are single mini-batches; the dashed line is 2 / learning rate, if that is near. Open marks are the other
     mini-batches.
     """
-    look = look or appearance.look_of(data)
     ax = axes[0]
     for i, (name, (summary, _)) in enumerate(SHARPNESS.items()):
         _column(ax, data, name, summary, i + shift, look, width=width)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style, theme
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -16,9 +16,8 @@ MEANING = (
 COLUMNS = 3
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw the actual over the predicted change, to second order, of every mini-batch, with the identity line."""
-    look = look or appearance.look_of(data)
     for prefix, face in (("", look.color), ("other_", theme.ground())):
         predicted, actual = (
             data[f"{prefix}{name}"].where(data["done"] == 1).values for name in ("predicted_change", "actual_change")

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style, theme
-from landscape.plots.appearance import escaped, look_of
+from landscape.plots.appearance import escaped
 from landscape.plots.figure import Axes, Figure, Look, Named
 
 MEANING = (
@@ -30,9 +30,8 @@ LINES: dict[str, tuple[str, Named]] = {  # method -> the one that smooths one pa
 }  # fmt: skip
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, score: str = "nll") -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, score: str = "nll") -> Axes:
     """Draw one score over tau, a line per smoothed method; the thin level lines are without smoothing."""
-    look = look or look_of(data)
     names, taus = data["method_name"].values, data["tau"].values
     for name, (smoothed, line) in LINES.items():
         at = names == smoothed

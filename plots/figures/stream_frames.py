@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, style, theme
+from landscape.plots import style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.stream import window
 from landscape.results.reader import parameters_of
@@ -17,12 +17,11 @@ MEANING = (
 MOST = 200  # frames in a strip
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw exp(-NLL) of the first frames: thin grey without smoothing, coloured at the tau of lowest NLL.
 
     Ticks below mark frames that are wrong, or less than half right; the lower row is that without smoothing.
     """
-    look = look or appearance.look_of(data)
     length = int(parameters_of(data).get("clip_length", 0))
     for start in range(length, min(MOST, data.sizes["frame"]), length) if length else ():
         ax.axvline(start - 0.5, color=theme.missing(), linewidth=0.6)

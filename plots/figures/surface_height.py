@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style
-from landscape.plots.appearance import escaped, look_of, loss_label
+from landscape.plots.appearance import escaped, loss_label
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import error_of, half_width
 
@@ -18,9 +18,8 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, shift: float = 0.0) -> Axes:
     """Draw the heights at the stored radii, times 1 + shift so that bars do not hide each other, with intervals."""
-    look = look or look_of(data)
     at, height = data["radius"].values * (1 + shift), data["height"].values
     error, half = error_of(data, "height"), np.broadcast_to(half_width(data, "height"), height.shape)
     known = np.isfinite(height)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, broken, headlines, style
+from landscape.plots import broken, headlines, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics import rounding, stored
 
@@ -19,12 +19,11 @@ DECADE = 10.0
 BESIDE = 0.3  # share of the distance between two mini-batches over which results are drawn side by side
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shift: float = 0.0) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, shift: float = 0.0) -> Axes:
     """Draw the trace of every mini-batch with its 95 % interval, and that over all samples as a line with its band.
 
     The points are shifted to the right, so that those of several results do not overlap.
     """
-    look = look or appearance.look_of(data)
     at, values, errors = data["batch"].values + shift, data["batch_trace"].values, stored.error_of(data, "batch_trace")
     ax.errorbar(
         at, values, broken.bar(stored.half_width(data, "batch_trace")),

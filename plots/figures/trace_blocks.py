@@ -19,9 +19,8 @@ ROW = 0.15  # inches per block
 BARS = (("off_block", 1.0, "-", "between the blocks"), ("non_gauss_newton", 0.45, "--", "beyond Gauss-Newton"))
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
     """Draw two bars for every block, the first block on top, and the values of all rows as lines."""
-    look = look or appearance.look_of(data)
     at = np.arange(data.sizes["block"])
     for i, (name, alpha, line, label) in enumerate(BARS):
         error = broken.bar(half_width(data, f"rows_{name}"))

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.options import counted
-from landscape.plots import appearance, style
+from landscape.plots import style
 from landscape.plots.figure import Axes, Figure, Look
 
 MEANING = (
@@ -19,9 +19,8 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
+def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look) -> tuple[Axes, Axes]:
     """Draw the trajectory on polar axes (first) and on its principal plane (second); a star marks the final weights."""
-    look = look or appearance.look_of(data)
     polar, plane = axes
     draw_polar(data, polar, look)
     _path(plane, data["pc1"].values, data["pc2"].values, look)

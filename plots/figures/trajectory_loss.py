@@ -17,9 +17,8 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look | None = None) -> tuple[Axes, Axes]:
+def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look) -> tuple[Axes, Axes]:
     """Draw both losses with bands over the epochs (first axes), and the distances off the plane (second)."""
-    look = look or appearance.look_of(data)
     time, unit = epochs(data)
     for name, line in (("loss", "-"), ("plane_loss", "--")):
         value, half = data[name].values, half_width(data, name)

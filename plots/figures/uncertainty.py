@@ -20,9 +20,7 @@ LABELS = {
 }
 
 
-def draw(
-    data: xr.Dataset, ax: Axes, *, quantity: str = "data_uncertainty", look: Look | None = None, shade: bool = True
-) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, quantity: str = "data_uncertainty", look: Look, shade: bool = True) -> Axes:
     """Draw one quantity of every layer over normalised depth."""
     if quantity in data:
         depth.over_depth(data, ax, quantity, look=look, shade=shade)

@@ -15,7 +15,7 @@ MEANING = (
 )
 
 
-def draw(data: xr.Dataset, ax: Axes, *, look: Look | None = None, shade: bool = True) -> Axes:
+def draw(data: xr.Dataset, ax: Axes, *, look: Look, shade: bool = True) -> Axes:
     """Draw the feature-map variance of every layer over normalised depth, on a logarithmic scale."""
     depth.over_depth(data, ax, "variance", look=look, shade=shade)
     values = data["variance"].values[np.isfinite(data["variance"].values)]

@@ -1,7 +1,6 @@
 """Draw the norm of the gradient of every weight tensor."""
 
 from landscape.plots import style
-from landscape.plots.appearance import look_of
 from landscape.plots.figure import FigureEntry
 from landscape.statistics.stored import half_width
 
@@ -9,9 +8,8 @@ ENTRY = FigureEntry("gradient_norm", "gradient-norm", needs=("norm", "norm_se"),
 MEANING = "How much the loss asks of every weight tensor. Large is not bad: it depends on the size of the weights."
 
 
-def draw(data, axes, *, look=None):
+def draw(data, axes, *, look):
     """One network."""
-    look = look or look_of(data)
     at = data["tensor"].values
     axes.errorbar(at, data["norm"].values, half_width(data, "norm"), color=look.color, marker=look.marker, linestyle="")
     axes.set(xlabel="weight tensor", ylabel="norm of the gradient", yscale="log")
