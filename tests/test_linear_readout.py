@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from landscape.cli.main import exit_code
 from landscape.data.dataset import Batches, Images
 from landscape.data.recipes import recipe
-from landscape.layers.linear_readout import with_linear_classifier
+from landscape.layers.linear_classifier import with_linear_classifier
 from landscape.probes.noise import Noise
 from landscape.probes.probe_linear import ProbeLinear
 from landscape.results import reader

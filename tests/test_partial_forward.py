@@ -15,7 +15,7 @@ from landscape import models
 from landscape.data.structure import tensors_in
 from landscape.discovery.graph import record
 from landscape.discovery.layer import Tap
-from landscape.layers import resume_verification
+from landscape.layers import partial_forward
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, map_tensors, resume_point, resumed
 from landscape.layers.unit_removal import Group
 from landscape.probes import lesion, sensitivity
@@ -212,9 +212,9 @@ def test_what_is_verified_at_a_time_is_limited_without_other_answers(monkeypatch
         most[-1] = max(most[-1], sum(alive.values()))
         return cache
 
-    monkeypatch.setattr(resume_verification, "advance", advanced)
+    monkeypatch.setattr(partial_forward, "advance", advanced)
     for limit in (2**27, 1_000_000, 100):  # all points at once, some, one at a time
-        monkeypatch.setattr(resume_verification, "MOST_KEPT", limit)
+        monkeypatch.setattr(partial_forward, "MOST_COMPARED", limit)
         made.clear()
         most.append(0)
         assert _points(_subject(_network("vit")), Sensitivity()) == points

@@ -13,9 +13,9 @@ from torch import Tensor
 from landscape.discovery.discover import discover
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers import resume_verification, selection
+from landscape.layers import selection
 from landscape.layers.layer_patterns import parse
-from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed
+from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed, verified
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
 from landscape.options import OptionError, matching
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
@@ -163,7 +163,7 @@ def resume_points(subject: Subject, groups: Sequence[Group]) -> list[ResumePoint
         bypassed = [tap for unit in group.units for tap in unit.bypassed]
         point = resume_point(flow, [*bypassed, *(tap for unit in group.units for tap in unit.zeroed)], bypassed)
         candidates[group.units] = point, partial(removed, subject.model, *group.units)
-    points = resume_verification.verified(subject, candidates)
+    points = verified(subject, candidates)
     return [points[group.units] for group in groups]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.headline import Headline
 from landscape.layers.fourier import band_pass, published_ring, ring, signs
-from landscape.layers.linear_readout import with_linear_classifier
+from landscape.layers.linear_classifier import with_linear_classifier
 from landscape.layers.pooled_features import LEAST_SAMPLES, training_samples
 from landscape.options import OptionError, at_least, one_of, parse_count, parse_numbers, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, derived_seed, make_texts

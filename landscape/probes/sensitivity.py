@@ -11,8 +11,8 @@ import numpy as np
 
 from landscape.discovery.layer import Layer
 from landscape.headline import Headline
-from landscape.layers import attention_maps, resume_verification, selection
-from landscape.layers.partial_forward import Prefixes, ResumePoint, flow_of, resume_before, resumed
+from landscape.layers import attention_maps, selection
+from landscape.layers.partial_forward import Prefixes, ResumePoint, flow_of, resume_before, resumed, verified
 from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.statistics.sensitivity import ALL, PARTS, summaries
@@ -250,7 +250,7 @@ def resume_points(subject: Subject, units: Sequence[weight_units.WeightUnit]) ->
     """Where passes with other weights of each of the units may resume; verified with negated weights."""
     flow = flow_of(subject)
     keys = [(tuple(sorted({piece.weight.name for piece in unit.pieces})), unit.call) for unit in units]
-    points = resume_verification.verified(
+    points = verified(
         subject, {(names, call): (resume_before(flow, call), partial(_negated, subject, names)) for names, call in keys}
     )
     return [points[key] for key in keys]
