@@ -125,22 +125,23 @@ def regular_expression(name: str, text: str) -> None:
 def matching(name: str, expression: str, texts: Iterable[str], *, whole: bool = False) -> list[str]:
     """The texts in which the regular expression of an option is found, or which are `whole` such.
 
-    An expression such as (a+)+$ takes twice as long with every character. `re` heeds signals, so that a timer ends it;
-    only the main thread may set one, elsewhere there is no limit.
-
     Raises:
-        OptionError: matching took more than `MATCHING_SECONDS`.
+        OptionError: as `time_limit`.
     """
-    found, wanted = [], re.compile(expression)
-    with _time_limit(name, expression):
-        for text in texts:
-            if wanted.fullmatch(text) if whole else wanted.search(text):
-                found.append(text)
-    return found
+    fits = re.compile(expression).fullmatch if whole else re.compile(expression).search
+    with time_limit(name, expression):
+        return [text for text in texts if fits(text)]
 
 
 @contextlib.contextmanager
-def _time_limit(name: str, expression: str) -> Iterator[None]:
+def time_limit(name: str, expression: str) -> Iterator[None]:
+    """End the matching of an expression such as (a+)+$, which takes twice as long with every character.
+
+    `re` heeds signals, so that a timer ends it; only the main thread may set one, elsewhere there is no limit.
+
+    Raises:
+        OptionError: it took more than `MATCHING_SECONDS`.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return

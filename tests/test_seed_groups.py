@@ -158,7 +158,7 @@ def test_unusable_groups_are_usage_errors(rules: list[str], said: str) -> None:
 @pytest.mark.slow
 def test_a_regular_expression_that_never_ends_is_stopped() -> None:
     label = "a" * 60 + "!"
-    with pytest.raises(OptionError, match="takes more than 2 s"):
+    with pytest.raises(OptionError, match="matched in 5 s"):
         groups_of({label: label}, [r"(a|a)*$"])
 
 

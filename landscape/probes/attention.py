@@ -77,7 +77,6 @@ class Attention(Probe):
         if self.pool == "cls":
             selection.require_class_token(layers)
         shape = self._shape(subject)
-        over = {"batch": Quantity("mini-batch"), **({"member": Quantity("member")} if subject.members else {})}
         per_head, per_layer = ("layer", "head"), ("layer",)
         token, image = ("layer", "token_rank"), ("layer", "image_rank")
         sums, means = {}, {}
@@ -113,8 +112,7 @@ class Attention(Probe):
             },
             facts=unmeasured(_missing(layers)),
             about={
-                **over, "layer": Quantity("self-attention"), "head": Quantity("head"),
-                "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
+                "layer": Quantity("self-attention"), "token_rank": Quantity("rank"), "image_rank": Quantity("rank"),
             },
         )  # fmt: skip
 

@@ -71,7 +71,7 @@ class AttentionPictures(Probe):
             quantities={
                 "attention": Quantity("attention of a query, mean over heads", dims=("layer", "query", "row", "column"))
             },
-            about={"image": Quantity("image"), "layer": Quantity("self-attention"), "query": Quantity("query")},
+            about={"layer": Quantity("self-attention")},
             facts={"protocol": protocol(subject, samples=self.images)},
         )  # fmt: skip
 

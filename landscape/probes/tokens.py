@@ -85,7 +85,7 @@ class Tokens(Probe):
                 "position": Quantity("t-SNE coordinates of a token", dims=("image", "token", "coordinate")),
                 "divergence": Quantity("Kullback-Leibler divergence of the embedding", "nats"),
             },
-            about={"layer": Quantity("layer"), "image": Quantity("image"), "token": Quantity("token, row by row")},
+            about={"token": Quantity("token, row by row")},
             facts={"protocol": protocol(subject, samples=self.images)},
         )
 
@@ -137,8 +137,8 @@ class Tokens(Probe):
                                    error="images", over="image"),
             },
             about={
-                "layer": Quantity("layer"), "image": Quantity("image"), "token": Quantity("token, row by row"),
-                "side": Quantity("before, after"), "axis": Quantity("principal axis"),
+                "token": Quantity("token, row by row"), "side": Quantity("before, after"),
+                "axis": Quantity("principal axis"),
             },
             facts={"protocol": protocol(subject, samples=self.images)},
         )  # fmt: skip

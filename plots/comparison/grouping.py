@@ -2,16 +2,11 @@
 
 import fnmatch
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 
-from landscape.options import OptionError, invalid
+from landscape.options import OptionError, invalid, time_limit
 
-SECONDS = 2.0  # for all labels; a regular expression may take exponential time
 EXPECTED = r"a regular expression such as '-s\d+$', or NAME=GLOB,NAME=GLOB such as sgd=sgd-*,adam=adam-*"
 NONE, MANY = "none", 8  # the rule of no groups; networks up to which there are none unless asked for
 SEED = r"(?:^|[-_. ])(?:seed|s)[-_]?\d+$"  # the rule beyond
@@ -40,7 +35,7 @@ def groups_of(networks: Mapping[str, str], rules: Sequence[str]) -> Groups:
     factor, group_of = _parsed(rules)
     found: dict[str, list[str]] = {}
     rest = []
-    with _limited(rules):
+    with time_limit("group", ",".join(rules)):
         for network, label in networks.items():
             names = group_of(label)
             if len(names) > 1:
@@ -111,24 +106,3 @@ def _by_expression(pattern: re.Pattern[str], label: str) -> list[str]:
         left = label[: match.start()].rstrip("-_. "), label[match.end() :].lstrip("-_. ")
         name = "-".join(filter(None, left))
     return [name or "(all)"]
-
-
-@contextmanager
-def _limited(rules: Sequence[str]) -> Iterator[None]:
-    """End with an error after some seconds: `re` looks for signals while it searches, in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise OptionError(
-            f"--group {','.join(rules)} takes more than {SECONDS:g} s to search; give one without nested repeats"
-        )
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)

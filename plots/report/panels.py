@@ -12,7 +12,7 @@ import xarray as xr
 from landscape.plots import FIGURES
 from landscape.plots.figure import LayerPlot
 from landscape.plots.figures import density, hessian
-from landscape.results import reader
+from landscape.plots.report.next_steps import unfinished
 from landscape.statistics.stored import half_width
 
 EXACT = 4096  # values up to which an array is written as float32
@@ -101,12 +101,9 @@ class Drawn:
     @property
     def head(self) -> Panel:
         """What every panel says about a result: name, colour, checkpoint, and how much of it is missing."""
-        missing, units = 0, 0
-        if "done" in self.data:
-            units = int(self.data.variables["done"].size)
-            missing = units - reader.finished_units(self.data)
         found: Panel = {"name": self.name, "color": self.color, "who": self.checkpoint}
-        return found | ({"missing": missing, "units": units} if missing else {})
+        missing = unfinished(self.data)
+        return found | ({"missing": missing, "units": int(self.data.variables["done"].size)} if missing else {})
 
 
 def of_probe(drawn: Sequence[Drawn], probe: str) -> list[Drawn]:

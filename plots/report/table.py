@@ -7,7 +7,6 @@ from pathlib import Path
 import xarray as xr
 
 from landscape.headline import Headline
-from landscape.options import counted
 from landscape.plots.appearance import label_of
 from landscape.plots.report import protocols
 from landscape.results import headline_numbers, reader
@@ -79,8 +78,8 @@ def comparison(stored: Sequence[tuple[str, xr.Dataset]], numbered: protocols.Pro
                 columns[key] = Column(number, probe, (numbered or protocols.Protocols()).number(data), data)
             columns[key].cells[name] = estimate
             columns[key].partial.pop(name, None)
-            if "done" in data and (units := int(data.variables["done"].size)) > (there := reader.finished_units(data)):
-                columns[key].partial[name] = f"{there:,} of {counted(units, 'unit', ',')}"
+            if part := reader.unfinished(data):
+                columns[key].partial[name] = part
         if title == "accuracy":
             known |= {name for column in columns.values() for name in column.cells}
         table.columns += columns.values()
