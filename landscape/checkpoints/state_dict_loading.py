@@ -1,8 +1,7 @@
 """Load the weights of a checkpoint into a model, or explain which of them do not match."""
 
 import contextlib
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -24,28 +23,35 @@ def is_transformers_model(model: nn.Module) -> bool:
     return any(kind.__module__ == LIBRARY for kind in type(model).__mro__)
 
 
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without its progress bars and warnings: this project reports missing weights itself."""
+    library_log: Any = import_module("transformers.utils.logging")
+    verbosity, bars = library_log.get_verbosity(), library_log.is_progress_bar_enabled()
+    library_log.set_verbosity_error()
+    library_log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_log.set_verbosity(verbosity)
+        if bars:
+            library_log.enable_progress_bar()
+
+
 def read_by_transformers(model: Any, folder: Path) -> dict[str, Tensor]:
     """The weights in a folder, read by the library, which may save them under other names than its modules have.
 
     Raises:
         ValueError: the library cannot read it.
     """
-    library_log: Any = import_module("transformers.utils.logging")
-    verbosity, bars = library_log.get_verbosity(), library_log.is_progress_bar_enabled()
-    library_log.set_verbosity(logging.ERROR)  # this project reports missing weights itself
-    library_log.disable_progress_bar()
     try:
-        with torch.random.fork_rng(devices=[]):  # the library initialises missing weights
+        with quiet_transformers(), torch.random.fork_rng(devices=[]):  # the library initialises missing weights
             loaded, report = type(model).from_pretrained(
                 folder, config=model.config, output_loading_info=True, local_files_only=True,
                 ignore_mismatched_sizes=True, trust_remote_code=False,
             )  # fmt: skip
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(f"{folder} cannot be read by transformers ({first_line(error)})") from None
-    finally:
-        library_log.set_verbosity(verbosity)
-        if bars:
-            library_log.enable_progress_bar()
     absent = [*report["missing_keys"], *report["mismatched_keys"]]
     fresh = {entry if isinstance(entry, str) else entry[0] for entry in absent}
     weights = {name: tensor for name, tensor in loaded.state_dict().items() if name not in fresh}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from landscape.curvature import lanczos, stopping
 from landscape.products.hessian_product import differentiable_attention
 from landscape.products.vectors import flat
+from landscape.subject import restoration
 from landscape.subject.subject import Subject
 
 
@@ -94,21 +95,9 @@ def power_iteration(
 @contextlib.contextmanager
 def _left_as_found(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Restore gradients, modes and what is trainable: PyHessian adds to existing gradients and leaves its own."""
-    every = list(model.parameters())
-    gradients = [p.grad for p in every]
-    trainable = [p.requires_grad for p in every]
-    modes = [(module, module.training) for module in model.modules()]
     differentiated = {id(p) for p in parameters}
-    try:
-        for p in every:
-            p.grad = None
+    with restoration.left_as_found(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # backward() with create_graph, and the package's own syntax
+        for p in model.parameters():
             p.requires_grad_(id(p) in differentiated)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # backward() with create_graph, and the package's own syntax
-            yield
-    finally:
-        for p, gradient, before in zip(every, gradients, trainable, strict=True):
-            p.grad = gradient
-            p.requires_grad_(before)
-        for module, training in modes:
-            module.training = training
+        yield

@@ -12,7 +12,6 @@ import logging
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from landscape.checkpoints.user_code import kept_rng
 from landscape.data import memory, user_cache
 from landscape.options import OptionError, did_you_mean, first_line
 from landscape.probe import derived_seed
@@ -94,7 +94,7 @@ def corrupted(images: Tensor, name: str, severity: int, seed: int, *, first: int
     """
     library: Any = _library()
     pixels, made = images.permute(0, 2, 3, 1).numpy(), np.empty(images.shape, np.uint8)
-    with _drawing, _kept_generator(), warnings.catch_warnings():
+    with _drawing, kept_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside the package
         for row, picture in enumerate(pixels):
             own = derived_seed(seed, name, severity, first + row) % 2**32
@@ -110,15 +110,6 @@ def corrupted(images: Tensor, name: str, severity: int, seed: int, *, first: int
                 ) from None
             made[row] = np.asarray(found).astype(np.uint8).transpose(2, 0, 1)
     return torch.from_numpy(made)
-
-
-@contextlib.contextmanager
-def _kept_generator() -> Iterator[None]:
-    before = np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(before)  # noqa: NPY002
 
 
 def _library() -> ModuleType:

@@ -12,17 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtr, bdtrc, ndtri, stdtrit
 
-from landscape.doctor.finding import (
-    Finding,
-    Grid,
-    Result,
-    Severity,
-    at_weights,
-    found,
-    look_at_inputs,
-    measure_again,
-    more_samples,
-)
+from landscape.doctor import finding
 from landscape.options import counted
 from landscape.statistics.intervals import NORMAL, quantile
 from landscape.statistics.rounding import plus_minus
@@ -33,7 +23,7 @@ STATED = ("loss_increase", "value", "effective_rank")  # of probes that store no
 SAMPLES_FOR_GUESS = 2  # a single sample decides nothing
 
 
-def at_chance(result: Result) -> Iterator[Finding]:
+def at_chance(result: finding.Result) -> Iterator[finding.Finding]:
     """The accuracy is no better than guessing among the classes: binomial test at 1 %, as after loading a checkpoint.
 
     An untrained network (epoch 0) is at chance by definition: a note.
@@ -51,20 +41,20 @@ def at_chance(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _knows_nothing(result: Result, severity: Severity, text: str, more: str = "") -> Finding:
+def _knows_nothing(result: finding.Result, severity: finding.Severity, text: str, more: str = "") -> finding.Finding:
     """The finding of a network that guesses, a note where its weights are initial ones; `more`: options to look on."""
     untrained = result.attribute("epoch", math.nan) == 0
     remedy = "these are initial weights: expected" if untrained else _check_loading(result, more)
-    return found("at-chance", "note" if untrained else severity, result, text, remedy)
+    return finding.found("at-chance", "note" if untrained else severity, result, text, remedy)
 
 
-def _check_loading(result: Result, more: str) -> str:
+def _check_loading(result: finding.Result, more: str) -> str:
     trained = f"that the weights are trained ({result.attribute('weights_taken') or 'their origin is not stored'})"
     check = f"check {trained} and that --mean, --std and the class order are those of training"
     return f"{check}; run: {result.evaluation}{more}" if result.spec.get("checkpoint") else check
 
 
-def loss_at_chance(result: Result) -> Iterator[Finding]:
+def loss_at_chance(result: finding.Result) -> Iterator[finding.Finding]:
     """The mean loss of the mini-batches is not below that of guessing, log K.
 
     Of results that store no accuracy. The mean over n mini-batches is compared by Student's t at 1 %.
@@ -88,13 +78,13 @@ def loss_at_chance(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def loss_above_guessing(result: Result) -> Iterator[Finding]:
+def loss_above_guessing(result: finding.Result) -> Iterator[finding.Finding]:
     """The training loss at the checkpoint is above that of guessing, log K, though its accuracy is better.
 
     Training lowers this loss, so that other inputs than in training are likely, such as another mean and std. One-sided
     at 1 %. Of test samples nothing is said: an overconfident network may honestly lose more there than by guessing.
     """
-    grid, chance = Grid.around(result), math.log(result.classes or 1)
+    grid, chance = finding.Grid.around(result), math.log(result.classes or 1)
     if grid is None or not grid.has_centre or not chance or result.spec.get("loss"):
         return
     if result.spec.get("split") == "test" or any(at_chance(result)):
@@ -108,7 +98,7 @@ def loss_above_guessing(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def loss_not_finite(result: Result) -> Iterator[Finding]:
+def loss_not_finite(result: finding.Result) -> Iterator[finding.Finding]:
     """The network's loss, or every number that a probe states, is infinite or not a number.
 
     Surfaces, lines and spectra have rules of their own: there single points may overflow. Of barriers, only the ends of
@@ -127,13 +117,13 @@ def loss_not_finite(result: Result) -> Iterator[Finding]:
         values = values[done.values == 1] if by_unit else values[~np.isnan(values)]
     lost = ~np.isfinite(values)
     if lost.any() and (lost.all() or name not in STATED):
-        yield found(
+        yield finding.found(
             "not-finite", "wrong", result, f"{name.replace('_', ' ')}: {int(lost.sum())} of {lost.size} are not finite",
-            look_at_inputs(result), cause=result.probe,
+            finding.look_at_inputs(result), cause=result.probe,
         )  # fmt: skip
 
 
-def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
+def too_few_samples(results: Sequence[finding.Result]) -> Iterator[finding.Finding]:
     """Accuracies of several checkpoints that differ, but not by more than their errors, on few errors each.
 
     Two accuracies differ where the 95 % interval of their difference excludes zero. Where they do not, the
@@ -148,7 +138,9 @@ def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
         key = r.label, r.attribute("data")
         most[key] = max(r.samples, most.get(key, 0))
     known = [(r, a) for r, a in known if r.samples == most[r.label, r.attribute("data")]]
-    stated: dict[tuple[Any, ...], dict[tuple[str, float], Result]] = defaultdict(dict)  # each by one of its probes
+    stated: dict[tuple[Any, ...], dict[tuple[str, float], finding.Result]] = defaultdict(
+        dict
+    )  # each by one of its probes
     for r, a in known:
         stated[r.attribute("data"), r.spec.get("split")].setdefault((r.label, a), r)
     for (label, a), one in (item for alike in stated.values() for item in alike.items()):
@@ -162,35 +154,35 @@ def too_few_samples(results: Sequence[Result]) -> Iterator[Finding]:
             if abs(a - b) < NORMAL * error:
                 errors = round(min(a, 1 - a) * one.samples)
                 what = counted(errors, "error" if a > 0.5 else "right answer")
-                yield found(
+                yield finding.found(
                     "too-few-samples", "suspicious", [one, other],
                     f"{one.label} {a:.3f} and {other.label} {b:.3f} on {one.samples} samples are not told apart, and "
                     f"{one.label} has {what}",
-                    more_samples(one, NORMAL * error / abs(a - b)),
+                    finding.more_samples(one, NORMAL * error / abs(a - b)),
                 )  # fmt: skip
                 return
 
 
-def few_per_class(result: Result) -> Iterator[Finding]:
+def few_per_class(result: finding.Result) -> Iterator[finding.Finding]:
     """Fewer than five samples per class on average: a statement about the classes rests on a handful of each.
 
     Five is the least expected count at which the usual approximations for shares hold (Cochran 1954).
     """
     measured = np.isfinite(intact_accuracy(result)) or result.probe in ("fourier", "variance", "similarity")
     if measured and result.classes > 1 and 0 < result.samples < 5 * result.classes:
-        yield found(
+        yield finding.found(
             "too-few-samples", "suspicious", result,
             f"{result.samples} samples of {result.classes} classes are fewer than five per class",
-            more_samples(result, math.sqrt(10 * result.classes / result.samples)),
+            finding.more_samples(result, math.sqrt(10 * result.classes / result.samples)),
         )  # fmt: skip
 
 
-def intact_accuracy(result: Result) -> float:
+def intact_accuracy(result: finding.Result) -> float:
     """The accuracy of the unchanged network, wherever a probe stores it; NaN where it does not."""
     for name in ("intact_accuracy", "clean_accuracy"):
         if name in result.data.attrs:
             return float(result.attribute(name))
-    own = at_weights(result, "accuracy")
+    own = finding.at_weights(result, "accuracy")
     return result.number("accuracy") if math.isnan(own) else own
 
 
@@ -201,14 +193,14 @@ CONFIDENT = 0.25  # mean confidence minus accuracy: more than networks are overc
 SHARED = 2  # digests in two sketches; one may be a picture that both splits of a data set hold
 
 
-def repeated_samples(result: Result) -> Iterator[Finding]:
+def repeated_samples(result: finding.Result) -> Iterator[finding.Finding]:
     """Samples whose inputs equal those of others: their number, and with it every error, is overstated.
 
     With a share r of repetitions, errors over samples are too small by a factor of sqrt(1 - r).
     """
     repeated, samples = int(result.attribute("samples_repeated", 0)), result.samples
     if repeated > REPEATED * samples > 0:
-        yield found(
+        yield finding.found(
             "repeated-samples", "suspicious", result,
             f"{repeated} of {samples} samples are copies of others: errors over samples are too small by a factor of "
             f"up to {math.sqrt(samples / (samples - repeated)) if repeated < samples else math.inf:.2g}",
@@ -216,20 +208,20 @@ def repeated_samples(result: Result) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def mini_batch(result: Result) -> Iterator[Finding]:
+def mini_batch(result: finding.Result) -> Iterator[finding.Finding]:
     """Outputs change with the other samples of the mini-batch: batch norm in training mode, in code of the user's own.
 
     Such a network hardly notices the scale of its weights, so that its surface looks far flatter than it is.
     """
     if said := str(result.attribute("mini_batch")):
-        yield found(
+        yield finding.found(
             "mini-batch", "wrong", result, f"{said}: the forward pass uses statistics of the mini-batch",
             "switch normalisation and the like to evaluation mode in the model's own code (training=False, "
             "track_running_stats=True), and measure again with --overwrite",
         )  # fmt: skip
 
 
-def contradicts_checkpoint(result: Result) -> Iterator[Finding]:
+def contradicts_checkpoint(result: finding.Result) -> Iterator[finding.Finding]:
     """The accuracy, or where none is stored the training loss, is not what the checkpoint has of its own test split.
 
     A lower accuracy (binomial test at 1 %, and by 5 points): other inputs, targets or classes than in training. A
@@ -246,53 +238,53 @@ def contradicts_checkpoint(result: Result) -> Iterator[Finding]:
         hits = round(accuracy * n)
         words = f"the accuracy {accuracy:.3f} on {n} samples, and its checkpoint states {stated:.3f} on test samples"
         if stated - accuracy > APART and bdtr(hits, n, stated) < LEVEL:
-            yield found("contradicts-checkpoint", "suspicious", result, words, cause + look)
+            yield finding.found("contradicts-checkpoint", "suspicious", result, words, cause + look)
         elif spec.get("split") == "test" and accuracy - stated > APART and bdtrc(hits - 1, n, stated) < LEVEL:
             cause = "check that the test split of the data holds no samples of training"
-            yield found("contradicts-checkpoint", "suspicious", result, words, cause + look)
+            yield finding.found("contradicts-checkpoint", "suspicious", result, words, cause + look)
         return
     loss, stated = _training_loss(result), float(result.attribute("stated_loss", math.nan))
     if loss - NORMAL * _error(result) > LARGER * stated:
         words = f"the training loss {loss:.3g}, and its checkpoint states {stated:.3g} on test samples"
-        yield found("contradicts-checkpoint", "suspicious", result, words, cause + look)
+        yield finding.found("contradicts-checkpoint", "suspicious", result, words, cause + look)
 
 
-def _losses(result: Result) -> np.ndarray:
+def _losses(result: finding.Result) -> np.ndarray:
     """The losses of the mini-batches of the training split, in one row; empty where none are stored."""
     loss = result.values("loss")
     stored = result.probe in ("hessian", "trace", "step") and result.spec.get("split") == "train" and loss.ndim == 1
     return loss[np.isfinite(loss)] if stored else np.array([])
 
 
-def _training_loss(result: Result) -> float:
+def _training_loss(result: finding.Result) -> float:
     losses = _losses(result)
     if losses.size:
         return float(losses.mean())
-    return at_weights(result, "loss") if result.spec.get("split") == "train" else math.nan
+    return finding.at_weights(result, "loss") if result.spec.get("split") == "train" else math.nan
 
 
-def _error(result: Result) -> float:
+def _error(result: finding.Result) -> float:
     losses = _losses(result)
     return float(losses.std(ddof=1) / math.sqrt(losses.size)) if losses.size > 1 else 0.0
 
 
-def overconfident(result: Result) -> Iterator[Finding]:
+def overconfident(result: finding.Result) -> Iterator[finding.Finding]:
     """Far more confident than right, by 25 points: targets or classes are likely not those of training.
 
     Overconfidence on data like those of training is 0 to 20 points (Guo et al. 2017, Table 1).
     """
     excess = result.number("ece_signed")
     if result.probe == "calibration" and excess > CONFIDENT:
-        yield found(
+        yield finding.found(
             "overconfident", "suspicious", result,
             f"the mean confidence exceeds the accuracy by {excess:.2f}, more than overconfidence explains",
             f"check the targets, the order of the classes and the normalisation: {result.evaluation}",
         )  # fmt: skip
 
 
-def leaked_test(results: Sequence[Result]) -> Iterator[Finding]:
+def leaked_test(results: Sequence[finding.Result]) -> Iterator[finding.Finding]:
     """The test split shares samples with the training split: what is called a test is none."""
-    known: dict[tuple[str, str], dict[str, Result]] = defaultdict(dict)
+    known: dict[tuple[str, str], dict[str, finding.Result]] = defaultdict(dict)
     for result in results:
         if sketch := str(result.attribute("samples_sketch")):
             known[str(result.attribute("data")), str(result.spec.get("split"))].setdefault(sketch, result)
@@ -300,7 +292,7 @@ def leaked_test(results: Sequence[Result]) -> Iterator[Finding]:
         for one, a in sketches.items() if split == "train" else ():
             for other, b in known.get((data, "test"), {}).items():
                 if len({*one.split()} & {*other.split()}) >= SHARED:
-                    yield found(
+                    yield finding.found(
                         "leaked-test", "wrong", [a, b],
                         f"samples of the test split of {data} are also samples of its training split",
                         "give --data a test split of other samples, and measure the test results again with "
@@ -309,12 +301,12 @@ def leaked_test(results: Sequence[Result]) -> Iterator[Finding]:
                     return
 
 
-def mixed_seeds(results: Sequence[Result]) -> Iterator[Finding]:
+def mixed_seeds(results: Sequence[finding.Result]) -> Iterator[finding.Finding]:
     """Random directions of other seeds for other networks: part of what the figure shows is the draw of directions.
 
     With one seed, networks of one architecture share the draw; over several seeds, `--directions N` shows its spread.
     """
-    seeds: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
+    seeds: dict[tuple[str, str], dict[int, finding.Result]] = defaultdict(dict)
     for result in results:
         if "random" in (result.parameters.get("plane"), result.parameters.get("along")):
             seed = int(result.parameters.get("seed") or 0)
@@ -322,9 +314,9 @@ def mixed_seeds(results: Sequence[Result]) -> Iterator[Finding]:
     for (one, other), (a, b) in (([*pair], [seeds[key] for key in pair]) for pair in combinations(seeds, 2)):
         if one[0] == other[0] and not a.keys() & b.keys():
             first, second = next(iter(a)), next(iter(b))
-            yield found(
+            yield finding.found(
                 "mixed-seeds", "suspicious", [a[first], b[second]],
                 f"the random directions of {one[1]} are of seed {first} and those of {other[1]} of seed {second}",
-                measure_again(b[second], "measure both with one --seed", seed=first),
+                finding.measure_again(b[second], "measure both with one --seed", seed=first),
             )  # fmt: skip
             return

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from landscape.options import OptionError, invalid, parse_bytes
 from landscape.results import reader
+from landscape.results.replacing import write_text
 from landscape.statistics.sensitivity import over_parts, parts_of
 
 SCALE = 1e4  # of the largest cost, in the solver whose absolute tolerance is 1e-6
@@ -217,13 +217,5 @@ def export_bit_tables(path: Path, out: Path, budget: str, *, label: str | None =
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, expected a folder; give another --out")
     tables = bit_tables(path, budget, label=label)
-    out.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, table in tables:
-        target = out / f"{name.partition('/')[2]}-bits.json"
-        partial = target.with_name(f".{target.name}.partial")
-        partial.unlink(missing_ok=True)  # perhaps a link
-        partial.write_text(json.dumps(table.as_json(), indent=1) + "\n")
-        os.replace(partial, target)
-        written.append(target)
-    return written
+    texts = {f"{name.partition('/')[2]}-bits.json": json.dumps(table.as_json(), indent=1) for name, table in tables}
+    return [write_text(out / name, f"{text}\n") for name, text in texts.items()]

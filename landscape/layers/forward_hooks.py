@@ -1,7 +1,7 @@
 """Run one forward pass of a mini-batch and hand its features and attention maps to any number of probes."""
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -212,14 +212,12 @@ def hooked_calls(
     def after(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return count_and_call(name, "output", args, output)
 
-    handles = [model.register_forward_pre_hook(lambda module, args: counts.clear())]
-    for name, side in sides:
-        if side == "input":
-            handles.append(model.get_submodule(name).register_forward_pre_hook(partial(before, name), with_kwargs=True))
-        else:
-            handles.append(model.get_submodule(name).register_forward_hook(partial(after, name)))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(model.register_forward_pre_hook(lambda module, args: counts.clear()))
+        for name, side in sides:
+            module = model.get_submodule(name)
+            if side == "input":
+                hooks.enter_context(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
+            else:
+                hooks.enter_context(module.register_forward_hook(partial(after, name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,7 +1,7 @@
 """The features that linear classifiers read, the network's own among them, and the samples that one is fitted to."""
 
 import logging
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -150,13 +150,10 @@ def places_of(subject: Subject, patterns: tuple[str, ...], pool: str) -> Places:
         widths[position] = pooled(layers[position], tensor.detach(), pool).shape[1]
 
     linear = {name: module for name, module in subject.model.named_modules() if isinstance(module, nn.Linear)}
-    handles = [module.register_forward_hook(partial(keep, name)) for name, module in linear.items()]
-    try:
-        with subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, receive):
-            logits = logits_or_none(subject.outputs(subject.example()[0]))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, subject.evaluating(), forward_hooks.feature_hooks(subject.model, layers, receive):
+        for name, module in linear.items():
+            hooks.enter_context(module.register_forward_hook(partial(keep, name)))
+        logits = logits_or_none(subject.outputs(subject.example()[0]))
     found = next((name for name, (x, y) in made.items() if _is_classifier(x, y, logits)), "")
     if not found or not has_head(subject):
         return Places(tuple(layers), tuple(widths[i] for i in range(len(layers))), None)

@@ -288,14 +288,11 @@ def dropout_calls(
     `run_fewer` is a pass with fewer samples, which shows the dimension of the samples.
     """
     plain, training, fewer = _Listener(), _Listener(), _Listener()
-    hookable = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    handles = [module.register_forward_pre_hook(lambda m, _: plain.running.append(m)) for module in hookable]
-    handles += [module.register_forward_hook(lambda *_: plain.leave()) for module in hookable]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in (m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)):
+            hooks.enter_context(module.register_forward_pre_hook(lambda m, _: plain.running.append(m)))
+            hooks.enter_context(module.register_forward_hook(lambda *_: plain.leave()))
         plain.hear(model, run)
-    finally:
-        for handle in handles:
-            handle.remove()
     modes = {module: module.training for module in plain.made_by if module}
     try:
         for module in modes:

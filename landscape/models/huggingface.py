@@ -1,7 +1,6 @@
 """Build transformers models from a local folder with `config.json`, with or without its weights."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from PIL import Image
 from torch import nn
 
 from landscape.checkpoints import file_names, raw_files, user_code
+from landscape.checkpoints.state_dict_loading import quiet_transformers
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Crop, Preprocessing, Resize
 from landscape.models import adapters, libraries
 from landscape.options import reading
@@ -42,7 +42,7 @@ def build(
         given["num_labels"] = classes
     if image_size and isinstance(content.get("image_size"), int) and not weights:
         given.setdefault("image_size", image_size)
-    with _silent(transformers):
+    with quiet_transformers():
         config = user_code.guarded(f"hf:{name}", lambda: _config(transformers, folder, given))
         kind = _kind(transformers, config, folder)
 
@@ -139,21 +139,6 @@ def _kind(transformers: Any, config: Any, folder: Path) -> Any:
         f"{folder} describes a {type(config).__name__}, for which transformers has neither an image classifier nor a "
         "language model; wrap it in a function: --model file.py:callable"
     )
-
-
-@contextmanager
-def _silent(transformers: Any) -> Iterator[None]:
-    """Switch off the library's progress bars and warnings: errors are reported in one line."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _size_and_crop(own: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, Crop]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
@@ -36,7 +37,7 @@ MERGES = 0.05  # share of the overhead that merging may take; a kill loses no ro
 _log = logging.getLogger(__name__)
 
 
-class Monitor:
+class Monitor(contextlib.AbstractContextManager["Monitor"]):
     """Measures a model every so many steps of a training run and writes a series into a results file.
 
     Two lines in a training loop::
@@ -240,9 +241,6 @@ class Monitor:
         if self._writer is not None:
             self._finalizer()
             atexit.unregister(self._finalizer)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -68,12 +68,10 @@ class Shards:
     @contextlib.contextmanager
     def gathered_anew(self) -> Iterator[None]:
         """Forward passes that gather the weights as they are then: the outermost module keeps them otherwise."""
-        hooks = [part.register_forward_hook(_freed) for part in self._parts]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for part in self._parts:
+                hooks.enter_context(part.register_forward_hook(_freed))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def _freed(module: nn.Module, *_: object) -> None:

@@ -288,12 +288,10 @@ def _last_linear_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
         if inputs and isinstance(inputs[0], Tensor):
             seen[:] = [inputs[0].detach()]
 
-    hooks = [module.register_forward_pre_hook(see) for module in model.modules() if isinstance(module, nn.Linear)]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in (module for module in model.modules() if isinstance(module, nn.Linear)):
+            hooks.enter_context(module.register_forward_pre_hook(see))
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _refuse_other_classes(member: Subject, logits: Tensor, sums: RunningSums, subject: Subject) -> None:

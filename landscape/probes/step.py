@@ -11,16 +11,7 @@ from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 
-from landscape.curvature.preconditioner import (
-    SEEN,
-    Preconditioner,
-    SeenByOptimizer,
-    preconditioner,
-    seen_quantities,
-    seen_summaries,
-    seen_summary_quantities,
-    stability_quantities,
-)
+from landscape.curvature import preconditioner
 from landscape.curvature.spectrum import Request
 from landscape.headline import FLATTER, Headline
 from landscape.options import at_least, one_of
@@ -110,17 +101,17 @@ class Step(Probe):
         return Plan(
             over={"batch": batches},
             axes={"rank": np.arange(self.top)} if seen else {},
-            quantities={**quantities, **(seen_quantities() if seen else {})},
+            quantities={**quantities, **(preconditioner.seen_quantities() if seen else {})},
             summaries={
                 **means,
                 "mean_batch_sharpness": Quantity(BATCH_SHARPNESS, sharpness, error="mini-batches"),
                 "pooled_batch_sharpness": Quantity(POOLED, sharpness, error="mini-batches (jackknife)"),
                 "descending": Quantity("share of the mini-batches along whose update the objective falls at first"),
-                **(seen_summary_quantities() if seen else {}),
+                **(preconditioner.seen_summary_quantities() if seen else {}),
             },
             labels={}
             if known is None
-            else {"threshold": (stability_quantities()["threshold"], np.array(known.threshold))},
+            else {"threshold": (preconditioner.stability_quantities()["threshold"], np.array(known.threshold))},
             about={"rank": Quantity("rank, from the largest")} if seen else {},
             facts={
                 "optimizer": restored.words,
@@ -139,11 +130,11 @@ class Step(Probe):
         restored = optimizers.restored_optimizer(subject, self._options)
         curved = curvature(subject, restored.parameters, "double-backward", kinks=self.kinks)
         known = _preconditioner(restored)
-        seen = SeenByOptimizer(known, _request(self.top)) if known is not None and self.top else None
+        seen = preconditioner.SeenByOptimizer(known, _request(self.top)) if known is not None and self.top else None
         report_products(per_unit=2 + self._others(subject) + (8 + 2 * self.top if seen else 0))
         measurement = StepMeasurement(subject, restored, curved, self.clip, seen)
         nothing: dict[str, Any] = dict.fromkeys(_quantities(""), np.nan)
-        nothing |= dict.fromkeys(seen_quantities(), np.full(self.top, np.nan)) if seen else {}
+        nothing |= dict.fromkeys(preconditioner.seen_quantities(), np.full(self.top, np.nan)) if seen else {}
         for unit in units:
             values = nothing | measurement.of(unit.index[0], self._beside(subject, unit))
             yield values | {"batch_sharpness": values["gradient_sharpness"]}
@@ -151,7 +142,7 @@ class Step(Probe):
     def reduce(self, data: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Means over the finished mini-batches with finite values, and their standard errors."""
         done = data["done"] == 1
-        found: dict[str, Any] = seen_summaries(data) if SEEN[0] in data else {}
+        found: dict[str, Any] = preconditioner.seen_summaries(data) if preconditioner.SEEN[0] in data else {}
         for name in MEANS:
             values = data[name][done]
             found |= _mean(f"mean_{name}", values[np.isfinite(values)])
@@ -222,10 +213,10 @@ def _request(top: int) -> Request:
     return Request(top, "LA", TOL, None, 1.0, MAX_PRODUCTS, vectors=False, verify=True)
 
 
-def _preconditioner(restored: optimizers.RestoredOptimizer) -> Preconditioner | None:
+def _preconditioner(restored: optimizers.RestoredOptimizer) -> preconditioner.Preconditioner | None:
     """That of an optimiser, before its next update; None where its threshold is not known."""
     try:
-        return preconditioner(restored.optimizer, restored.copies)
+        return preconditioner.preconditioner(restored.optimizer, restored.copies)
     except ValueError as error:
         _log.info("no preconditioned eigenvalues: %s", error)
         return None

@@ -10,17 +10,8 @@ import torch
 from torch import Tensor
 
 from landscape.data.structure import Nested, rows_of
-from landscape.products import chunked_cross_entropy, micro_batches, traced_hessian
+from landscape.products import chunked_cross_entropy, hessian_product, micro_batches, traced_hessian
 from landscape.products.double_precision import double_of
-from landscape.products.hessian_product import (
-    Product,
-    differentiable_attention,
-    hessian_product,
-    require_second_derivative,
-    second_derivative_errors,
-    with_graphs,
-    with_layer_name,
-)
 from landscape.products.kinks import FixedPattern, PatternCache, activation_pattern, compact_bytes, place_for
 from landscape.products.vectors import unflat
 from landscape.subject.loading.checks import require_losses_per_sample, require_tensor_outputs
@@ -33,7 +24,7 @@ def gauss_newton_product(
     parameters: Sequence[Tensor],
     *,
     shift: float = 0.0,
-) -> Product:
+) -> hessian_product.Product:
     """The generalised Gauss-Newton matrix (Schraudolph 2002), J' M J with M the Hessian of the mean loss by the logits.
 
     For cross-entropy it is the Fisher matrix of the model's own distribution. `outputs` gives the logits (N, classes),
@@ -42,12 +33,12 @@ def gauss_newton_product(
     Raises:
         ValueError: an operation in the model has no derivative; names it.
     """
-    with differentiable_attention(), torch.enable_grad():
+    with hessian_product.differentiable_attention(), torch.enable_grad():
         logits = outputs()
     with torch.enable_grad():
         point = logits.detach().requires_grad_()
         loss = losses(point).mean()
-        (slope,) = with_graphs(torch.autograd.grad(loss, point, create_graph=True), [point])
+        (slope,) = hessian_product.with_graphs(torch.autograd.grad(loss, point, create_graph=True), [point])
 
     def middle(vector: Tensor) -> Tensor:
         (curved,) = torch.autograd.grad(slope, point, grad_outputs=vector, retain_graph=True)
@@ -56,7 +47,9 @@ def gauss_newton_product(
     return _prepared(loss.detach(), logits, middle, parameters, shift)
 
 
-def fisher_product(losses: Callable[[], Tensor], parameters: Sequence[Tensor], *, shift: float = 0.0) -> Product:
+def fisher_product(
+    losses: Callable[[], Tensor], parameters: Sequence[Tensor], *, shift: float = 0.0
+) -> hessian_product.Product:
     """The EMPIRICAL Fisher, mean over samples of g g' with g the gradient of a sample's loss at its true target.
 
     With J the derivative of the losses per sample (N,), M is 1/N. Not the Fisher matrix of the model's distribution,
@@ -65,36 +58,36 @@ def fisher_product(losses: Callable[[], Tensor], parameters: Sequence[Tensor], *
     Raises:
         ValueError: an operation in the model has no derivative; names it.
     """
-    with differentiable_attention(), torch.enable_grad():
+    with hessian_product.differentiable_attention(), torch.enable_grad():
         outputs = losses()
     return _prepared(outputs.detach().mean(), outputs, lambda vector: vector / len(outputs), parameters, shift)
 
 
 def _prepared(
     value: Tensor, outputs: Tensor, middle: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], shift: float
-) -> Product:
+) -> hessian_product.Product:
     """The product v -> J' M J v, J the derivative of a few outputs by the weights and M a small symmetric matrix.
 
     J' u is one backward pass, linear in u, and J v the derivative of its inner product with v by u: two backward passes
     through kept graphs per product, without forward mode.
     """
-    with torch.enable_grad(), second_derivative_errors():
+    with torch.enable_grad(), hessian_product.second_derivative_errors():
         u = torch.zeros_like(outputs, requires_grad=True)
         transposed = torch.autograd.grad(
             outputs, parameters, grad_outputs=u, create_graph=True, allow_unused=True, materialize_grads=True
         )
         # A parameter that is not used has no graph to u.
         transposed = tuple(t if t.requires_grad else t + 0 * u.sum() for t in transposed)
-    require_second_derivative(transposed)
+    hessian_product.require_second_derivative(transposed)
 
     def products(vector: Tensor) -> Sequence[Tensor]:
-        with second_derivative_errors():
+        with hessian_product.second_derivative_errors():
             (forward,) = torch.autograd.grad(transposed, u, grad_outputs=unflat(vector, parameters), retain_graph=True)
             return torch.autograd.grad(
                 outputs, parameters, middle(forward), retain_graph=True, allow_unused=True, materialize_grads=True
             )
 
-    return Product(value, shift, products)
+    return hessian_product.Product(value, shift, products)
 
 
 Operator = Literal["hessian", "ggn", "fisher"]
@@ -150,13 +143,13 @@ class Curvature:
         if part == WHOLE and self._traced is not None and not self.batched and self._fits(i):
             whole = partial(self._traced_product, self._traced, i)
 
-        def prepare(inner: slice) -> Product:
+        def prepare(inner: slice) -> hessian_product.Product:
             first = rows.start
             return self._product(i, part if inner == WHOLE else slice(first + inner.start, first + inner.stop))
 
         return micro_batches.MicroBatchedProduct(
             prepare, samples, self._micro_batching,
-            explain=lambda error: with_layer_name(error, self.subject, inputs), whole=whole,
+            explain=lambda error: hessian_product.with_layer_name(error, self.subject, inputs), whole=whole,
         )  # fmt: skip
 
     def batched_product(self, batches: Sequence[int]) -> traced_hessian.BatchedProduct:
@@ -185,12 +178,12 @@ class Curvature:
     def _fits(self, i: int) -> bool:
         return self._traced is not None and self._traced.suits(*self.subject.batch(i))
 
-    def _traced_product(self, traced: traced_hessian.TracedHessian, i: int) -> Product:
+    def _traced_product(self, traced: traced_hessian.TracedHessian, i: int) -> hessian_product.Product:
         inputs, targets = self.subject.batch(i)
         pattern = self.pattern(i) if self.fixed else []
         return traced.at(inputs, targets, pattern=pattern, shift=self.subject.weight_decay)
 
-    def _product(self, i: int, part: slice) -> Product:
+    def _product(self, i: int, part: slice) -> hessian_product.Product:
         """From a double-backward graph of some samples of a mini-batch."""
         subject, shift = self.subject, self.subject.weight_decay
         inputs, targets = part_of(self.subject, i, part)
@@ -209,9 +202,9 @@ class Curvature:
                     return subject.losses(outputs(), targets)
                 return chunked_cross_entropy.losses_without_logits(head, outputs, targets)
 
-            return hessian_product(lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks)
+            return hessian_product.hessian_product(lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks)
         if self.operator == "ggn":
-            with differentiable_attention():  # one forward pass at a time
+            with hessian_product.differentiable_attention():  # one forward pass at a time
                 require_tensor_outputs(subject)
             return gauss_newton_product(outputs, lambda z: subject.losses(z, targets), parameters, shift=shift)
         require_losses_per_sample(subject)

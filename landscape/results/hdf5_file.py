@@ -260,13 +260,10 @@ def check(path: Path, *, writable: bool = False, content: bool = True) -> None:
     if not h5py.is_hdf5(path):
         what = "another --out, or move it away" if writable else "a file that a probe wrote, or another --out"
         raise ValueError(f"{path} is not an HDF5 file; give {what}")
-    try:
-        with reading(path) as file:
-            version = file.attrs.get("format")
-            if content:
-                reject_external(file, path, links=writable)
-    except DAMAGE as error:
-        raise damaged(path, error) from error
+    with naming_damage(path), reading(path) as file:
+        version = file.attrs.get("format")
+        if content:
+            reject_external(file, path, links=writable)
     if not isinstance(version, int | np.integer):
         what = "give another --out" if writable else f"if it is a surface of another tool: landscape import {path}"
         raise ValueError(f"{path} is not a results file of landscape (no attribute format); {what}")
@@ -294,6 +291,15 @@ def state_of(path: Path) -> tuple[int, ...]:
 def _require_permission(path: Path, writable: bool) -> None:
     if writable and not path.stat().st_mode & 0o222:
         raise PermissionError(f"{path} is read-only; make it writable (chmod u+w), or give another --out")
+
+
+@contextlib.contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Give what HDF5 raises on damaged bytes one line that names the file, as `damaged`."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise damaged(path, error) from error
 
 
 def damaged(path: Path, error: BaseException) -> ValueError:

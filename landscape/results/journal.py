@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Record:
     arrays: Mapping[str, np.ndarray]
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """A journal opened for writing, exclusively; a context manager. `sync`: each record is flushed to the disk.
 
     `unreadable` says in words what of the file cannot be read; such a file takes no records until `set_aside` gives it
@@ -86,9 +86,6 @@ class Journal:
         os.close(self._file)
         self._open()
         return kept
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,7 +13,7 @@ from landscape.options import counted
 from landscape.probe import MICRO_BATCHES
 from landscape.results import group as groups
 from landscape.results import handles, malformed, unmerged_journals, updating
-from landscape.results.hdf5_file import DAMAGE, Group, check, checked_groups, damaged, reading
+from landscape.results.hdf5_file import Group, check, checked_groups, naming_damage, reading
 from landscape.results.replacing import behind_link
 from landscape.results.run_key import Arrays, ReduceOf
 
@@ -61,14 +61,11 @@ def merge_files(sources: Sequence[Path], out: Path, *, reduce_of: ReduceOf, pref
     def change(file: h5py.File) -> list[Merged]:
         union = _Union(file, [out, *others], first, reduce_of)
         for number, path in enumerate(others, start=1):
-            try:
-                with reading(path) as content:
-                    for group in checked_groups(content, path):
-                        if group.path.count("/") == 2 and h5py.h5a.exists(group.id, b"probe"):
-                            with malformed.readable(path, group.path.strip("/")):
-                                union.add(group, number)
-            except DAMAGE as error:
-                raise damaged(path, error) from error
+            with naming_damage(path), reading(path) as content:
+                for group in checked_groups(content, path):
+                    if group.path.count("/") == 2 and h5py.h5a.exists(group.id, b"probe"):
+                        with malformed.readable(path, group.path.strip("/")):
+                            union.add(group, number)
         return union.finish()
 
     return updating.change_file(out, change)

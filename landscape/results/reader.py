@@ -20,18 +20,9 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from landscape.options import counted
-from landscape.results import hdf5_file
+from landscape.results import hdf5_file, malformed
 from landscape.results.group import Group, attributes_in, checksum, handles, places_in, results_in
 from landscape.results.handles import Guard, Handle, OnDemand, attributes_of
-from landscape.results.malformed import (
-    REPAIR,
-    check_array,
-    check_attribute,
-    check_attributes,
-    check_done,
-    check_identity,
-    readable,
-)
 
 LARGE = 2**20  # bytes above which `streaming` leaves an array in the file
 _open: dict[tuple[int, Path, tuple[int, ...]], list[tuple[str, xr.Dataset]]] = {}  # by thread, file, and its state
@@ -47,7 +38,7 @@ def open(path: Path | str) -> xr.DataTree:
     with _file(path) as file:
         nodes = {}
         for name, group in results_in(file):
-            with readable(path, name, advice=f"{REPAIR}{path}"):
+            with malformed.readable(path, name, advice=f"{malformed.REPAIR}{path}"):
                 nodes[name] = dataset_of(group)
         return xr.DataTree.from_dict(
             {"/": xr.Dataset(attrs=dict(attributes_of(h5py.h5g.open(file.id, b"/")))), **nodes}
@@ -87,10 +78,8 @@ def streaming(
         return
     hdf5_file.check(path, content=False)
     with hdf5_file.reading(path) as file, contextlib.ExitStack() as after:
-        try:
+        with hdf5_file.naming_damage(path):
             found = _ordered(_streamed(path, file, probe, on_demand))
-        except hdf5_file.DAMAGE as error:
-            raise hdf5_file.damaged(path, error) from error
         if on_demand and probe is None:
             _open[key] = found
             after.callback(_open.pop, key)
@@ -109,14 +98,14 @@ def using(*paths: Path | str, names: Sequence[str] = ()) -> contextlib.AbstractC
             stored = [one for path in paths for one in files.enter_context(streaming(path, on_demand=True))]
             return not all(cast(Stored, data).intact() for name, data in stored if not names or name in names)
 
-    return readable(", ".join(map(str, paths)), *names, changed=changed)
+    return malformed.readable(", ".join(map(str, paths)), *names, changed=changed)
 
 
 def _streamed(path: Path, file: h5py.File, probe: str | None, on_demand: bool) -> Iterator[tuple[str, xr.Dataset]]:
     for checked in hdf5_file.checked_groups(file, path, on_demand=on_demand):
         _, kind, *name = checked.path.split("/") if checked.path else ("", "")
         if len(name) == 1 and probe in (None, kind) and h5py.h5a.exists(checked.id, b"probe"):
-            with readable(path, f"{kind}/{name[0]}", advice=f"{REPAIR}{path}"):
+            with malformed.readable(path, f"{kind}/{name[0]}", advice=f"{malformed.REPAIR}{path}"):
                 stored = Stored(path, checked)
                 yield f"{kind}/{name[0]}", cast(xr.Dataset, stored) if on_demand else stored.whole
 
@@ -143,7 +132,7 @@ def result(path: Path | str, group: str) -> xr.Dataset:
     with _file(Path(path)) as file:
         if group not in dict(results_in(file)):
             raise ValueError(f"{path} holds no group {group}; expected one of those that landscape show lists")
-        with readable(path, group, advice=f"{REPAIR}{path}"):
+        with malformed.readable(path, group, advice=f"{malformed.REPAIR}{path}"):
             return dataset_of(file[group])
 
 
@@ -161,11 +150,8 @@ def unfinished(data: xr.Dataset) -> str:
 @contextlib.contextmanager
 def _file(path: Path) -> Iterator[h5py.File]:
     hdf5_file.check(path)
-    with hdf5_file.reading(path) as file:
-        try:
-            yield file
-        except hdf5_file.DAMAGE as error:
-            raise hdf5_file.damaged(path, error) from error
+    with hdf5_file.reading(path) as file, hdf5_file.naming_damage(path):
+        yield file
 
 
 class _Parts(BackendArray):
@@ -215,10 +201,10 @@ class Array:
     def held(self) -> Any:
         """The numbers or texts, or where they lie."""
         with self._guard():
-            check_array(self._name, self._array)
+            malformed.check_array(self._name, self._array)
             values = _array(self._array, self._lazy)
             if self._name == "done":
-                check_done(values)
+                malformed.check_done(values)
         return values
 
     @property
@@ -255,8 +241,8 @@ class Stored(Mapping[str, xr.DataArray]):
         self._name, self._group, self._arrays = group.path.strip("/"), group.id, group.datasets
         self._reading = _Reading(path, self._name)
         self.encoding = {"group": self._name}
-        self.attrs = attributes_of(group.id, self._reading, check_attribute, group.header)
-        check_identity(self.attrs, self._name.partition("/")[0])
+        self.attrs = attributes_of(group.id, self._reading, malformed.check_attribute, group.header)
+        malformed.check_identity(self.attrs, self._name.partition("/")[0])
         where = {place: name for name, place in group.members.items()}
         self.variables = _arrays(where, group.datasets, lazy=True, guard=self._reading)
 
@@ -314,11 +300,9 @@ class _Reading(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
-            try:
-                with readable(self._path, self._name, advice=f"{REPAIR}{self._path}"):
-                    raise error
-            except hdf5_file.DAMAGE as damage:
-                raise hdf5_file.damaged(self._path, damage) from damage
+            advice = f"{malformed.REPAIR}{self._path}"
+            with hdf5_file.naming_damage(self._path), malformed.readable(self._path, self._name, advice=advice):
+                raise error
 
 
 def _array(array: Handle, lazy: bool) -> Any:
@@ -334,7 +318,7 @@ def dataset_of(group: Group) -> xr.Dataset:
         ValueError: an array or an attribute is not as it is written; see the message.
     """
     about, name = dict(attributes_in(group)), group.name.strip("/")
-    check_attributes(about, name.partition("/")[0])
+    malformed.check_attributes(about, name.partition("/")[0])
     return _dataset(_arrays(places_in(group), handles(group), lazy=False), about, name)
 
 

@@ -200,15 +200,12 @@ def standings(path: Path) -> list[Standing]:
     beside = journals(path)
     if path.exists() or not beside:
         hdf5_file.check(path)
-        try:
-            with hdf5_file.reading(path) as file:
-                for name, group in results_in(file):
-                    with malformed.readable(path, name):
-                        done = handles.array_of(group["done"]) == 1 if "done" in group else np.ones((), bool)
-                        malformed.check_attributes(held := handles.attributes_of(group.id), name.partition("/")[0])
-                    found[name.partition("/")[0], name.rpartition("-")[2]] = Standing(name, held, done)
-        except hdf5_file.DAMAGE as error:
-            raise hdf5_file.damaged(path, error) from error
+        with hdf5_file.naming_damage(path), hdf5_file.reading(path) as file:
+            for name, group in results_in(file):
+                with malformed.readable(path, name):
+                    done = handles.array_of(group["done"]) == 1 if "done" in group else np.ones((), bool)
+                    malformed.check_attributes(held := handles.attributes_of(group.id), name.partition("/")[0])
+                found[name.partition("/")[0], name.rpartition("-")[2]] = Standing(name, held, done)
     for journal in beside:
         try:
             records = records_of(journal)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import h5py
 import numpy as np
@@ -36,7 +36,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Writer:
+class Writer(contextlib.AbstractContextManager["Writer"]):
     """The only writer of one result: takes finished units, survives kills, merges; a context manager.
 
     `reduce_of` gives the `reduce` of a stored group from its probe name and parameters, for the summaries.
@@ -152,9 +152,6 @@ class Writer:
                 values = {name: array[index] for name, array in known.items() if name != "done"}
                 self._journal.append(Record({"index": list(index)}, values))
 
-    def __enter__(self) -> Self:
-        return self
-
     def _without_group(self, file: h5py.File) -> None:
         del file[self.group]
 
@@ -231,7 +228,7 @@ def _journal(path: Path, key: RunKey, *, sync: bool = False) -> Journal:
     return journal
 
 
-class MemoryWriter:
+class MemoryWriter(contextlib.AbstractContextManager["MemoryWriter"]):
     """Takes the finished units of one result like `Writer`; a context manager, after which the result is gone.
 
     It is the same as in a results file to the last attribute.
@@ -261,8 +258,5 @@ class MemoryWriter:
     def result(self) -> xr.Dataset:
         self.merge()
         return dataset_of(self._group)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None: ...

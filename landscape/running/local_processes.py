@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -50,7 +50,7 @@ class _Worker:
         self.process.wait()
 
 
-class Processes:
+class Processes(contextlib.AbstractContextManager["Processes"]):
     """Processes of this machine; a context manager. They are started when they are first needed.
 
     Each has a share of the threads of this process, and with CUDA a device of its own. They end with this process,
@@ -63,9 +63,6 @@ class Processes:
         self.workers = workers
         self._workers: list[_Worker] = []
         self._started = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

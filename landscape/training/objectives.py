@@ -243,22 +243,16 @@ def classifier_of(network: nn.Module) -> str:
 def input_of(network: nn.Module, name: str, images: Tensor) -> Tensor:
     """What a module of the network is given for some images."""
     kept: list[Tensor] = []
-    handle = network.get_submodule(name).register_forward_pre_hook(lambda module, args: kept.append(args[0]))
-    try:
+    with network.get_submodule(name).register_forward_pre_hook(lambda module, args: kept.append(args[0])):
         network(images)
-    finally:
-        handle.remove()
     return kept[0]
 
 
 def mean_patch(network: ViT, images: Tensor) -> Tensor:
     """The mean patch token of a ViT's encoder; its class token gets no gradient from masked images."""
     kept: list[Tensor] = []
-    handle = network.get_submodule("norm").register_forward_hook(lambda module, args, output: kept.append(output))
-    try:
+    with network.get_submodule("norm").register_forward_hook(lambda module, args, output: kept.append(output)):
         network(images)
-    finally:
-        handle.remove()
     across, down = network.grid_size
     return kept[0][:, -across * down :].mean(dim=1)
 

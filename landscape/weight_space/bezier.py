@@ -21,7 +21,7 @@ from landscape.checkpoints.user_code import fixed_rng
 from landscape.data import dataset, structure, user_cache
 from landscape.options import forecast_level, format_duration
 from landscape.probe import derived_seed
-from landscape.subject import mc_dropout, other_samples
+from landscape.subject import mc_dropout, other_samples, restoration
 from landscape.subject.loading.identity import identity
 from landscape.subject.subject import Subject
 from landscape.weight_space.lines import StraightLine
@@ -209,14 +209,9 @@ def _trained(train: Subject, to: Mapping[str, Tensor], training: CurveTraining) 
 @contextlib.contextmanager
 def _training(subject: Subject) -> Iterator[None]:
     """The model in training mode, with gradients; as it was afterwards."""
-    modes = {module: module.training for module in subject.model.modules()}
-    subject.model.train()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with restoration.evaluation_mode(subject.model), torch.enable_grad():
+        subject.model.train()
+        yield
 
 
 def _shuffled(subject: Subject, seed: int) -> Iterator[tuple[structure.Nested, structure.Nested]]:

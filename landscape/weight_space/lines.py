@@ -1,9 +1,10 @@
 """Make straight lines in weight space: random, of Hessian eigenvectors, between checkpoints, of a run, from a file."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -46,7 +47,7 @@ class StraightLine:
         return float(inner(self.direction.values(), self.direction.values()) ** 0.5)
 
 
-class ModelOnLine:
+class ModelOnLine(contextlib.AbstractContextManager["ModelOnLine"]):
     """The model at points of a line; a context manager that restores it bit for bit.
 
     At t = 1 of a line to another checkpoint the weights are that checkpoint's, bit for bit. Beyond either end
@@ -64,9 +65,6 @@ class ModelOnLine:
             self._buffers = {name: tensor.to(buffers[name].data) for name, tensor in end.items() if name in buffers}
         self._control = line.control
         self._weights = WeightsInPlace(subject, [*self._target, *self._buffers])
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._weights.restore()

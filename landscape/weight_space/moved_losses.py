@@ -4,10 +4,11 @@ SAM: Foret et al., arXiv 2010.01412. Auto-PGD: Croce & Hein, arXiv 2003.01690, a
 Andriushchenko et al., arXiv 2302.07011.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from landscape.subject.subject import Subject
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
 
-class MovedLosses:
+class MovedLosses(contextlib.AbstractContextManager["MovedLosses"]):
     """A context manager that moves some parameters of a subject's model; on exit they have their original bits.
 
     Where a mini-batch does not fit into memory, its losses and their gradient are computed in micro-batches.
@@ -36,9 +37,6 @@ class MovedLosses:
         self.subject, self._parameters = subject, parameters
         self._micro_batching = micro_batching or MicroBatching()
         self._weights = WeightsInPlace(subject, parameters)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._weights.restore()

@@ -1,9 +1,10 @@
 """Evaluate the loss at points of a plane, with the weights written in place and restored bit for bit."""
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ def quantities(
     return {**always, **also, **({} if cap is None else n), **({} if mode == REFERENCE else deviates)}
 
 
-class PlaneEvaluator:
+class PlaneEvaluator(contextlib.AbstractContextManager["PlaneEvaluator"]):
     """Losses at points of a plane; a context manager that restores the model.
 
     In addition to the model there are three copies of its weights: w0, d1 and d2. (A fourth, w0 + x d1 of the current
@@ -86,9 +87,6 @@ class PlaneEvaluator:
         self._at_origin: list[Tensor] = []
         self._moves = 0  # to other points than the origin: the first two
         self._grams = _grams(origin, list(self._first.values()), list(self._second.values()), fixed)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._weights.restore()

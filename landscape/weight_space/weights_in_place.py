@@ -1,8 +1,8 @@
 """Write weights into a model in place, and restore it bit for bit, batch norm's statistics included."""
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from landscape.subject.subject import Subject
 Tensors = Mapping[str, Tensor]  # by name, of the dtype and on the device of the model's own
 
 
-class WeightsInPlace:
+class WeightsInPlace(contextlib.AbstractContextManager["WeightsInPlace"]):
     """A context manager that overwrites parameters and buffers of a subject's model.
 
     Every write starts from the original tensors: steps added to each other would drift. On exit, also after an
@@ -28,9 +28,6 @@ class WeightsInPlace:
         self._live = {name: getattr(tensors[name].data, "_local_tensor", tensors[name].data) for name in names}
         self.original = {name: tensor.clone() for name, tensor in self._live.items()}
         self._buffers = batchnorm.statistics(subject.model)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.restore()

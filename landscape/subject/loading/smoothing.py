@@ -6,6 +6,7 @@ hooks, traces, `torch.func` and recorded passes see it like any other module.
 
 import copy
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
@@ -94,12 +95,10 @@ def insert(
         if _first_tensor(output) is not None:
             replaceable.add(name)
 
-    handles = [module.register_forward_hook(partial(note, name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.enter_context(module.register_forward_hook(partial(note, name)))
         flow = record(model, few(example), forward)
-    finally:
-        for handle in handles:
-            handle.remove()
     if options.at:
         places = _named(flow, {name: modules[name] for name in modules if name in replaceable}, options.at)
     else:
