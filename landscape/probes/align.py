@@ -32,6 +32,7 @@ class Align(Probe):
     several: ClassVar[str] = "pair"
     checkpoints: ClassVar[str] = "two checkpoints of one architecture; the units of the second are permuted"
     split: ClassVar[str] = "train"
+    certified: ClassVar[Mapping[str, int]] = {"samples": 256}
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": 3, "restarts": 1, "repair": 1}
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("barrier before", "barrier", {"curve": "before"}),
