@@ -78,10 +78,10 @@ class StudyFile:
         """A digest of all that the file says of a training, or of a measurement of a network and those beside it."""
         how = self.measurements.get(key)
         networks = [self.networks[name] for name in (network, *(how.others if how else ()))]
-        made = [
-            [one.model, one.model_args, one.recipe, one.fraction, one.overrides, one.full_batch] for one in networks
+        made: list[Any] = [
+            (one.model, one.model_args, one.recipe, one.fraction, one.overrides, one.full_batch) for one in networks
         ]
-        made += [[one.files, one.load] for one in networks]
+        made += [(one.files, one.load) for one in networks]
         asked = [how.probe, how.options, how.snapshot, how.otherwise, self.load] if how else []
         text = json.dumps([key, self.data, made, asked], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
