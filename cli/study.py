@@ -137,7 +137,7 @@ def show(
     from landscape.studies.conduct import Progress, steps_of
 
     study = study_named(file, checkpoint, data_root=data_root)
-    progress, steps, rows = Progress.of(study, out or Path(Path(file).stem)), steps_of(study, study.claims), []
+    progress, steps, rows = Progress.of(study, out or Path(Path(file).stem)), steps_of(study, study.claims), list[Any]()
     for step in steps:
         seconds, (network, _, what) = progress.seconds.get(step), step.rpartition(" ")
         took = format_duration(seconds) if seconds else ""

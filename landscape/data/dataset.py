@@ -257,7 +257,7 @@ class BatchList(BatchSource):
         Raises:
             ValueError: no row has a label, or a tensor of a mini-batch that lacks one has not a row per sample.
         """
-        lost, total, parts = sum(int((~kept).sum()) for kept in rows), sum(map(len, rows)), []
+        lost, total, parts = sum(int((~kept).sum()) for kept in rows), sum(map(len, rows)), list[Any]()
         what = f"{lost} of {total} {nouns} of {self.name} have {lack}"
         if lost == total:
             raise ValueError(f"{what}; check its labels")
