@@ -74,7 +74,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def _saved(model: Any, folder: Path, **how: Any) -> Path:
-    with providers.huggingface._silent(sys.modules["transformers"]):
+    with providers.huggingface.quiet_transformers():
         model.save_pretrained(folder, **how)
     return folder
 

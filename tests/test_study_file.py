@@ -247,7 +247,7 @@ def test_checkpoints_of_the_command_are_networks_measured_over_values_and_otherw
 
     def measure(probe: str, file: Path, **options: Any) -> xr.Dataset:
         if options["mc_dropout"] == 5 and "vectors" not in options:
-            raise NotApplicable("it has no dropout")
+            raise NotApplicable(f"{options['samples']} samples have no dropout")
         asked.append({"probe": probe, "file": file.name, **options})
         return xr.Dataset()
 
@@ -262,7 +262,7 @@ def test_checkpoints_of_the_command_are_networks_measured_over_values_and_otherw
     assert set(Progress.of(study, tmp_path).left_out) == {f"{name}-s0 masks" for name in study.networks}
     content["measure"] = {"masks": {"probe": "density", "mc_dropout": 5, "otherwise": {"samples": 2}}}
     study = study_of(content, names_of_results, given=[Path("a.pt")])
-    with pytest.raises(ValueError, match=r"nothing to measure: it has no dropout\notherwise: it has no dropout"):
+    with pytest.raises(ValueError, match=r"nothing to measure: 8 samples have no .*\notherwise: 2 samples have no"):
         conduct(study, tmp_path / "b", train=None, measure=measure, quiet=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it names its networks, got 1 checkpoints"):
         study_of({**content, "networks": {"a": {"model": "vit_demo"}}}, names_of_results, given=[Path("a.pt")])
