@@ -175,7 +175,7 @@ def listed(names: Iterable[object], most: int = 3) -> str:
 
 def counted(count: int, noun: str, form: str = "") -> str:
     """A number of things: `1 unit`, `3 batches`; `form` formats the number."""
-    plural = "" if count == 1 else "es" if noun.endswith(("ch", "ss", "x")) else "s"
+    plural = "" if count == 1 else "es" if noun.endswith(("tch", "ss", "x")) else "s"
     return f"{count:{form}} {noun}{plural}"
 
 

@@ -143,7 +143,7 @@ def test_the_next_command_finishes_what_is_unfinished_first(tmp_path: Path) -> N
     assert "--samples 64" in step.command
     assert "--batch-size" not in step.command
     assert "unfinished" in report(path, tmp_path / "report.html", []).read_text()
-    assert page.live_data(stored := reader.groups(path), stored)["surface"][0]["missing"] > 0
+    assert page.live_data(stored := reader.groups(path), stored)["surface"][0]["missing"].endswith("units missing")
 
 
 def test_the_next_command_measures_what_some_networks_lack(few: Path, tmp_path: Path) -> None:

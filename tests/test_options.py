@@ -36,8 +36,8 @@ def test_times_are_read(text: str, seconds: float) -> None:
 
 
 def test_a_counted_noun_is_singular_of_one_thing_alone() -> None:
-    said = [options.counted(n, noun, ",") for n, noun in ((0, "unit"), (1, "unit"), (1200, "mini-batch"))]
-    assert said == ["0 units", "1 unit", "1,200 mini-batches"]
+    said = [options.counted(n, noun, ",") for n, noun in ((0, "unit"), (1, "unit"), (1200, "mini-batch"), (3, "epoch"))]
+    assert said == ["0 units", "1 unit", "1,200 mini-batches", "3 epochs"]
 
 
 def test_durations_have_readable_units() -> None:

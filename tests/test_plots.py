@@ -481,7 +481,7 @@ def test_a_short_series_has_whole_numbers_on_its_axis(study: Path, name: str, ax
     short = result_of(study, FIGURES[name].probe).isel({axis: slice(3)})
     short = short.assign({"epoch": ("snapshot", np.arange(3.0))} if axis == "snapshot" else {axis: np.arange(3)})
     axes = axes_for(name)
-    import_module(f"landscape.plots.figures.{name}").draw(short, axes)
+    import_module(f"landscape.plots.figures.{name}").draw(short, axes, look=appearance.look_of(short))
     for ax in axes if isinstance(axes, tuple) else (axes,):
         ticks = ax.get_xticks()
         assert len(ticks) >= 2

@@ -172,4 +172,4 @@ function ink(hex) {
 }
 
 /** What a panel lacks, in words. */
-const lacking = (panel) => (panel.missing ? ` ◐ ${panel.missing} of ${panel.units} units are missing.` : "");
+const lacking = (panel) => (panel.missing ? ` ◐ ${panel.missing}.` : "");

@@ -103,7 +103,7 @@ class Drawn:
         """What every panel says about a result: name, colour, checkpoint, and how much of it is missing."""
         found: Panel = {"name": self.name, "color": self.color, "who": self.checkpoint}
         missing = unfinished(self.data)
-        return found | ({"missing": missing, "units": int(self.data.variables["done"].size)} if missing else {})
+        return found | ({"missing": missing} if missing else {})
 
 
 def of_probe(drawn: Sequence[Drawn], probe: str) -> list[Drawn]:
