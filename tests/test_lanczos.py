@@ -109,6 +109,14 @@ def test_on_breakdown_every_wanted_copy_of_a_multiple_eigenvalue_is_found(copies
     np.testing.assert_allclose(found.values, [5.0] * copies, atol=1e-11)
 
 
+def test_without_breakdown_one_copy_of_a_multiple_eigenvalue_is_found_and_every_value_is_true() -> None:
+    values = [5.0, 5.0, 4.0, 3.0] + [0.001 * i for i in range(60)]
+    found = _spectrum(values, 2, tol=1e-3)
+    np.testing.assert_allclose(found.values, [5.0, 4.0], atol=1e-6)  # as documented: one start finds one copy
+    distance = np.abs(np.array(values)[:, None] - found.values).min(axis=0)
+    assert (distance <= found.residuals).all()
+
+
 def test_an_invariant_start_does_not_hide_the_rest() -> None:
     matrix = torch.diag(torch.tensor([1.0, 9.0, -4.0, 2.0], dtype=torch.float64))
     start = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
