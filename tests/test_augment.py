@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from landscape.data import augment as ra
 from landscape.data.augment import Augmentation, beta, cropped, flipped, smoothed
+from landscape.options import OptionError
 
 ALL = Augmentation(crop=2, flip=True, randaugment=9, mixup=1.0, cutmix=0.8, label_smoothing=0.1)
 
@@ -68,6 +69,15 @@ def test_any_size_of_one_or_three_channels_the_same_for_a_seed(channels: int, he
 def test_a_recipe_names_its_augmentation() -> None:
     recipe = {"lr": 1e-3, "crop": 4, "flip": True, "mixup": 0.8, "epochs": 3}
     assert Augmentation.of_recipe(recipe) == Augmentation(crop=4, flip=True, mixup=0.8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("crop", -1), ("randaugment", 11), ("mixup", -0.1), ("switch", 1.5), ("label_smoothing", 1), ("cutmix", math.nan)],
+)
+def test_values_out_of_range_are_option_errors(name: str, value: float) -> None:
+    with pytest.raises(OptionError):
+        Augmentation.of_recipe({name: value})
 
 
 def test_what_cannot_be_augmented_is_explained() -> None:
