@@ -99,8 +99,7 @@ MUTANTS = (
            "an option with a wrong value ends with exit code 1"),
     Mutant("cli", "cli/main.py", "return code if isinstance(code, int) else 0", "return 0",
            "findings of doctor end with exit code 0"),
-    Mutant("cli", "cli/measuring.py", "(refused := refused + 1) == len(chosen.paths)", "False",
-           "a checkpoint that does not fit ends silently"),
+    Mutant("cli", "cli/measuring.py", "(refused := refused + 1) ==", "-1 ==", "one that does not fit is ignored"),
     Mutant("cli", "cli/measuring.py", 'common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", shard)),',
            'common: dict[str, Any] = {"shard": Shard(*parse_shard("shard", "")),', "--shard measures everything"),
 )  # fmt: skip
