@@ -75,7 +75,7 @@ class StudyFile:
         return [(name, seed) for name, seed in dict.fromkeys(found) if self.networks[name].model]
 
     def question(self, network: str, key: str) -> str:
-        """A digest of all that the file says of a training, or of a measurement of a network and those beside it."""
+        """The digest of what the file says about one step: a training, or a measurement and the networks it takes."""
         how = self.measurements.get(key)
         networks = [self.networks[name] for name in (network, *(how.others if how else ()))]
         made: list[Any] = [
