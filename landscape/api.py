@@ -1,30 +1,35 @@
 """Measure from Python: run a probe by name on a subject or a checkpoint, store the result and return it."""
 
+import functools
 import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
+import torch
 import xarray as xr
 from torch import nn
 
+from landscape import models
 from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_value, require
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.reporting.progress import Advice, Progress, in_notebook
-from landscape.results import reader, run_key
+from landscape.results import headline_numbers, reader, run_key
+from landscape.results.writer import MemoryWriter
 from landscape.running.executor import IN_PROCESS, Executor
-from landscape.running.run import Report, excluded_numbers, run, small_subject
+from landscape.running.run import Report, reduce_of, run
+from landscape.running.run import run_key as run_key_of
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.studies.expressions import Known
 from landscape.subject import networks_in_memory, spec
-from landscape.subject.loading.identity import attributes, protocol
+from landscape.subject.loading.identity import protocol
 from landscape.subject.loading.load import load, measuring
 from landscape.subject.subject import Subject
 
@@ -190,17 +195,39 @@ def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
     made, _ = configure(probe, {**preset_of(probe, preset), **options})
     numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
     stored = tuple(dict.fromkeys(name for one in made.headlines for name in (one.quantity, one.by) if name))
-    return Known(numbers, stored, partial(_quantities, made), partial(excluded_numbers, made))
+
+    def others() -> list[str]:
+        data = _of_small_network(made)
+        return list(map(str, [*data.data_vars, *data.coords, *data.attrs]))
+
+    def excluded() -> Set[str]:
+        own = _numbers_of(made)
+        return _numbers_of(type(made)()) - own if own else own
+
+    return Known(numbers, stored, others, excluded)
 
 
-def _quantities(probe: Probe) -> tuple[str, ...]:
-    """What a probe stores of a small network, numbers first; none where it does not apply to it."""
+def _numbers_of(probe: Probe) -> Set[str]:
+    """The headline numbers of a probe's result of a small network; none where it does not apply to it."""
+    return {one.name for _, one in headline_numbers.numbers(_of_small_network(probe))}
+
+
+def _of_small_network(probe: Probe) -> xr.Dataset:
+    """A result whose every number is 1; an empty one where the probe does not apply to the network."""
     try:
-        plan = probe.plan(small_subject())
+        with MemoryWriter(run_key_of(probe, _small_subject(), ""), reduce_of=reduce_of) as writer:
+            data = writer.result()
     except (ValueError, RuntimeError, OSError):
-        return ()
-    return tuple([*plan.quantities, *plan.summaries, *plan.labels, *plan.facts, *plan.over, *plan.axes,
-                      *attributes(small_subject())])  # fmt: skip
+        return xr.Dataset()
+    return data.map(lambda one: one.where(False, 1.0) if one.dtype.kind == "f" else one, keep_attrs=True)
+
+
+@functools.cache
+def _small_subject() -> Subject:
+    """A small network with random weights, and images without content."""
+    with torch.random.fork_rng(devices=()):
+        network = models.build("vit_demo", classes=10, image_size=8).eval()
+    return load(network, data=(torch.zeros(128, 3, 8, 8), torch.arange(128) % 10))
 
 
 def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:

@@ -45,7 +45,7 @@ def _vtp(path: Path, kind: str = "Lines", count: int = 1) -> tuple[np.ndarray, n
 
 
 def test_polygons_join_neighbours_and_carry_every_quantity(tmp_path: Path) -> None:
-    exporting.write_vtp(tmp_path / "s.vtp", _small())
+    (tmp_path / "s.vtp").write_bytes(exporting.vtp(_small()))
     points, quads, values = _vtp(tmp_path / "s.vtp", "Polys", 2)
     np.testing.assert_array_equal(points[:, 2], values["loss"])
     found = {tuple(point[:2]): point[2] for point in points}
@@ -68,7 +68,7 @@ def test_points_without_a_finite_loss_leave_a_hole() -> None:
 
 def test_a_mesh_opens_in_vtk(tmp_path: Path) -> None:
     vtk = pytest.importorskip("vtk")
-    exporting.write_vtp(tmp_path / "s.vtp", _small())
+    (tmp_path / "s.vtp").write_bytes(exporting.vtp(_small()))
     reader = vtk.vtkXMLPolyDataReader()
     reader.SetFileName(str(tmp_path / "s.vtp"))
     reader.Update()
@@ -148,7 +148,7 @@ def test_a_trajectory_goes_to_that_tool_with_its_principal_coordinates(tmp_path:
 def test_curves_open_in_vtk(tmp_path: Path) -> None:
     vtk = pytest.importorskip("vtk")
     trajectory = ProjectedTrajectory(np.array([[0.0, 1.0, 2.0], [0.0, -1.0, 0.5]]), np.array([3.0, 2.0, 1.0]))
-    exporting.write_trajectory(tmp_path / "c.vtp", trajectory)
+    (tmp_path / "c.vtp").write_bytes(exporting.vtp_of_trajectory(trajectory))
     reader = vtk.vtkXMLPolyDataReader()
     reader.SetFileName(str(tmp_path / "c.vtp"))
     reader.Update()

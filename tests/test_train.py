@@ -407,13 +407,11 @@ def test_a_metrics_table_that_cannot_be_written_is_named_and_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_folder.write_metrics(tmp_path, [{"epoch": 1}], ["epoch"])
-    write = Path.write_text
 
-    def full(path: Path, text: str) -> int:
-        write(path, text[:3])
+    def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"^cannot write .*metrics\.csv: No space left on device; free some space"):
         run_folder.write_metrics(tmp_path, [{"epoch": 1}, {"epoch": 2}], ["epoch"])
     assert names(tmp_path) == {"metrics.csv"}

@@ -1,7 +1,7 @@
 """Read and write checkpoints: weights and plain data, never code."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -216,11 +216,16 @@ def check_tensors(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 def state_dict_sha256(state_dict: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, dtypes, shapes and bytes of all tensors, independent of the file format."""
+    return tensors_sha256((f"{name}:", state_dict[name]) for name in sorted(state_dict))
+
+
+def tensors_sha256(tensors: Iterable[tuple[str, Tensor]], end: str = "") -> str:
+    """SHA-256 over tensors in their order, each behind a text: dtypes, shapes and bytes; and over a text at the end."""
     digest = hashlib.sha256()
-    for name in sorted(state_dict):
-        tensor = state_dict[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    for text, tensor in tensors:
+        digest.update(f"{text}{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(end.encode())
     return digest.hexdigest()
 
 

@@ -1,6 +1,5 @@
 """Data sets in memory, and the mini-batches that probes and trainer read from them."""
 
-import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoints.checkpoint import state_dict_sha256
+from landscape.checkpoints.checkpoint import state_dict_sha256, tensors_sha256
 from landscape.data import augment, memory
 from landscape.data.structure import Nested, common_length, map_tensors, named_tensors, rows_of, tensors_in
 from landscape.options import at_least, counted
@@ -85,13 +84,7 @@ class Images:
         return _hashed(self, (self.inputs, self.targets), self._sha256)
 
     def _sha256(self) -> str:
-        digest = hashlib.sha256()
-        for tensor in (self.inputs, self.targets):
-            digest.update(f"{tensor.dtype}:{tuple(tensor.shape)};".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(flat.numpy().data)
-        digest.update(f"{self.mean};{self.std}".encode())
-        return digest.hexdigest()
+        return tensors_sha256([("", self.inputs), ("", self.targets)], f"{self.mean};{self.std}")
 
 
 class BatchSource(Sequence[tuple[Nested, Nested]]):
@@ -280,13 +273,11 @@ class BatchList(BatchSource):
         return _hashed(self, tuple(tensors_in(self.wholes)), self._sha256)
 
     def _sha256(self) -> str:
-        digest = hashlib.sha256()
-        for i, (pair, whole) in enumerate(zip(self.pairs, self.wholes, strict=True)):
-            for path, tensor in named_tensors({"pair": pair, "whole": whole}, str(i)):
-                digest.update(f"{path}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                digest.update(flat.numpy().data)
-        return digest.hexdigest()
+        return tensors_sha256(
+            (f"{path}:", tensor)
+            for i, (pair, whole) in enumerate(zip(self.pairs, self.wholes, strict=True))
+            for path, tensor in named_tensors({"pair": pair, "whole": whole}, str(i))
+        )
 
     def forget_sha256(self) -> None:
         _forget(self)

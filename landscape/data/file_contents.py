@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from landscape.checkpoints import raw_files
+
 KNOWN = 1024  # digests that are remembered
 
 
@@ -38,8 +40,7 @@ def file_sha256(path: Path) -> str:
 
 @functools.lru_cache(maxsize=64 * KNOWN)
 def _file_sha256(path: Path, size: int, changed: int) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return raw_files.file_sha256(path)
 
 
 def listing_sha256(folder: Path) -> str:

@@ -6,6 +6,7 @@ masked-image + weight x a contrastive loss (Park et al. 2023, arXiv 2305.00729, 
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -248,13 +249,14 @@ def read_surface(path: Path, *, weight_decay: float = WEIGHT_DECAY) -> Grid:
     return Grid(dict(zip(("x", "y"), exact, strict=True)), values, done, facts)
 
 
-def write_surface(path: Path, grid: Grid) -> None:
-    """Write the finished points, x fastest; columns that the surface lacks are nan."""
+def surface_file(grid: Grid) -> bytes:
+    """The finished points, x fastest; columns that the surface lacks are nan."""
     unknown = np.full(grid.done.shape, np.nan)
     x, y = np.meshgrid(grid.axes["x"], grid.axes["y"], indexing="ij")
     known = {**grid.values, "x": x, "y": y}
     if grid.facts.get("l2_definition") != "park2022":
         known["l2"] = unknown  # another definition: half the squared norm
     table = np.stack([known.get(name, unknown).T[grid.done.T] for name in COLUMNS.values()], axis=1)
-    with path.open("w", newline="") as stream:
-        csv.writer(stream).writerows(table.tolist())
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(table.tolist())
+    return text.getvalue().encode()

@@ -1,11 +1,9 @@
 """Export surfaces, lines and trajectories of a results file to other tools, such as ParaView (.vtp)."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -14,42 +12,39 @@ import xarray as xr
 from landscape.exchange import csv_files, tomgoldstein
 from landscape.exchange.grid import Grid, ProjectedTrajectory, grid_of, line_grids_of, trajectory_of
 from landscape.results import reader
+from landscape.results.replacing import replacing
 
 
-def write_vtp(path: Path, grid: Grid) -> None:
-    """Write a surface as polygons or a line as a curve, with all quantities as point data; the height is the loss."""
+def vtp(grid: Grid) -> bytes:
+    """A surface as polygons or a line as a curve, with all quantities as point data; the height is the loss."""
     if "y" in grid.axes:
         points, quads, values = mesh(grid)
-        _write(path, points, values, polygons=quads)
-        return
+        return _poly_data(points, values, polygons=quads)
     loss = grid.values["loss"]
     known = grid.done & np.isfinite(loss)
     points = np.column_stack([grid.axes["x"][known], np.zeros(known.sum()), loss[known]])
-    _write(path, points, _complete({name: column[known] for name, column in grid.values.items()}))
+    return _poly_data(points, _complete({name: column[known] for name, column in grid.values.items()}))
 
 
-def write_trajectory(path: Path, trajectory: ProjectedTrajectory) -> None:
-    """Write a trajectory as a curve on the surface, without snapshots whose loss on the plane is unknown."""
+def vtp_of_trajectory(trajectory: ProjectedTrajectory) -> bytes:
+    """A trajectory as a curve on the surface, without snapshots whose loss on the plane is unknown."""
     known = np.isfinite(trajectory.loss)
     points = np.column_stack([*trajectory.positions[:, known], trajectory.loss[known]])
-    _write(path, points, {"loss": trajectory.loss[known], "snapshot": np.flatnonzero(known).astype(float)})
+    return _poly_data(points, {"loss": trajectory.loss[known], "snapshot": np.flatnonzero(known).astype(float)})
 
 
 def _complete(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: column for name, column in values.items() if np.isfinite(column).all()}
 
 
-def _write(
-    path: Path, points: np.ndarray, values: dict[str, np.ndarray], *, polygons: np.ndarray | None = None
-) -> None:
-    """Write polygons between the points, or a curve through them in their order."""
+def _poly_data(points: np.ndarray, values: dict[str, np.ndarray], *, polygons: np.ndarray | None = None) -> bytes:
+    """Polygons between the points, or a curve through them in their order."""
     cells = np.arange(len(points))[None] if polygons is None else polygons
     kind, ends = "Polys" if polygons is not None else "Lines", cells.shape[1] * np.arange(1, len(cells) + 1)
     arrays = "\n".join(_array(name, column) for name, column in values.items())
     sizes = {"Verts": 0, "Lines": 0, "Strips": 0, "Polys": 0, kind: len(cells)}
     counts = " ".join(f'NumberOf{name}="{size}"' for name, size in sizes.items())
-    path.write_text(
-        f"""<?xml version="1.0"?>
+    return f"""<?xml version="1.0"?>
 <VTKFile type="PolyData" version="0.1" byte_order="LittleEndian">
 <PolyData>
 <Piece NumberOfPoints="{len(points)}" {counts}>
@@ -66,9 +61,7 @@ def _write(
 </Piece>
 </PolyData>
 </VTKFile>
-""",
-        encoding="utf-8",
-    )
+""".encode()
 
 
 def mesh(grid: Grid) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
@@ -97,18 +90,17 @@ def _array(name: str, values: np.ndarray, kind: str = "Float64") -> str:
 
 
 # format -> (suffix, writer)
-WRITERS: Mapping[str, tuple[str, Callable[[Path, Grid], None]]] = {
-    "tomgoldstein": (".h5", tomgoldstein.write_surface),
-    "csv": (".csv", csv_files.write_surface),
-    "vtp": (".vtp", write_vtp),
+WRITERS: Mapping[str, tuple[str, Callable[[Grid], bytes]]] = {
+    "tomgoldstein": (".h5", tomgoldstein.surface_file),
+    "csv": (".csv", csv_files.surface_file),
+    "vtp": (".vtp", vtp),
 }
 OF_LINES = ("tomgoldstein", "vtp")  # formats that can hold lines
-TRAJECTORY_WRITERS: Mapping[str, tuple[str, Callable[[Path, ProjectedTrajectory], None]]] = {
-    "tomgoldstein": ("_proj.h5", tomgoldstein.write_trajectory),
-    "vtp": ("-path.vtp", write_trajectory),
+TRAJECTORY_WRITERS: Mapping[str, tuple[str, Callable[[ProjectedTrajectory], bytes]]] = {
+    "tomgoldstein": ("_proj.h5", tomgoldstein.trajectory_file),
+    "vtp": ("-path.vtp", vtp_of_trajectory),
 }
-T = TypeVar("T")
-Part = tuple[str, Callable[[Path], None]]  # (end of the file name, writer)
+Part = tuple[str, Callable[[], bytes]]  # (end of the file name, what makes its content)
 
 
 def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None = None) -> list[Path]:
@@ -135,9 +127,10 @@ def export(path: Path, out: Path, formats: Sequence[str], *, label: str | None =
         raise ValueError(f"{path} holds no surface{which} to export; measure one first: landscape surface")
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, (suffix, write) in parts:
-        with reader.using(path, names=[name]):
-            written.append(_write_atomically(out / f"{name.partition('/')[2]}{suffix}", write))
+    for name, (suffix, content) in parts:
+        written.append(out / f"{name.partition('/')[2]}{suffix}")
+        with reader.using(path, names=[name]), replacing(written[-1]) as stream:
+            stream.write(content())
     return written
 
 
@@ -149,36 +142,21 @@ def _parts(name: str, data: xr.Dataset, kind: str) -> list[Part]:
     suffix, write = WRITERS[kind]
     if kind == "tomgoldstein":
         split = data.attrs.get("split") or json.loads(data.attrs.get("spec", "{}")).get("split")
-        write = partial(tomgoldstein.write_surface, split=str(split or "train"))  # data of one part have none
+        write = partial(tomgoldstein.surface_file, split=str(split or "train"))  # data of one part have none
     probe = name.partition("/")[0]
     if probe == "trajectory":
         return _trajectory_files(trajectory_of(data), kind) if np.isfinite(data["pc1"].values).any() else []
     if probe == "line":
         grids = line_grids_of(data) if kind in OF_LINES else []
         numbers = [f"-{k}" if len(grids) > 1 else "" for k in range(len(grids))]
-        return [(f"{n}{suffix}", _writer(write, grid)) for n, grid in zip(numbers, grids, strict=True)]
+        return [(f"{n}{suffix}", partial(write, grid)) for n, grid in zip(numbers, grids, strict=True)]
     grid = grid_of(data)
     path = [] if grid.trajectory is None else _trajectory_files(grid.trajectory, kind)
-    return [(suffix, _writer(write, grid)), *path]
+    return [(suffix, partial(write, grid)), *path]
 
 
 def _trajectory_files(trajectory: ProjectedTrajectory, kind: str) -> list[Part]:
     if kind not in TRAJECTORY_WRITERS or (kind == "vtp" and np.isfinite(trajectory.loss).sum() < 2):
         return []
     suffix, write = TRAJECTORY_WRITERS[kind]
-    return [(suffix, _writer(write, trajectory))]
-
-
-def _writer(write: Callable[[Path, T], None], what: T) -> Callable[[Path], None]:
-    return lambda target: write(target, what)
-
-
-def _write_atomically(target: Path, write: Callable[[Path], None]) -> Path:
-    partial_file = target.with_name(f".{target.name}.partial")
-    partial_file.unlink(missing_ok=True)  # perhaps a link
-    try:
-        write(partial_file)
-        os.replace(partial_file, target)
-    finally:
-        partial_file.unlink(missing_ok=True)
-    return target
+    return [(suffix, partial(write, trajectory))]

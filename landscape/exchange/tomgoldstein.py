@@ -88,18 +88,10 @@ def _reading(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[h5py.File]:
-    """A file made in memory: HDF5 does not report that the disk is full when it closes one."""
+def surface_file(grid: Grid, *, split: str = "train") -> bytes:
+    """A surface in that tool's layout; arrays of unequal sides are (ny, nx), which its figures can draw."""
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
-        yield file
-    path.write_bytes(content.getbuffer())
-
-
-def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
-    """Write a surface in that tool's layout; arrays of unequal sides are (ny, nx), which its figures can draw."""
-    with _written(path) as file:
         file["dir_file"] = str(grid.facts.get("dir_file", ""))
         for axis, values in grid.axes.items():
             file[AXES[axis]] = values
@@ -110,6 +102,7 @@ def write_surface(path: Path, grid: Grid, *, split: str = "train") -> None:
             if name in grid.values:
                 values = grid.values[name]
                 file[name] = np.where(np.isnan(values), begun, values).T
+    return content.getvalue()
 
 
 def read_trajectory(path: Path) -> ProjectedTrajectory:
@@ -126,11 +119,13 @@ def read_trajectory(path: Path) -> ProjectedTrajectory:
     return ProjectedTrajectory(np.stack([x, y]), np.full(len(x), np.nan))
 
 
-def write_trajectory(path: Path, trajectory: ProjectedTrajectory) -> None:
-    """Write a trajectory in that tool's layout, in the units of the surface's axes."""
-    with _written(path) as file:
+def trajectory_file(trajectory: ProjectedTrajectory) -> bytes:
+    """A trajectory in that tool's layout, in the units of the surface's axes."""
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
         for name, values in zip(PROJECTIONS, trajectory.positions, strict=True):
             file[name] = values
+    return content.getvalue()
 
 
 def read_directions(

@@ -1,7 +1,6 @@
 """Run a probe into a results file: measure the pending units, in-line or by any executor, and write them."""
 
 import contextlib
-import functools
 import json
 import logging
 import math
@@ -12,9 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
-from landscape import models
 from landscape.headline import stored_headlines
 from landscape.options import OptionError, forecast_level
 from landscape.probe import (
@@ -34,7 +30,7 @@ from landscape.probe import (
 from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
 from landscape.results import group as groups
-from landscape.results import headline_numbers, protocols, unmerged_journals
+from landscape.results import protocols, unmerged_journals
 from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions
 from landscape.results.writer import MemoryWriter, Writer, discard
 from landscape.running.executor import (
@@ -52,7 +48,6 @@ from landscape.subject.loading import checks, sanity_check
 from landscape.subject.loading.identity import attributes as attributes_of
 from landscape.subject.loading.identity import digest as digest
 from landscape.subject.loading.identity import weights_sha256
-from landscape.subject.loading.load import load
 from landscape.subject.subject import Subject
 
 MERGE_SECONDS = 60.0
@@ -323,28 +318,3 @@ def _by_stages(
     else:
         for unit in rest:
             yield unit, {name: step.derived[name][unit.index] for name in plan.quantities}
-
-
-@functools.cache
-def small_subject() -> Subject:
-    """A small network with random weights, and images without content: whether a probe applies to it, and how."""
-    with torch.random.fork_rng(devices=()):
-        network = models.build("vit_demo", classes=10, image_size=8).eval()
-    return load(network, data=(torch.zeros(128, 3, 8, 8), torch.arange(128) % 10))
-
-
-def excluded_numbers(probe: Probe) -> frozenset[str]:
-    """Headline numbers that a probe has with its default options, and not with its own, of a small network."""
-    own = _possible_numbers(probe)
-    return _possible_numbers(type(probe)()) - own if own else own
-
-
-def _possible_numbers(probe: Probe) -> frozenset[str]:
-    """The headline numbers of a result whose every value is 1; none where the probe does not apply to the network."""
-    try:
-        with MemoryWriter(run_key(probe, small_subject(), ""), reduce_of=reduce_of) as empty:
-            data = empty.result()
-    except (ValueError, RuntimeError, OSError):
-        return frozenset()
-    ones = data.map(lambda one: one.where(False, 1.0) if one.dtype.kind == "f" else one, keep_attrs=True)
-    return frozenset(one.name for _, one in headline_numbers.numbers(ones))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from landscape.checkpoints.checkpoint import read_checkpoint, save_atomically, write_checkpoint
 from landscape.checkpoints.file_names import FINAL
+from landscape.results.replacing import write_text
 
 INIT, WARMUP, RESUME, METRICS = "init.pt", "warmup.pt", "resume.pt", "metrics.csv"
 
@@ -131,14 +132,10 @@ def write_metrics(folder: Path, rows: Sequence[Mapping[str, float]], columns: Se
     table = csv.DictWriter(text, columns, lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    partial = folder / f".{METRICS}.partial"
     try:
-        partial.write_text(text.getvalue())
-        os.replace(partial, folder / METRICS)
+        write_text(folder / METRICS, text.getvalue())
     except OSError as error:
         raise OSError(f"cannot write {folder / METRICS}: {error.strerror}; free some space, then run again") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def newest_snapshot(folder: Path) -> Path | None:
