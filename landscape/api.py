@@ -1,6 +1,5 @@
 """Measure from Python: run a probe by name on a subject or a checkpoint, store the result and return it."""
 
-import functools
 import logging
 import re
 import sys
@@ -11,21 +10,17 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-import torch
 import xarray as xr
 from torch import nn
 
-from landscape import models
 from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_value, require
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
 from landscape.reporting.progress import Advice, Progress, in_notebook
 from landscape.results import headline_numbers, reader, run_key
-from landscape.results.writer import MemoryWriter
 from landscape.running.executor import IN_PROCESS, Executor
-from landscape.running.run import Report, reduce_of, run
-from landscape.running.run import run_key as run_key_of
+from landscape.running.run import Report, result_of_small_network, run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
 from landscape.studies.expressions import Known
 from landscape.subject import networks_in_memory, spec
@@ -197,7 +192,7 @@ def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
     stored = tuple(dict.fromkeys(name for one in made.headlines for name in (one.quantity, one.by) if name))
 
     def others() -> list[str]:
-        data = _of_small_network(made)
+        data = result_of_small_network(made)
         return list(map(str, [*data.data_vars, *data.coords, *data.attrs]))
 
     def excluded() -> Set[str]:
@@ -209,25 +204,7 @@ def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
 
 def _numbers_of(probe: Probe) -> Set[str]:
     """The headline numbers of a probe's result of a small network; none where it does not apply to it."""
-    return {one.name for _, one in headline_numbers.numbers(_of_small_network(probe))}
-
-
-def _of_small_network(probe: Probe) -> xr.Dataset:
-    """A result whose every number is 1; an empty one where the probe does not apply to the network."""
-    try:
-        with MemoryWriter(run_key_of(probe, _small_subject(), ""), reduce_of=reduce_of) as writer:
-            data = writer.result()
-    except (ValueError, RuntimeError, OSError):
-        return xr.Dataset()
-    return data.map(lambda one: one.where(False, 1.0) if one.dtype.kind == "f" else one, keep_attrs=True)
-
-
-@functools.cache
-def _small_subject() -> Subject:
-    """A small network with random weights, and images without content."""
-    with torch.random.fork_rng(devices=()):
-        network = models.build("vit_demo", classes=10, image_size=8).eval()
-    return load(network, data=(torch.zeros(128, 3, 8, 8), torch.arange(128) % 10))
+    return {one.name for _, one in headline_numbers.numbers(result_of_small_network(probe))}
 
 
 def _named(probe: str | Probe | type[Probe]) -> tuple[str, dict[str, Any]]:
