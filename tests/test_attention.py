@@ -98,20 +98,22 @@ def test_cosines_of_tokens_and_singular_values_are_those_of_numpy() -> None:
     np.testing.assert_allclose(metrics.singular_values(tokens), np.log(sigma / sigma[:, :1]))
 
 
-def test_collapsed_tokens_have_one_singular_value_and_cosine_one() -> None:
+def test_collapsed_zero_and_single_tokens_and_heads_have_the_statistics_that_they_can_have() -> None:
     tokens = _noise(1, 1, 7).expand(2, 5, 7)
     np.testing.assert_allclose(metrics.token_cosine(tokens), 1.0)
     values = metrics.singular_values(tokens)
     np.testing.assert_allclose(values[:, 0], 0.0)
     assert (values[:, 1:] < -30).all()
     assert values.isfinite().all()
-
-
-def test_statistics_of_single_heads_tokens_and_queries_are_missing() -> None:
     maps = torch.ones(2, 1, 1, 1, dtype=torch.float64)
     assert metrics.head_cosine(maps).isnan().all()
     assert metrics.token_cosine(_noise(2, 1, 4)).isnan().all()
     assert metrics.mutual_information(maps, metrics.entropy(maps)).isnan().all()
+    outputs = _noise(2, 3, 5, 4)
+    outputs[1, 2] = 0.0
+    pair = torch.cosine_similarity(outputs[1, 0], outputs[1, 1], dim=-1).mean()
+    np.testing.assert_allclose(metrics.head_feature_cosine(outputs)[1], pair / 3)
+    assert metrics.head_feature_cosine(outputs[:, :1]).isnan().all()
 
 
 def test_prefix_tokens_are_removed_and_rows_renormalised() -> None:
@@ -419,14 +421,6 @@ def test_heads_mixed_after_the_softmax_have_no_outputs_of_their_own() -> None:
     assert np.isfinite(found["head_cosine"]).all()
     reason = "mixing: no product of its attention maps with the values was found"
     assert Attention().plan(subject).facts["head_feature_cosine_unmeasured"] == reason
-
-
-def test_an_output_of_zeros_and_a_single_head_have_no_cosine() -> None:
-    outputs = _noise(2, 3, 5, 4)
-    outputs[1, 2] = 0.0
-    pair = torch.cosine_similarity(outputs[1, 0], outputs[1, 1], dim=-1).mean()
-    np.testing.assert_allclose(metrics.head_feature_cosine(outputs)[1], pair / 3)
-    assert metrics.head_feature_cosine(outputs[:, :1]).isnan().all()
 
 
 def _attending() -> tuple[Subject, np.ndarray]:

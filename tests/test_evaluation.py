@@ -53,18 +53,6 @@ def test_loss_accuracy_top5_and_brier_equal_numpy() -> None:
         assert getattr(found, f"{name}_se") == pytest.approx(values.std(ddof=1) / math.sqrt(203), rel=1e-12)
 
 
-def test_calibration_error_by_hand_and_of_certain_predictions() -> None:
-    """Bins (0.5, 0.6] with a gap of 0.55 - 1/2 and (0.9, 1] with 0.95 - 1; an edge belongs to the bin below."""
-    for confidence, correct, wanted in (
-        ([0.55, 0.55, 0.95, 0.95], [1, 0, 1, 1], (2 * 0.05 + 2 * 0.05) / 4),
-        ([1, 1, 1, 1], [1, 0, 0, 0], 3 / 4),
-        ([0.5, 0.45], [0, 1], abs(0.5 + 0.45 - 1) / 2),
-    ):
-        nothing, certain, right = np.zeros(len(correct)), np.array(confidence, float), np.array(correct, float)
-        found = gaps(SampleScores(nothing, right, nothing, nothing, certain))
-        assert found.mean() == pytest.approx(wanted, rel=1e-6)
-
-
 def test_calibration_error_equals_a_histogram_of_gaps() -> None:
     data = batches()
     logits, targets = (torch.cat(parts).numpy() for parts in zip(*data, strict=True))
@@ -102,10 +90,11 @@ def as_stored(subject: Subject) -> dict[str, np.ndarray]:
     return {"done": np.ones(len(units)), **{name: np.stack([one[name] for one in values]) for name in values[0]}}
 
 
-def test_the_batch_size_has_no_effect() -> None:
+def test_the_batch_size_and_the_name_of_the_logits_have_no_effect() -> None:
     whole, parts = evaluate(nn.Identity(), batches(size=203)), evaluate(nn.Identity(), batches(size=10))
     assert whole.loss == pytest.approx(parts.loss, rel=1e-14)
     assert whole.ece == pytest.approx(parts.ece, rel=1e-14)
+    assert evaluate(Wrapped(), batches()) == evaluate(nn.Identity(), batches())
 
 
 def test_it_runs_in_eval_mode_and_restores_the_mode_of_every_module() -> None:
@@ -128,10 +117,6 @@ class Wrapped(nn.Module):
 
     def forward(self, logits: Tensor) -> dict[str, Tensor]:
         return {"logits": logits}
-
-
-def test_a_model_may_name_its_logits() -> None:
-    assert evaluate(Wrapped(), batches()) == evaluate(nn.Identity(), batches())
 
 
 def test_soft_targets_count_by_their_largest_class() -> None:
@@ -179,17 +164,13 @@ def test_probabilities_of_several_passes_are_averaged() -> None:
     assert evaluate(model, batches, passes=3, seed=6) != found
 
 
-def test_equal_passes_are_reported(caplog: pytest.LogCaptureFixture) -> None:
-    evaluate(nn.Identity(), batches(count=8), passes=3)
-    assert caplog.messages == ["the 3 passes are equal: this network is deterministic at test time, one pass suffices"]
-
-
-def test_several_passes_of_a_deterministic_network_equal_one() -> None:
-    batches = [(torch.randn(6, 4).double(), torch.randint(4, (6,)))]
-    one, three = (evaluate(nn.Identity(), batches, passes=passes) for passes in (1, 3))
+def test_several_passes_of_a_deterministic_network_equal_one_and_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    data = batches(count=8)
+    one, three = (evaluate(nn.Identity(), data, passes=passes) for passes in (1, 3))
     assert three.loss == pytest.approx(one.loss, rel=1e-12)
     with pytest.raises(ValueError, match="--passes must be at least 1, got 0"):
-        evaluate(nn.Identity(), batches, passes=0)
+        evaluate(nn.Identity(), data, passes=0)
+    assert caplog.messages == ["the 3 passes are equal: this network is deterministic at test time, one pass suffices"]
 
 
 @pytest.mark.slow
@@ -260,6 +241,11 @@ def test_signed_calibration_error_and_the_statistics_at_09_by_hand() -> None:
     found = summary(scores([0.55, 0.55, 0.95, 0.95], [1, 0, 1, 1]))
     assert found["ece"] == pytest.approx(0.05)
     assert found["ece_signed"] == pytest.approx(0.0)
+    by_sample = [
+        gaps(scores(*one)).mean()
+        for one in (([0.55, 0.55, 0.95, 0.95], [1, 0, 1, 1]), ([1.0] * 4, [1, 0, 0, 0]), ([0.5, 0.45], [0, 1]))
+    ]
+    assert by_sample == pytest.approx([0.05, 3 / 4, (1 - 0.5 - 0.45) / 2])
     assert (found["accuracy_90"], found["uncertainty_90"], found["frequency_90"]) == (1.0, 1.0, 0.5)
     assert math.isnan(summary(scores([0.5], [1]))["accuracy_90"])
 

@@ -72,13 +72,10 @@ def test_gauss_newton_and_fisher_differ_from_the_hessian_and_from_each_other() -
     assert min(distances) > 0.1  # else the tests above could not tell them apart
 
 
-def test_a_loss_linear_in_the_outputs_has_no_gauss_newton_curvature() -> None:
+def test_a_loss_linear_in_the_outputs_and_a_parameter_that_is_not_used_have_no_gauss_newton_curvature() -> None:
     subject = quadratic(symmetric([3.0, -1.0, 2.0]))
     product = curvature(subject, subject.parameters, "auto", operator="ggn").product(0)
     assert torch.equal(product(torch.ones(3, dtype=torch.float64)), torch.zeros(3, dtype=torch.float64))
-
-
-def test_a_parameter_that_is_not_used_has_none_either() -> None:
     used, unused = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
     product = gauss_newton_product(lambda: used[None].sin(), lambda z: z.square().sum(1), [used, unused])
     found = product(torch.ones(6, dtype=torch.float64))

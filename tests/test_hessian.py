@@ -98,14 +98,11 @@ def test_a_last_smaller_mini_batch_alone_is_left_out_of_several(probe: Any, size
     assert probe.plan(tanh_net(sizes=sizes)).shape == (used,)
 
 
-def test_batches_takes_the_first_ones_and_no_more_than_there_are() -> None:
+def test_no_more_mini_batches_and_eigenvalues_are_asked_for_than_there_are() -> None:
     subject = tanh_net(sizes=(6, 6, 6, 2))
     assert Hessian(batches=2).plan(subject).shape == (2,)
     with pytest.raises(ValueError, match="--batches 4 exceeds the 3 whole mini-batches"):
         Hessian(batches=4).plan(subject)
-
-
-def test_no_more_eigenvalues_than_weights() -> None:
     with pytest.raises(ValueError, match="--top 60 exceeds the 59 parameters"):
         Hessian(top=60).plan(tanh_net())
     found = run_probe(Hessian(top=3, tol=1e-6), _bowl([2.0, -1.0, 0.5], [1.0]))
@@ -122,14 +119,11 @@ def test_params_restricts_the_hessian_to_a_diagonal_block() -> None:
             Hessian(params=wrong).plan(subject)
 
 
-def test_a_fully_frozen_model_is_rejected() -> None:
+def test_a_fully_frozen_model_and_batch_norm_in_training_mode_are_rejected_and_left_unchanged() -> None:
     subject = tanh_net()
     subject.model.requires_grad_(False)
     with pytest.raises(ValueError, match="no trainable parameter, all are frozen"):
         Hessian().plan(subject)
-
-
-def test_batch_norm_in_training_mode_is_rejected_and_left_unchanged() -> None:
     subject = convolution_net()
     subject.model.train()
     kept = state(subject.model)

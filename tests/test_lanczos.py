@@ -75,12 +75,19 @@ def test_k_equal_to_n_gives_the_whole_spectrum(which: Which) -> None:
     np.testing.assert_allclose(_spectrum(values, 12, which=which).values, _wanted(values, 12, which), atol=1e-12)
 
 
-def test_one_weight_has_one_eigenvalue_and_no_rounding() -> None:
+def test_one_weight_the_zero_operator_and_the_identity_have_their_one_eigenvalue() -> None:
     found = lanczos(lambda v: -3.0 * v, _start(1), 1, which="both", vectors=True)
     assert found.values.tolist() == [-3.0, -3.0]
     assert found.residuals.tolist() == [0.0, 0.0]
     assert found.converged.all()
     assert found.products == 1
+    found = lanczos(torch.zeros_like, _start(50), 3)
+    assert found.values.tolist() == [0.0, 0.0, 0.0]
+    assert not found.converged.any()
+    assert found.products == 4
+    found = lanczos(lambda v: 1.0 * v, _start(30), 4)
+    np.testing.assert_allclose(found.values, np.ones(4), atol=1e-13)
+    assert found.converged.all()
 
 
 def test_zeros_beyond_the_rank_are_found_but_never_count_as_converged() -> None:
@@ -88,19 +95,6 @@ def test_zeros_beyond_the_rank_are_found_but_never_count_as_converged() -> None:
     np.testing.assert_allclose(found.values, [7, -3, 1, 0, 0], atol=1e-12)
     assert found.converged.tolist() == [True, True, True, False, False]  # no residual is a share of zero
     assert found.products <= 8
-
-
-def test_the_zero_operator_has_zeros() -> None:
-    found = lanczos(torch.zeros_like, _start(50), 3)
-    assert found.values.tolist() == [0.0, 0.0, 0.0]
-    assert not found.converged.any()
-    assert found.products == 4
-
-
-def test_the_identity_has_every_eigenvalue_one() -> None:
-    found = lanczos(lambda v: 1.0 * v, _start(30), 4)
-    np.testing.assert_allclose(found.values, np.ones(4), atol=1e-13)
-    assert found.converged.all()
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4])

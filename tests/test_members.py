@@ -264,11 +264,13 @@ def test_dropout_that_there_is_not_or_that_cannot_be_frozen_is_refused_by_name(s
         per_sample(stochastic(2, REFUSED[said]()))
 
 
-def test_members_of_other_numbers_and_losses_are_refused() -> None:
+def test_members_of_other_numbers_and_losses_and_parts_of_a_script_are_refused() -> None:
     with pytest.raises(ValueError, match="--mc-dropout must be at least 0, got -1"):
         landscape.load(NoDropout(), data=batches(), mc_dropout=-1)
     with pytest.raises(ValueError, match=r"--mc-dropout averages predicted probabilities.*--loss cross-entropy"):
         landscape.load(Net(), data=batches(), loss=lambda outputs, targets: outputs.square().mean(1), mc_dropout=2)
+    with pytest.raises(ValueError, match=r"modules of a TorchScript program \(1\) cannot be hooked; save the state"):
+        Variance().plan(Subject(Parts(scripted(nn.Softplus())).double().eval(), batches()))
 
 
 class DropBlock(nn.Sequential):
@@ -291,11 +293,6 @@ def test_blocks_that_are_merely_called_like_dropout_stay_as_they_are(part: nn.Mo
     found, wanted = (stochastic(2, Parts(one), batches=batches(5)) for one in (part, plain))
     wanted.model.load_state_dict(found.model.state_dict())
     torch.testing.assert_close(per_sample(found), per_sample(wanted), rtol=0.0, atol=0.0)
-
-
-def test_scripted_parts_have_no_layers_and_are_named() -> None:
-    with pytest.raises(ValueError, match=r"modules of a TorchScript program \(1\) cannot be hooked; save the state"):
-        Variance().plan(Subject(Parts(scripted(nn.Softplus())).double().eval(), batches()))
 
 
 AS_IN_EVALUATION: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = [

@@ -234,7 +234,7 @@ def test_rings_of_all_frequencies_pass_everything() -> None:
     torch.testing.assert_close(band_pass(torch.fft.rfft2(x), torch.ones(7, 6), (7, 6)), x)
 
 
-def test_signs_are_balanced_independent_and_of_their_seed() -> None:
+def test_signs_are_balanced_independent_and_fixed_by_their_seed() -> None:
     one, other = (signs((3, 64, 64), seed) for seed in (1, 2))
     assert one.unique().tolist() == [-1.0, 1.0]
     assert torch.equal(one, signs((3, 64, 64), 1))
@@ -242,9 +242,6 @@ def test_signs_are_balanced_independent_and_of_their_seed() -> None:
     for mean in (one.mean(), (one * other).mean(), (one[:, 1:] * one[:, :-1]).mean()):
         assert abs(mean.item()) < 4 * error
     assert torch.equal(signs((3, 5), 1).flatten(), one.flatten()[:15])
-
-
-def test_the_stream_of_signs_is_fixed() -> None:
     assert signs((12,), 0).tolist() == [-1, 1, -1, 1, 1, 1, 1, 1, 1, -1, -1, -1]
 
 

@@ -159,15 +159,12 @@ def test_a_gradient_that_is_not_told_apart_from_zero_gives_a_lower_end_and_no_nu
     assert found["gradient_noise"] > 5 * found["gradient_noise_se"]
 
 
-def test_a_gradient_of_exactly_zero_is_no_division_by_zero() -> None:
+def test_neither_a_zero_gradient_nor_the_absence_of_noise_divides_by_zero() -> None:
     found = run_probe(
         NoiseScale(groups=3), quadratic(symmetric([1.0, 2.0]), weight=torch.zeros(1, 2), batches=[torch.ones(12, 2)])
     )
     assert (found["squared_gradient"], found["gradient_noise"], found["simple_resolved"]) == (0.0, 0.0, 0.0)
     assert (found["simple_low"], found["simple_high"]) == (0.0, math.inf)
-
-
-def test_without_noise_the_noise_scale_is_zero() -> None:
     found = run_probe(NoiseScale(groups=3), quadratic(symmetric([1.0, 2.0]), batches=[torch.ones(12, 2)]))
     assert found["simple_resolved"] == found["curvature_resolved"] == 1.0
     assert found["simple"] == pytest.approx(0.0, abs=1e-12)

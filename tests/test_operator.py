@@ -77,28 +77,6 @@ def test_a_backend_that_proves_slower_than_predicted_is_left_and_the_reason_logg
     assert "double-backward (predicted 1100 s for 1000 mini-batches; traced 4100 s); --hvp chooses" in caplog.text
 
 
-def test_graphs_rebuilt_for_every_product_count_as_many_preparations(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_costs(monkeypatch, kept=(1.0, 0.01), traced=(0.1, 0.01))
-    monkeypatch.setattr(hvp_reference, "SHARES", {"traced": (1.0, 0.95)})
-    subject = tanh_net()
-
-    def chosen(planned: PlannedProducts) -> str:
-        return curvature(subject, subject.parameters, "auto", planned=planned).hvp
-
-    assert chosen(PlannedProducts(20, 20)) == "double-backward"
-    assert chosen(PlannedProducts(20, 20, rebuilt=True)) == "traced"
-
-
-def test_mini_batches_at_once_make_preparation_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035))
-    subject = tanh_net()
-    chosen = [
-        curvature(subject, subject.parameters, "auto", planned=PlannedProducts(10, 20, at_once=at_once)).hvp
-        for at_once in (4, 1)
-    ]
-    assert chosen == ["double-backward", "traced"]
-
-
 def test_a_backend_that_fails_in_any_way_is_no_candidate(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,12 +91,28 @@ def test_a_backend_that_fails_in_any_way_is_no_candidate(
     assert "no traced Hessian products: 'val'" in caplog.text
 
 
-def test_a_backend_once_prepared_costs_no_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_prepared_once_at_once_or_anew_counts_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035))
     subject = tanh_net()
     for planned in (PlannedProducts(1000), PlannedProducts(1)):
         assert curvature(subject, subject.parameters, "auto", planned=planned).hvp == "traced"
     assert measured == ["traced"]
+    at_costs(monkeypatch, kept=(0.1, 0.05), traced=(0.1, 0.035))
+    subject = tanh_net()
+    chosen = [
+        curvature(subject, subject.parameters, "auto", planned=PlannedProducts(10, 20, at_once=at_once)).hvp
+        for at_once in (4, 1)
+    ]
+    assert chosen == ["double-backward", "traced"]
+    at_costs(monkeypatch, kept=(1.0, 0.01), traced=(0.1, 0.01))
+    monkeypatch.setattr(hvp_reference, "SHARES", {"traced": (1.0, 0.95)})
+    subject = tanh_net()
+
+    def chosen(planned: PlannedProducts) -> str:
+        return curvature(subject, subject.parameters, "auto", planned=planned).hvp
+
+    assert chosen(PlannedProducts(20, 20)) == "double-backward"
+    assert chosen(PlannedProducts(20, 20, rebuilt=True)) == "traced"
 
 
 @pytest.mark.slow

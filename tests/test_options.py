@@ -35,12 +35,9 @@ def test_times_are_read(text: str, seconds: float) -> None:
     assert options.parse_duration("budget", text) == seconds
 
 
-def test_a_counted_noun_is_singular_of_one_thing_alone() -> None:
+def test_counts_and_durations_are_readable() -> None:
     said = [options.counted(n, noun, ",") for n, noun in ((0, "unit"), (1, "unit"), (1200, "mini-batch"), (3, "epoch"))]
     assert said == ["0 units", "1 unit", "1,200 mini-batches", "3 epochs"]
-
-
-def test_durations_have_readable_units() -> None:
     said = [options.format_duration(seconds) for seconds in (3.2, 89, 600, 7200, 12000)]
     assert said == ["3 s", "89 s", "10 min", "2 h 0 min", "3 h 20 min"]
 
@@ -108,6 +105,7 @@ def test_model_arguments_become_what_they_look_like() -> None:
         (options.parse_count, ("samples", 0, 9), "--samples must be at least 1, got 0"),
         (options.parse_arguments, ("model_arg", ["width"]), "--model-arg must be KEY=VALUE, got width"),
         (options.parse_arguments, ("model_arg", ["=3"]), "--model-arg must be KEY=VALUE, got =3"),
+        (options.regular_expression, ("params", "("), "--params must be a regular expression, got ( (missing )"),
         (options.parse_duration, ("budget", "1d"), "--budget must be a time such as 90s, 30m or 2h, got 1d"),
     ],
 )
@@ -119,11 +117,6 @@ def test_the_error_names_the_option_what_was_expected_and_what_was_got(
     assert message in str(caught.value)
 
 
-def test_a_bad_regular_expression_is_quoted_with_its_fault() -> None:
-    with pytest.raises(OptionError, match=r"--params must be a regular expression, got \( \(missing \)"):
-        options.regular_expression("params", "(")
-
-
 def test_an_expression_that_takes_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "MATCHING_SECONDS", 0.1)
     before = signal.getsignal(signal.SIGALRM)
@@ -133,7 +126,7 @@ def test_an_expression_that_takes_for_ever_is_refused(monkeypatch: pytest.Monkey
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
 
 
-def test_expressions_find_names_and_leave_a_timer_of_the_caller_running() -> None:
+def test_expressions_find_names_in_any_thread_and_leave_a_timer_of_the_caller_running() -> None:
     signal.setitimer(signal.ITIMER_REAL, 1000.0)
     try:
         assert options.matching("layers", r"blocks(\.\d+)+$", ["stem", "blocks.1", "blocks.1.2"]) == [
@@ -143,9 +136,6 @@ def test_expressions_find_names_and_leave_a_timer_of_the_caller_running() -> Non
         assert 900.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000.0
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def test_expressions_are_matched_in_other_threads_too() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(options.matching, "layers", "a", ["ab", "b"]).result() == ["ab"]
 

@@ -57,12 +57,19 @@ def _run(folder: Path, states: Iterable[dict[str, Tensor]]) -> Path:
     return folder
 
 
-def test_three_checkpoints_on_a_line_span_no_plane(tmp_path: Path) -> None:
+def test_what_spans_no_plane_is_refused(tmp_path: Path) -> None:
     subject = attention_net()
     for name, scale in (("a", 0.3), ("b", 0.6)):
         torch.save(moved(subject, 1, scale), tmp_path / f"{name}.pt")
     with pytest.raises(ValueError, match="lie on one line"):
         _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+    run = _run(tmp_path / "run", [dict(state(subject.model)), moved(subject, 1)])
+    with pytest.raises(ValueError, match=r"2 snapshots of .* lie on one line"):
+        _plane(subject, str(run))
+    with pytest.raises(ValueError, match="--plane eigen needs finite curvature"):
+        _plane(quadratic(torch.full((3, 3), torch.nan).double()), "eigen")
+    with pytest.raises(ValueError, match="relax --ignore"):
+        plane_of(attention_net(), "random", normalize="filter", ignore=".", seed=0)
 
 
 @pytest.mark.parametrize("through", [0, 1, 2])
@@ -96,13 +103,6 @@ def test_the_grid_of_a_run_holds_the_checkpoint_itself(resolution: str, tmp_path
         assert abs(along[0] - low) <= 0.5 * (along[1] - along[0]) * (1 + 1e-9)
     requested = replace(probe, range="-3:4").plan(subject).over["x"]
     assert (requested[0], requested[-1]) == (-3.0, 4.0)
-
-
-def test_a_run_of_two_snapshots_spans_no_plane(tmp_path: Path) -> None:
-    subject = attention_net()
-    run = _run(tmp_path / "run", [dict(state(subject.model)), moved(subject, 1)])
-    with pytest.raises(ValueError, match=r"2 snapshots of .* lie on one line"):
-        _plane(subject, str(run))
 
 
 def test_the_range_of_the_eigen_plane_follows_from_its_curvatures() -> None:
@@ -154,11 +154,6 @@ def test_automatic_batch_norm_has_the_run_key_of_frozen_statistics(kind: str) ->
     assert requested["bn"] == "frozen"
 
 
-def test_curvature_that_is_not_finite_spans_no_plane() -> None:
-    with pytest.raises(ValueError, match="--plane eigen needs finite curvature"):
-        _plane(quadratic(torch.full((3, 3), torch.nan).double()), "eigen")
-
-
 @pytest.mark.parametrize("kind", ["sideways", "a.pt", "no/such/run"])
 def test_an_unknown_plane_is_rejected(kind: str) -> None:
     with pytest.raises(ValueError, match=f"--plane must be random, eigen, .*, got {kind}"):
@@ -170,11 +165,6 @@ def test_missing_and_superfluous_checkpoints_are_named(tmp_path: Path) -> None:
         _plane(attention_net(), f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
     with pytest.raises(ValueError, match="names 3 checkpoints, expected two"):
         _plane(attention_net(), "a.pt,b.pt,c.pt")
-
-
-def test_with_nothing_left_to_move_there_is_no_plane() -> None:
-    with pytest.raises(ValueError, match="relax --ignore"):
-        plane_of(attention_net(), "random", normalize="filter", ignore=".", seed=0)
 
 
 @pytest.mark.parametrize("recalibrate", [0, 2])

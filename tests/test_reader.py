@@ -167,12 +167,9 @@ def test_a_probe_without_a_headline_of_its_own_gives_its_scalars() -> None:
     assert headlines.numbers(data) == {"trace": 3.0}
 
 
-def test_an_unknown_group_is_refused_in_one_line(study: Path) -> None:
+def test_an_unknown_group_a_missing_and_a_foreign_file_are_refused_in_one_line(study: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no group hessian/nobody"):
         headlines.headline(study, "hessian/nobody")
-
-
-def test_a_missing_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="run a probe first"):
         reader.open(tmp_path / "none.h5")
     (tmp_path / "text.h5").write_text("no")

@@ -23,15 +23,12 @@ def test_cifar_recipes_are_the_papers(name: str) -> None:
     assert (r.crop, r.flip, r.drop_path) == (4, True, 0.1)
 
 
-def test_the_recipe_without_augmentation_changes_nothing_else() -> None:
+def test_every_recipe_is_valid_and_that_without_augmentation_changes_nothing_else() -> None:
+    for name, r in RECIPES.items():
+        assert validated(r).name == name
     augmented, plain = recipe("cifar-vit"), recipe("cifar-noaug")
     differing = {f.name for f in fields(Recipe) if getattr(augmented, f.name) != getattr(plain, f.name)}
     assert differing == {"name", "mixup", "cutmix", "randaugment", "crop", "flip"}
-
-
-def test_every_recipe_is_valid_and_has_its_name() -> None:
-    for name, r in RECIPES.items():
-        assert validated(r).name == name
 
 
 @pytest.mark.parametrize(
@@ -46,9 +43,12 @@ def test_default_recipe(model: str, expected: str) -> None:
     assert default_recipe(model) == expected
 
 
-def test_overrides_replace_and_none_keeps() -> None:
+def test_overrides_replace_none_keeps_and_sgd_has_a_weight_decay_of_its_own() -> None:
     r = recipe("cifar-vit", lr=0.5, epochs=None, flip=False)
     assert (r.lr, r.epochs, r.flip) == (0.5, 305, False)
+    assert recipe("demo").weight_decay == 0.05
+    assert recipe("demo", optimizer="sgd").weight_decay == 5e-4
+    assert recipe("demo", optimizer="sgd", weight_decay=0.05).weight_decay == 0.05
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(305, 5.0), (25, 5.0), (10, 2.0), (2, 0.4), (0, 0.0)])
@@ -102,12 +102,6 @@ def test_assignments_set_any_field() -> None:
     assert isinstance(found["clip"], float)
     every = [f"{f.name}={getattr(RECIPES['demo'], f.name)}" for f in fields(Recipe) if f.name != "name"]
     assert recipe("demo", **parse_overrides(every)) == RECIPES["demo"]
-
-
-def test_sgd_has_a_weight_decay_of_its_own_unless_one_is_given() -> None:
-    assert recipe("demo").weight_decay == 0.05
-    assert recipe("demo", optimizer="sgd").weight_decay == 5e-4
-    assert recipe("demo", optimizer="sgd", weight_decay=0.05).weight_decay == 0.05
 
 
 @pytest.mark.parametrize(

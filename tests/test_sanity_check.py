@@ -200,15 +200,11 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_trained_weights_at_chance_are_warned_of(said: Callable[..., str]) -> None:
+def test_weights_at_chance_are_warned_of_unless_they_are_initial_ones(said: Callable[..., str]) -> None:
     text = said(epoch=3.0, metrics={"accuracy": 0.95})
     assert "warning: accuracy 0." in text
     assert "own metrics say 0.950" in text
     assert "warning" not in said("--quiet", epoch=3.0, metrics={"accuracy": 0.95})
-
-
-@pytest.mark.slow
-def test_initial_weights_are_named_without_a_warning(said: Callable[..., str]) -> None:
     stored = said(epoch=0.0, metrics={"accuracy": 0.1})
     assert "w.pt (state_dict), initial weights, " in stored
     fresh = said("--model", "resnet_demo", "--data", "digits")

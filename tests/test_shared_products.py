@@ -136,17 +136,17 @@ def test_torchrun_itself_starts_the_processes(folder: Path) -> None:
     assert (main[1].count("already measured"), other[1]) == (1, "")
 
 
-def test_networks_that_differ_between_the_processes_are_refused_in_one_line(folder: Path) -> None:
+def test_what_processes_cannot_share_is_refused_in_one_line(folder: Path) -> None:
     main, other = pair(words(folder, "hessian", *DATASET, model="other"))
     assert (main[0], other[0]) == (1, 1)
     assert main[1].count("differ between the processes") + other[1].count("differ between the processes") == 1
     assert not (folder / "two.h5").exists()
-
-
-def test_more_processes_than_samples_are_refused(folder: Path) -> None:
     main, other = pair(words(folder, "density", "--samples", "1", "--batch-size", "1"))
     assert (main[0], other[0]) == (1, 1)
     assert "got 1 sample for 2 processes" in main[1] + other[1]
+    main, other = pair(words(folder, "hessian"))
+    assert (main[0], other[0]) == (2, 2)
+    assert (main[1] + other[1]).count("give --scope dataset") == 1
 
 
 @pytest.mark.campaign
@@ -187,12 +187,6 @@ def test_commands_that_processes_cannot_share_are_refused(
     monkeypatch.setenv("RANK", "1")
     assert exit_code(line) == 2
     assert capsys.readouterr().err == ""
-
-
-def test_mini_batches_one_by_one_are_refused(folder: Path) -> None:
-    main, other = pair(words(folder, "hessian"))
-    assert (main[0], other[0]) == (2, 2)
-    assert (main[1] + other[1]).count("give --scope dataset") == 1
 
 
 class Alone(ProcessGroup):

@@ -246,13 +246,10 @@ def test_scores_of_a_frame_need_its_labels_only_where_it_has_any() -> None:
     assert found["frame_consistency"] == 1.0
 
 
-def test_the_time_counts_a_pass_and_the_mean_behind_it() -> None:
+def test_the_time_counts_a_pass_and_the_mean_behind_it_over_the_first_frames_each_once() -> None:
     seconds = timing.prediction_time(subject_of(0.3, mc_dropout=4), (), tau=1.0, past=5, look_ahead=0, frames=9)
     assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys([*WORDS][:4], 9)
     assert all(one < both for one, both in zip(seconds["deterministic"], seconds["temporal"], strict=True))
-
-
-def test_the_frames_that_are_timed_are_the_first_ones_each_once() -> None:
     taken = list(timing.single_inputs(subject_of(), FRAMES + 2))
     torch.testing.assert_close(torch.cat(taken[:FRAMES]), video()[0])
     torch.testing.assert_close(torch.cat(taken[FRAMES:]), video()[0][:2])

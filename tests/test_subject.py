@@ -72,13 +72,17 @@ def test_the_objective_is_loss_plus_weight_decay_times_half_the_squared_norm() -
         assert subject.objective(i).item() == pytest.approx((data + 0.3 * half).item(), rel=1e-6)
 
 
-def test_frozen_parameters_do_not_count_in_l2() -> None:
+def test_frozen_parameters_do_not_count_also_if_frozen_after_loading() -> None:
     model = linear()
     model[1].bias.requires_grad_(False)
     subject = digits(model)
     assert list(subject.parameters) == ["1.weight"]
     assert subject.size == 7680
     assert l2_of(subject).item() == pytest.approx(0.5 * model[1].weight.square().sum().item())
+    subject = tanh_net()
+    first = next(iter(subject.parameters))
+    dict(subject.model.named_parameters())[first].requires_grad_(False)
+    assert first not in subject.parameters
 
 
 def test_the_loss_of_soft_targets_is_their_mixture_and_does_not_overflow() -> None:
@@ -270,13 +274,6 @@ def test_rebatching_changes_only_the_batches() -> None:
     assert identity(again, ()) == identity(subject, ())
     assert identity(again, ("batch_size",)) != identity(subject, ("batch_size",))
     assert rebatched(subject, 8) is subject
-
-
-def test_a_weight_frozen_after_loading_is_no_longer_trainable() -> None:
-    subject = tanh_net()
-    first = next(iter(subject.parameters))
-    dict(subject.model.named_parameters())[first].requires_grad_(False)
-    assert first not in subject.parameters
 
 
 NET = """

@@ -157,8 +157,10 @@ def test_lists_that_are_no_class_numbers_are_not_used(lists: dict[str, Any]) -> 
     assert sum(dataset.read) == 5 + 4
 
 
-def test_classes_that_a_target_transform_merges_are_counted_as_served() -> None:
+def test_classes_are_counted_as_served_and_those_of_a_loader_are_its_datasets() -> None:
     assert served(listing(targets=(10 * CLASSES).tolist())).classes == 3
+    assert served(DataLoader(Listed("list")), 2).classes == 2
+    assert served(DataLoader(listing(targets=CLASSES.tolist())), 2).classes == 3
 
 
 class Masked(nn.Module):
@@ -189,13 +191,10 @@ def test_the_index_beside_a_picture_and_its_class_is_no_target(made: Any) -> Non
     assert subject.images.targets.tolist() == CLASSES[rows].tolist()
 
 
-def test_a_tuple_whose_second_entry_may_be_a_mask_is_refused() -> None:
+def test_fields_and_tuples_of_unknown_meaning_are_refused() -> None:
     masked = [(torch.zeros(4, 12), torch.ones(4, dtype=torch.long), torch.zeros(4, dtype=torch.long))]
     with pytest.raises(ValueError, match=r"has 3 entries and the model takes several inputs .* give a dict"):
         load(Masked(), data=masked)
-
-
-def test_fields_that_are_not_known_are_listed() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 3))
     with pytest.raises(ValueError, match=r"fails on a batch with the fields picture, class_id .*pixel_values, image"):
         load(model, data=[{"picture": INPUTS[0], "class_id": 1}])
@@ -322,11 +321,6 @@ def test_mini_batches_without_a_common_size_are_named(caplog: pytest.LogCaptureF
     assert "mini-batches of data hold 8, 5, 11 samples and are divided anew, 8 in each\n" in caplog.text
 
 
-def test_the_classes_of_a_loader_are_those_of_its_dataset() -> None:
-    assert served(DataLoader(Listed("list")), 2).classes == 2
-    assert served(DataLoader(listing(targets=CLASSES.tolist())), 2).classes == 3
-
-
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         return ((torch.full((1, 1, 2), 2.0 * i), i % 3) for i in itertools.count())
@@ -403,12 +397,9 @@ def test_what_gives_no_samples_is_explained(made: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_numbers_of_numpy_become_tensors() -> None:
+def test_numbers_of_numpy_and_pictures_of_16_bits_become_tensors_of_bytes() -> None:
     images = served([(np.full((1, 2, 2), i, np.uint8), np.int64(i)) for i in range(3)])
     assert (images.inputs.dtype, images.mean) == (torch.uint8, (0.5,))
-
-
-def test_pictures_of_16_bits_keep_their_upper_ones() -> None:
     grey = np.random.default_rng(0).integers(256, size=(8, 8), dtype=np.uint8)
     images = served([(Image.fromarray(grey.astype(np.uint16) * 257), 0), (Image.fromarray(grey), 1)])
     assert (images.inputs == torch.from_numpy(grey)).all()

@@ -133,9 +133,12 @@ def test_a_mini_batch_of_another_shape_is_rejected_by_the_trace_and_uses_double_
     assert torch.equal(found, expected)
 
 
-def test_a_model_that_branches_on_values_is_rejected() -> None:
+def test_a_model_that_cannot_be_traced_is_rejected_with_the_reason() -> None:
     with pytest.raises(ValueError, match="the model cannot be traced"):
         _traced(Subject(Branching().double(), batches_of((4,), (6,), 3)))
+    subject = Subject(Refuses().double().eval(), batches_of((4,), (5, 5), 3))
+    with pytest.raises(ValueError, match=r"the model cannot be traced \(AssertionError\)"):
+        curvature(subject, subject.parameters, "traced")
 
 
 def test_the_costly_part_of_an_activation_is_computed_once() -> None:
@@ -161,14 +164,6 @@ def test_mini_batches_of_another_dtype_or_layout_have_the_products_of_double_bac
             curvature(subject, subject.parameters, kind).product(i) for kind in ("double-backward", "traced")
         )
         torch.testing.assert_close(found(vector), kept(vector), rtol=1e-4, atol=1e-6)
-
-
-def test_a_wrong_trace_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = tanh_net()
-    right = TracedHessian.at
-    monkeypatch.setattr(TracedHessian, "at", lambda self, x, y, **_: right(self, x, y, shift=1.0))
-    with pytest.raises(ValueError, match="would be wrong by"):
-        curvature(subject, subject.parameters, "traced")
 
 
 def test_convolutions_of_every_geometry_have_the_products_of_double_backward() -> None:
@@ -243,12 +238,6 @@ class Refuses(nn.Module):
         return y.tanh()
 
 
-def test_an_error_without_a_message_is_named() -> None:
-    subject = Subject(Refuses().double().eval(), batches_of((4,), (5, 5), 3))
-    with pytest.raises(ValueError, match=r"the model cannot be traced \(AssertionError\)"):
-        curvature(subject, subject.parameters, "traced")
-
-
 class HoldsItsWeightTwice(nn.Module):
     """Uses a weight as a parameter and, for a small part of its outputs, from a list."""
 
@@ -262,12 +251,17 @@ class HoldsItsWeightTwice(nn.Module):
         return y.tanh() + 0.03 * nn.functional.linear(x, self.held[0]).square()
 
 
-def test_products_that_miss_a_small_part_are_rejected() -> None:
+def test_a_wrong_trace_is_rejected_also_where_products_miss_a_small_part(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     subject = Subject(HoldsItsWeightTwice().double().eval(), batches_of((4,), (5, 5), 3))
     with pytest.raises(ValueError, match="would be wrong by"):
         curvature(subject, subject.parameters, "traced")
     assert curvature(subject, subject.parameters, "auto").hvp == "double-backward"
+    subject = tanh_net()
+    right = TracedHessian.at
+    monkeypatch.setattr(TracedHessian, "at", lambda self, x, y, **_: right(self, x, y, shift=1.0))
+    with pytest.raises(ValueError, match="would be wrong by"):
+        curvature(subject, subject.parameters, "traced")
 
 
 @pytest.mark.parametrize("together", [0, 2])

@@ -37,13 +37,6 @@ def test_the_help_says_that_the_polar_figure_is_easy_to_misread() -> None:
     assert "in polar coordinates, easy to misread" in PROBES["trajectory"].help
 
 
-def test_a_run_starts_at_radius_one_and_angle_zero_and_ends_at_radius_zero_without_an_angle(tmp_path: Path) -> None:
-    found = run_probe(*_path(tmp_path, [_point(3, 1, 0), _point(2, 2, 5), _point(0, 1, 1)])[::-1])
-    assert (found["radius"][0], found["angle"][0]) == (1.0, 0.0)
-    assert found["radius"][-1] == 0.0
-    assert np.isnan(found["angle"][-1])
-
-
 def test_a_straight_path_has_no_angle_and_no_distance_from_its_plane(tmp_path: Path) -> None:
     start, end = _point(4, -2, 1, 3), _point(1, 1, 1, 0)
     points = [end + share * (start - end) for share in (1.0, 0.75, 0.1, 0.0)]
@@ -59,6 +52,8 @@ def test_a_path_around_a_corner_has_the_angles_of_its_geometry(tmp_path: Path) -
     found = run_probe(*_path(tmp_path, points)[::-1])
     np.testing.assert_allclose(found["angle"][:-1], [0, np.pi / 4, np.pi / 2, np.pi], atol=1e-12)
     np.testing.assert_allclose(found["radius"], [1, 2**0.5, 1, 0.5, 0], atol=1e-12)
+    assert (found["radius"][0], found["angle"][0], found["radius"][-1]) == (1.0, 0.0, 0.0)
+    assert np.isnan(found["angle"][-1])
 
 
 def test_principal_coordinates_are_those_of_the_svd_of_the_path(tmp_path: Path) -> None:
@@ -154,10 +149,12 @@ def test_statistics_on_the_plane_are_the_final_ones_or_refreshed(tmp_path: Path)
         subject.model.load_state_dict(final)
 
 
-def test_snapshots_of_another_architecture_are_rejected_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_missing_run_and_one_of_another_architecture_are_rejected_before_anything_is_measured(tmp_path: Path) -> None:
     _, probe = _path(tmp_path, [_point(3, 1), _point(2, 2)])
     with pytest.raises(ValueError, match=r"epoch_001.pt has another architecture: weight is \(1, 2\), expected"):
         probe.plan(quadratic(torch.eye(3).double()))
+    with pytest.raises(ValueError, match="give RUN_DIR"):
+        Trajectory().plan(quadratic(torch.eye(2).double()))
 
 
 def test_the_present_weights_do_not_matter_and_are_restored(tmp_path: Path) -> None:
@@ -188,11 +185,6 @@ def test_labels_are_epochs_and_file_names(tmp_path: Path) -> None:
     assert plan.labels["name"][1].tolist() == ["epoch_000", "epoch_001", "epoch_002"]
 
 
-def test_a_subject_without_a_run_says_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="give RUN_DIR"):
-        Trajectory().plan(quadratic(torch.eye(2).double()))
-
-
 # --- Principal axes from a Gram matrix against numpy's SVD of the vectors themselves ---
 
 
@@ -212,14 +204,11 @@ def test_the_end_lies_at_the_origin_and_signs_are_fixed() -> None:
     np.testing.assert_allclose(found.coordinates, mirrored.coordinates, atol=1e-9)
 
 
-def test_no_movement_has_no_axes() -> None:
+def test_axes_beyond_the_movement_are_zero() -> None:
     found = principal_axes(np.zeros((3, 3)))
     assert not found.coefficients.any()
     assert found.explained.tolist() == [0.0, 0.0]
     assert found.off_plane.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_more_axes_than_vectors_are_zero() -> None:
     vectors = _vectors(2)
     found = principal_axes(vectors @ vectors.T, 4)
     assert found.coefficients.shape == (4, 2)
