@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from landscape.cli import command_options, damaged_files, doctor
+from landscape.cli import command_options, damaged_files, doctor, process_setup
 from landscape.options import counted
 from landscape.reporting.progress import say
 
@@ -99,12 +99,13 @@ def report(
     """Write one HTML page with every figure, its protocol, and a table of all checkpoints."""
     from tempfile import TemporaryDirectory
 
-    from landscape.doctor.rules import examine
-    from landscape.plots import drawing
-    from landscape.plots.report import PLACE
-    from landscape.plots.report import report as write_report
-    from landscape.results import reader
-    from landscape.results.replacing import check_place
+    with process_setup.importing():
+        from landscape.doctor.rules import examine
+        from landscape.plots import drawing
+        from landscape.plots.report import PLACE
+        from landscape.plots.report import report as write_report
+        from landscape.results import reader
+        from landscape.results.replacing import check_place
 
     def written() -> Path:
         with reader.streaming(file, on_demand=True):  # once, for all that follows

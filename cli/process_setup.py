@@ -75,7 +75,7 @@ def free_large_blocks(parameters: int) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import torch and what measures with it without garbage collection, which would visit all they define again.
+    """Import torch, or other large packages, without garbage collection, which would visit all they define again.
 
     What is imported stays, so that later collections need not visit it either: 0.2 s less for the imports, and a tenth
     less for tracing a network. Where torch is imported already, by a program that uses this package, nothing changes.

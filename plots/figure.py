@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D as Line2D
     from matplotlib.patches import Patch as Patch
 else:
-    Axes = BoundaryNorm = Figure = Line2D = Normalize = Patch = Any  # for modules that do not import matplotlib
+    Axes = BoundaryNorm = Figure = Line2D = Normalize = Patch = Any  # at run time, when nothing imports matplotlib
 
 Color = str | tuple[float, float, float]
 Named = Literal["-", "--", "-.", ":", " "]
@@ -51,7 +51,7 @@ class Look:
 class FigureModule(Protocol):
     """A module that draws one figure; it may define functions of `OPTIONAL` too.
 
-    The main figure of a probe imports matplotlib inside its functions: `landscape show` reads its notes only.
+    It imports matplotlib inside its functions: `landscape show` and reports without pictures read its words only.
     """
 
     MEANING: str  # two sentences: what the numbers mean, and what they do not

@@ -69,7 +69,7 @@ def _mean(members: Sequence[xr.Dataset]) -> Mapping[str, xr.DataArray] | None:
     like, n = members[0], len(members)
     numbers: list[str] = []
     for name, one in like.variables.items():
-        others = [data.variables.get(name) for data in members]
+        others = [data.variables.get(name) for data in members[1:]]
         if any(other is None or other.shape != one.shape for other in others):
             return None
         if one.dtype.kind == "f" and one.dims != (name,):

@@ -43,6 +43,8 @@ class Handle:
     def __init__(self, item: h5py.h5d.DatasetID | Callable[[], Any], header: Header | None = None) -> None:
         self._item, self.header = item, header  # with its header, it is opened where that does not suffice
         self._attributes: Mapping[str, Any] | None = None
+        if header is not None and header.dtype is not None:
+            self.shape, self.dtype = header.shape, TEXT_TYPE if header.dtype.hasobject else header.dtype
 
     @cached_property
     def id(self) -> h5py.h5d.DatasetID:
@@ -52,15 +54,13 @@ class Handle:
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """Lengths of the axes; None where there is no number at all."""
-        shape: tuple[int, ...] | None = self.header.shape if self.header else self.id.shape
+        shape: tuple[int, ...] | None = self.id.shape
         return shape
 
     @cached_property
     def dtype(self) -> np.dtype:
         """The type of its numbers or texts."""
-        if self.header is not None and self.header.dtype is not None and not self.header.dtype.hasobject:
-            return self.header.dtype
-        dtype: np.dtype = TEXT_TYPE if self.header else self.id.dtype
+        dtype: np.dtype = self.id.dtype
         return dtype
 
     def attributes(self, guard: Guard = contextlib.nullcontext) -> Mapping[str, Any]:

@@ -67,8 +67,8 @@ def checked_groups(file: h5py.File, path: Path, *, links: bool = False, on_deman
         ValueError: as `reject_external`, before the group in question is returned.
     """
     size = path.stat().st_size
-    limits = Limits(str(path), size, longest=longest_text(_pieces(path), size))
     count, image = 0, Image.of(file, size)
+    limits = Limits(str(path), size, longest=longest_text([image.content] if image else _pieces(path), size))
     limits.add(h5py.h5g.open(file.id, b"/"))
     waiting: list[tuple[str, h5py.h5g.GroupID, int]] = [("", file.id, 1)]
     while waiting:

@@ -136,10 +136,9 @@ def _declarations(text: str) -> list[Headline]:
     return [Headline(**row) for row in json.loads(text)]
 
 
-def number(data: xr.Dataset, name: str, quantity: str, at: Place) -> Measured:
-    """A stored quantity at a position, with its error and interval."""
-    (one,) = _evaluated(data, Headline(name, quantity, at))
-    return one
+def each(data: xr.Dataset, name: str, quantity: str, axis: str) -> Iterator[Measured]:
+    """A stored quantity at every position on its axis, with its error and interval; in the name as in declarations."""
+    return _evaluated(data, Headline(name, quantity, {axis: "each"}))
 
 
 def _values(data: xr.Dataset, name: str) -> np.ndarray:

@@ -108,7 +108,7 @@ class Image:
 
     content: bytes
     _heaps: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    _searched: int = 0  # entries of heaps
+    _searched: int = 0  # entries that the heaps which were searched may hold
 
     @classmethod
     def of(cls, file: h5py.File, size: int) -> Image | None:
@@ -194,16 +194,17 @@ class Image:
         signature, size = struct.unpack_from("<5s3xQ", self.content, heap)
         if signature != b"GCOL\1" or size > min(_HEAP, len(self.content) - heap) or self._searched > len(self.content):
             raise LookupError
-        found, at = dict[int, tuple[int, int]](), heap + 16
-        while at + 16 <= heap + size:
-            index, length = _ENTRY.unpack_from(self.content, at)
+        self._searched += size // 16
+        content, found, unpack = self.content, dict[int, tuple[int, int]](), _ENTRY.unpack_from
+        at, last = heap + 16, heap + size - 16
+        while at <= last:
+            index, length = unpack(content, at)
             if not index:  # what is free
                 break
-            if length > heap + size - at - 16:
+            if length > last - at:
                 raise LookupError
             found[index] = at + 16, length
             at += 16 + (length + 7 & -8)
-            self._searched += 1
         return found
 
 

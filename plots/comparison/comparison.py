@@ -79,7 +79,7 @@ def compare_results(
         near = did_you_mean(against, sides)
         raise OptionError(f"--against {against} is unknown; expected one of {', '.join(sides)}{near}")
     made = tuple(c for probe in found.protocols for c in _of_probe(probe, found, against))
-    means = tuple(_means(found.entries)) if found.groups else ()
+    means = means_of(found.entries) if found.groups else ()
     networks = tuple(dict.fromkeys(e.network for e in found.entries if not reader.parameters_of(e.data).get("members")))
     tests = Counter(c.probe for c in made if np.isfinite(c.adjusted))
     return Comparison(**vars(found), networks=networks, sides=sides, against=against, means=means, contrasts=made,
@@ -244,17 +244,18 @@ def _judged(contrast: Contrast, adjusted: float, reading: str) -> Contrast:
     return replace(contrast, adjusted=adjusted, verdict=verdict, favours=favours)
 
 
-def _means(entries: Iterable[Entry]) -> Iterator[GroupMean]:
+def means_of(entries: Iterable[Entry]) -> tuple[GroupMean, ...]:
     """Every number over the finished members of every group."""
     found: dict[tuple[str, int, str, str], list[headline_numbers.Measured]] = {}
     for entry in entries:
         if entry.side and not entry.partial:
             for name, one in entry.numbers.items():
                 found.setdefault((entry.probe, entry.protocol, entry.side, name), []).append(one)
-    for (probe, position, group, _), members in found.items():
-        values = tuple(one.value for one in members)
-        ends = mean_interval(np.array(values), members[0].bounds)
-        yield GroupMean(probe, position, group, members[0], values, *ends)
+    return tuple(
+        GroupMean(probe, position, group, like[0], values, *mean_interval(np.array(values), like[0].bounds))
+        for (probe, position, group, _), like in found.items()
+        for values in [tuple(one.value for one in like)]
+    )
 
 
 def flatness(comparison: Comparison) -> list[str]:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
-from matplotlib.colors import Normalize
 
 from landscape.plots import style, theme
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Axes, Figure, Look, Normalize
 
 MEANING = (
     "The whole Fourier spectrum of the feature maps, zero frequency in the middle of each tile and the highest of the "
@@ -83,6 +82,8 @@ def _edges(frequencies: np.ndarray) -> tuple[float, float]:
 
 def _scale(results: Sequence[xr.Dataset]) -> Normalize:
     """From the lowest to the highest value that will be drawn; zero frequencies, which are 0, do not count."""
+    from matplotlib.colors import Normalize
+
     values = np.concatenate([data["spectrum"].values[shown(data)].ravel() for data in results])
     values = values[np.isfinite(values) & (values != 0)]
     if not len(values):

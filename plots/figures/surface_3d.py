@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
-from matplotlib.colors import Normalize
 
 from landscape.plots import appearance, plane, style, theme
 from landscape.plots.figure import Figure, Look
@@ -27,6 +25,9 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     Cells above the span of the vertical axis (default: from the data) are left out. Heights are logarithmic where the
     span is wide: else the valley of one network would be a flat sheet beside that of another.
     """
+    import matplotlib
+    from matplotlib.colors import Normalize
+
     low, high = span or plane.vertical_range([data], SHARE)
     logarithmic = is_logarithmic((low, high))
     x, y = (_thinned(data[name].values) for name in ("x", "y"))

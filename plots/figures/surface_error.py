@@ -5,9 +5,8 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from matplotlib.colors import Normalize
 
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Axes, Figure, Look, Normalize
 from landscape.plots.figures.surface_heat import add_colour_bar, colour_scale, draw_map
 from landscape.plots.plane import mark_checkpoints, page_of_maps
 

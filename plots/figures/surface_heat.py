@@ -5,10 +5,9 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from matplotlib.colors import LogNorm, Normalize
 
 from landscape.plots import appearance, plane, style
-from landscape.plots.figure import Axes, Figure, Look
+from landscape.plots.figure import Axes, Figure, Look, Normalize
 
 MEANING = (
     "The loss of every grid point, unsmoothed, on one logarithmic colour scale for all panels: equal steps of colour "
@@ -46,6 +45,8 @@ def draw_map(data: xr.Dataset, ax: Axes, quantity: str, norm: Normalize) -> None
 
 def add_colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label: str) -> None:
     """The colour bar of maps, with round ticks where a logarithmic scale spans less than two decades."""
+    from matplotlib.colors import LogNorm
+
     bar = style.colour_bar(figure, axes, norm, plane.COLORS, label)
     if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
         ticks = round_ticks(float(norm.vmin), float(norm.vmax))
@@ -55,6 +56,8 @@ def add_colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label:
 
 def colour_scale(results: Sequence[xr.Dataset], quantity: str = "loss") -> Normalize:
     """Colours from the smallest to the largest finite value of all results; logarithmic where all are positive."""
+    from matplotlib.colors import LogNorm, Normalize
+
     values = np.concatenate([data[quantity].values[np.isfinite(data[quantity].values)] for data in results])
     if not values.size:
         return Normalize(0.0, 1.0)

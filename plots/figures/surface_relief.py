@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
-from matplotlib.colors import Normalize
 
 from landscape.plots import appearance, plane
 from landscape.plots.figure import Figure, Look
@@ -18,7 +16,6 @@ MEANING = (
     "one scale for all panels. Slopes here are relative changes of the loss, so a steep wall near the floor may be a "
     "small step of the loss."
 )
-COLORS = matplotlib.colormaps[plane.COLORS]
 APART = 0.14  # share of the vertical axis between two labels at least
 SHARE = 0.98  # of the cells that are below the upper end of the vertical axis
 FINE = 60  # cells per axis that a relief is drawn with
@@ -26,6 +23,9 @@ FINE = 60  # cells per axis that a relief is drawn with
 
 def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) -> Any:
     """Draw log10 of the loss over the plane, from floor to ceiling, as a shaded relief with a labelled box."""
+    import matplotlib
+    from matplotlib.colors import Normalize
+
     low, high = span or plane.vertical_range([data], SHARE)
     logarithmic = low > 0
     data = smooth(data, (low, high))
@@ -37,14 +37,14 @@ def draw(data: xr.Dataset, ax: Any, *, span: tuple[float, float] | None = None) 
     floor = bottom - 0.25 * (top - bottom)
     norm = Normalize(bottom, top)
     x, y = np.meshgrid(data["x"].values, data["y"].values)
-    colors = COLORS(norm(np.nan_to_num(z, nan=top)))
+    colors = matplotlib.colormaps[plane.COLORS](norm(np.nan_to_num(z, nan=top)))
     ax.plot_surface(
         x, y, z, rcount=FINE, ccount=FINE, facecolors=colors, linewidth=0, antialiased=False, shade=True,
         rasterized=True,
     )  # fmt: skip
     if plane.complete_cells(z).any():
         steps = np.linspace(bottom, top, 13)
-        ax.contourf(x, y, np.ma.masked_invalid(z), steps, zdir="z", offset=floor, cmap=COLORS, norm=norm)
+        ax.contourf(x, y, np.ma.masked_invalid(z), steps, zdir="z", offset=floor, cmap=plane.COLORS, norm=norm)
     else:
         plane.say_too_few_points(ax)
     ax.set_zlim(floor, top)

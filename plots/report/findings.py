@@ -15,7 +15,7 @@ from landscape.plots.comparison.comparison import GroupMean
 from landscape.plots.report import next_steps, protocols, table
 from landscape.plots.report.next_steps import listed, unfinished
 from landscape.results import reader
-from landscape.results.headline_numbers import Measured, measured, number
+from landscape.results.headline_numbers import Measured, each, measured
 from landscape.statistics import intervals, paired
 from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.stored import count_of, error_of
@@ -154,8 +154,7 @@ def matters(ordered: Stored) -> Finding:
         quantity = next((q for q in changes if np.isfinite(data.variables[q].values).any()), "")
         if not quantity:
             continue
-        every = (number(data, str(unit), quantity, {"unit": i}) for i, unit in enumerate(data.variables["name"].values))
-        units = [one for one in every if np.isfinite(one.value)]
+        units = [one for one in each(data, "{name}", quantity, "unit") if np.isfinite(one.value)]
         first, *others = sorted(units, key=lambda one: -one.value)
         rivals = [one.name for one in others if not _apart(first, one)]
         text = f"{name}: {first.name} ({quantity.replace('_', ' ')} {first})"

@@ -12,8 +12,9 @@ import xarray as xr
 
 from landscape.options import counted
 from landscape.plots import FIGURES, IMPORTED, appearance, headlines, over_seeds
-from landscape.plots.comparison.comparison import compare_results
+from landscape.plots.comparison.comparison import means_of
 from landscape.plots.comparison.grouping import drawn_groups
+from landscape.plots.comparison.networks import compared as networks_of
 from landscape.plots.report import compared, panels, sections
 from landscape.plots.report.findings import findings
 from landscape.plots.report.markup import Html, element, join
@@ -46,12 +47,12 @@ def document(
     table = comparison(ordered, numbered)
     static = sections.by_probe(figures, named)
     drawn = sections.figure_sections(static, numbered, file)
-    found = compare_results(ordered, group=groups.rules).means if groups else ()
-    tested, over = compared.comparisons(stored), compared.group_means(found, groups)
+    means = means_of(networks_of(ordered, groups.rules, file.name).entries) if groups else ()
+    tested, over = compared.comparisons(stored), compared.group_means(means, groups)
     also = [("checks", "Checks")] * (examined is not None) + [("groups", "Means over seeds")] * bool(over)
     also += [("compared", "Differences, tested")] * bool(tested)
     body = [
-        sections.answers(findings(ordered, file, found), parts),
+        sections.answers(findings(ordered, file, means), parts),
         *([] if examined is None else [checks(examined, file)]),
         sections.checkpoint_table(table),
         over,
