@@ -42,13 +42,6 @@ def tensor(image: Image.Image) -> Tensor:
 # --- the whole ---
 
 
-def test_without_options_nothing_changes() -> None:
-    inputs, targets = random_batch(4)
-    same, labels = Augmentation()(inputs, targets, classes=10, seed=0)
-    assert same is inputs
-    assert labels is targets
-
-
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 8, 8), (1, 7, 12), (3, 12, 5), (1, 2, 2)])
 def test_any_size_of_one_or_three_channels_the_same_for_a_seed(channels: int, height: int, width: int) -> None:
     inputs, targets = random_batch(16, channels=channels, height=height, width=width)
@@ -66,9 +59,13 @@ def test_any_size_of_one_or_three_channels_the_same_for_a_seed(channels: int, he
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_a_recipe_names_its_augmentation() -> None:
+def test_a_recipe_names_its_augmentation_and_without_options_nothing_changes() -> None:
     recipe = {"lr": 1e-3, "crop": 4, "flip": True, "mixup": 0.8, "epochs": 3}
     assert Augmentation.of_recipe(recipe) == Augmentation(crop=4, flip=True, mixup=0.8)
+    inputs, targets = random_batch(4)
+    same, labels = Augmentation()(inputs, targets, classes=10, seed=0)
+    assert same is inputs
+    assert labels is targets
 
 
 @pytest.mark.parametrize(

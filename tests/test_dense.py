@@ -195,12 +195,15 @@ def test_a_linear_probe_says_that_it_needs_one_class_per_image() -> None:
         measure("probe-linear", subject_of(), out=None, quiet=True)
 
 
-def test_masks_of_one_channel_and_of_bytes_are_the_same_data() -> None:
+def test_forms_of_masks_and_of_logits_are_the_same_data_and_model() -> None:
     inputs, targets = samples()
     targets = targets.masked_fill(targets < 0, 255)
     wanted = metrics_of(subject_of((inputs, targets)))
     for form in (targets[:, None], targets.to(torch.uint8)):
         assert metrics_of(subject_of((inputs, form))) == wanted
+    named, plain = (load(segmenter(named=named), data=samples()) for named in (True, False))
+    assert metrics_of(named) == metrics_of(plain)
+    assert np.isfinite(cast(float, metrics_of(plain)["ece_se"]))
 
 
 def test_scores_of_single_classes_equal_those_of_a_classifier() -> None:
@@ -214,12 +217,6 @@ def test_scores_of_single_classes_equal_those_of_a_classifier() -> None:
     for name, key in (("nll", "loss"), ("accuracy", "accuracy"), ("top5", "top5"), ("brier", "brier"), ("ece", "ece")):
         assert found[name] == pytest.approx(getattr(wanted, key)), name
     assert found["frequency_90"] == pytest.approx((logs.exp().amax(1) > 0.9).double().mean().item())
-
-
-def test_dictionaries_and_tensors_of_logits_are_the_same_model() -> None:
-    named, plain = (load(segmenter(named=named), data=samples()) for named in (True, False))
-    assert metrics_of(named) == metrics_of(plain)
-    assert np.isfinite(cast(float, metrics_of(plain)["ece_se"]))
 
 
 def folder_of(root: Path, count: int = 5, *, without: int = 3) -> tuple[np.ndarray, np.ndarray]:

@@ -22,21 +22,15 @@ def _norms(tensor: Tensor, kept: int | None) -> Tensor:
     return tensor.norm() if kept is None else tensor.movedim(kept, 0).flatten(1).norm(dim=1)
 
 
-def test_every_filter_has_the_norm_of_the_same_filter_of_the_weights(weights: dict[str, Tensor]) -> None:
+def test_each_normalisation_gives_the_norms_that_it_names(weights: dict[str, Tensor]) -> None:
     for name, direction in random_direction(weights, seed=3, axis=0).items():
         torch.testing.assert_close(_norms(direction, 0), _norms(weights[name], 0), rtol=1e-12, atol=0)
-
-
-def test_layer_normalisation_keeps_the_relative_size_of_filters(weights: dict[str, Tensor]) -> None:
     found = random_direction(weights, seed=3, axis=0, normalize="layer")
     plain = random_direction(weights, seed=3, axis=0, normalize="none")
     for name, direction in found.items():
         torch.testing.assert_close(_norms(direction, None), _norms(weights[name], None))
         ratio = direction / plain[name]
         torch.testing.assert_close(ratio, ratio.flatten()[0].expand_as(ratio))
-
-
-def test_the_published_normalisation_takes_one_norm_per_remaining_index(weights: dict[str, Tensor]) -> None:
     for name, direction in random_direction(weights, seed=3, axis=0, normalize="park2022").items():
         torch.testing.assert_close(direction.norm(dim=0), weights[name].norm(dim=0))
 

@@ -45,7 +45,7 @@ def test_a_value_changed_in_place_is_a_new_node(flow: Flow) -> None:
     assert [flow.maker[node] for node in (0, before, after)] == [-1, 2, 3]
 
 
-def test_ancestors_are_all_values_that_a_value_depends_on(flow: Flow) -> None:
+def test_ancestors_are_all_values_that_a_value_depends_on_and_between_two_are_those_on_the_paths(flow: Flow) -> None:
     first, dead, second, total, logits = (operation.writes[0] for operation in flow.operations)
 
     def past(node: int) -> set[int]:
@@ -53,6 +53,11 @@ def test_ancestors_are_all_values_that_a_value_depends_on(flow: Flow) -> None:
 
     assert past(dead) == {0, first, dead}
     assert past(logits) == {0, first, second, total, logits}
+    first, dead, second, total, _ = (operation.writes[0] for operation in flow.operations)
+    assert flow.between(0, total) == [0, 2, 3]
+    assert flow.between(first, second) == [2]
+    assert flow.between(dead, total) == []
+    assert flow.between(total, total) == []
 
 
 def test_recording_keeps_no_tensor_that_the_network_has_dropped() -> None:
@@ -70,14 +75,6 @@ def test_recording_keeps_no_tensor_that_the_network_has_dropped() -> None:
     flow = record(Deep(), torch.randn(2, 4))
     assert max(alive) <= 2
     assert [operation.reads for operation in flow.operations] == [(node,) for node in range(20)]
-
-
-def test_between_gives_the_operations_on_the_paths_between_two_values(flow: Flow) -> None:
-    first, dead, second, total, _ = (operation.writes[0] for operation in flow.operations)
-    assert flow.between(0, total) == [0, 2, 3]
-    assert flow.between(first, second) == [2]
-    assert flow.between(dead, total) == []
-    assert flow.between(total, total) == []
 
 
 def test_calls_have_their_number_parent_inputs_and_outputs(flow: Flow) -> None:

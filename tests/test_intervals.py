@@ -57,16 +57,13 @@ def test_of_equal_networks_at_most_some_five_in_a_hundred_are_told_apart(n: int,
     assert (0.01 if n == 2 else 0.04) <= np.mean(by_values) <= 0.07  # Student's: 0.05, 0.12, 0.09, 0.05
 
 
-def test_an_interval_is_that_of_students_t() -> None:
+def test_an_interval_is_that_of_students_t_normal_of_many_values_and_unknown_of_none() -> None:
     values = np.array([1.0, 2.0, 4.0, 3.0, 7.0])
     low, high = interval(values.mean(), scipy.stats.sem(values), len(values))
     expected = scipy.stats.t.interval(0.95, 4, loc=values.mean(), scale=scipy.stats.sem(values))
     assert (float(low), float(high)) == pytest.approx(expected)
     p = p_value(values.mean(), scipy.stats.sem(values), len(values))
     assert float(p) == pytest.approx(scipy.stats.ttest_1samp(values, 0.0).pvalue)
-
-
-def test_many_values_have_a_normal_interval_and_unknown_ones_none() -> None:
     assert quantile(np.array([np.inf, 1e9])) == pytest.approx(scipy.stats.norm.ppf(0.975))
     assert np.isnan(quantile(np.array([np.nan, 1.0, 3.0]))).all()
 

@@ -214,9 +214,6 @@ def test_what_cannot_be_trained_without_labels_is_explained(source: str, tmp_pat
         train("resnet_demo", source, recipe=short("mim"), out=tmp_path / "run")
     with pytest.raises(ValueError, match=r"--objective simclr augments pixels, .* gives torch.float32"):
         train("vit_demo", source.replace(":bytes", ":floats"), recipe=short("simclr"), out=tmp_path / "run")
-
-
-def test_options_that_need_labels_are_refused_without_them() -> None:
     with pytest.raises(OptionError, match=r"--mixup 0\.8 belongs to labels; drop it for --objective simclr"):
         recipe("cifar-vit", objective="simclr", mixup=0.8)
     with pytest.raises(OptionError, match="--objective must be classification, simclr or mim, got moco"):

@@ -59,21 +59,18 @@ def test_the_mean_over_all_mini_batches_is_the_full_batch() -> None:
     assert hsic(*_kernels(one, other)).item() == pytest.approx(np.mean(parts), rel=1e-10)
 
 
-def test_alignment_is_invariant_to_rotation_shift_and_scale() -> None:
+def test_alignment_is_invariant_to_rotation_shift_and_scale_and_a_large_mean_costs_no_precision() -> None:
     x = _noise(12, 6)
     rotation, _ = torch.linalg.qr(_noise(6, 6, seed=1))
     assert _cka(x, 3.0 * x @ rotation + 7.0) == pytest.approx(1.0, abs=1e-12)
+    x, y = _noise(16, 20).float(), _noise(16, 20, seed=1).float()
+    assert _cka(x + 100.0, y) == pytest.approx(_cka(x.double(), y.double()), abs=1e-4)
 
 
 def test_independent_features_are_near_zero_on_either_side() -> None:
     found = [_cka(_noise(32, 8, seed=2 * i), _noise(32, 8, seed=2 * i + 1)) for i in range(200)]
     assert abs(np.mean(found)) < 4 * np.std(found, ddof=1) / 200**0.5
     assert min(found) < 0 < max(found)
-
-
-def test_a_large_mean_costs_no_precision() -> None:
-    x, y = _noise(16, 20).float(), _noise(16, 20, seed=1).float()
-    assert _cka(x + 100.0, y) == pytest.approx(_cka(x.double(), y.double()), abs=1e-4)
 
 
 def test_every_pair_of_layers_over_mini_batches() -> None:

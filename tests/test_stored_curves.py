@@ -203,14 +203,13 @@ def test_weights_that_are_not_trainable_stay_in_the_middle_of_the_line(ends: tup
     assert stays == [name for name in middle if not name.startswith("fc.")]
 
 
-def test_a_curve_is_not_measured_on_the_samples_that_it_was_trained_on(ends: tuple[Path, Path], tmp_path: Path) -> None:
+def test_data_of_one_part_and_a_training_that_diverges_are_refused_with_what_to_do(
+    ends: tuple[Path, Path], tmp_path: Path
+) -> None:
     np.save(tmp_path / "images.npy", np.zeros((20, 16, 16, 3), np.uint8))
     np.save(tmp_path / "labels.npy", np.arange(20) % 10)
     subject = _subject(ends[0], data=f"{tmp_path}/images.npy,{tmp_path}/labels.npy")
     with pytest.raises(ValueError, match=r"and the data \(.*\) have one part; give data with a train and a test part"):
         _curve(ends[1]).plan(subject)
-
-
-def test_a_training_that_diverges_says_what_to_do(ends: tuple[Path, Path]) -> None:
     with pytest.raises(ValueError, match=r"diverged in epoch 1 .*give a smaller --connect-rate than 1e\+20"):
         _curve(ends[1], connect_rate=1e20).plan(_subject(ends[0]))

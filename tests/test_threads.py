@@ -42,7 +42,9 @@ def _subject(parameters: int) -> Subject:
     return load(Network(), data=[(torch.ones(16, 3), torch.zeros(16, dtype=torch.long))])
 
 
-def test_a_small_network_has_one_thread_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_network_has_one_thread_whatever_the_clock_says_and_a_large_one_is_not_small_if_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threads, "fastest_threads", lambda work, limit: limit)
     with suitable_threads(_subject(10)):
         assert torch.get_num_threads() == 1
@@ -50,10 +52,6 @@ def test_a_small_network_has_one_thread_whatever_the_clock_says(monkeypatch: pyt
     assert torch.get_num_threads() == 4
     with suitable_threads(_subject(LARGE)):
         assert torch.get_num_threads() == 4
-
-
-def test_a_large_network_whose_weights_are_frozen_is_not_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "fastest_threads", lambda work, limit: limit)
     subject = _subject(LARGE)
     subject.model.requires_grad_(False)
     with suitable_threads(subject):

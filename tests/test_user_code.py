@@ -95,25 +95,6 @@ def test_a_dataset_is_read_once_in_order_and_served_balanced(script: Callable[[s
     assert load(f"{path}:mapped").inputs.tolist() == [[1.0] * 3] * 2
 
 
-@pytest.mark.parametrize(
-    ("callable_name", "message"),
-    [
-        ("ragged", r"item 1 has the shapes \(\(1, 3, 3\), \(\)\)"),
-        ("empty", "empty list"),
-        ("words", "returned a dict; expected a torch Dataset"),
-        ("failing", "failed with RuntimeError: no disk$"),
-        ("uneven", r"inputs \(3, 1\) and targets \(2,\)"),
-        ("fail", "no callable 'fail'; it has failing"),
-        ("READ", "no callable 'READ'"),
-    ],
-)
-def test_a_callable_that_gives_no_data_is_explained(
-    callable_name: str, message: str, script: Callable[[str], str]
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        load(f"{script(DATASET)}:{callable_name}")
-
-
 SPLITS = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -143,11 +124,6 @@ def test_a_callable_that_takes_a_split_gets_it_and_another_is_one_part(
         if callable_name in ("whole", "anything")
         else [(12, [0], False), (8, [1], False)]
     )
-
-
-def test_a_callable_that_needs_arguments_is_explained(script: Callable[[str], str]) -> None:
-    with pytest.raises(ValueError, match="needs needs the argument root, but --data calls it without arguments, or"):
-        load(f"{script(SPLITS)}:needs")
 
 
 def test_specs_name_callables_of_files_and_modules(script: Callable[[str], str], tmp_path: Path) -> None:
@@ -231,6 +207,27 @@ def both(): return DataLoader(flipping(), batch_size=5, shuffle=True)
 """
 
 
+@pytest.mark.parametrize(
+    ("source", "callable_name", "message"),
+    [
+        (DATASET, "ragged", r"item 1 has the shapes \(\(1, 3, 3\), \(\)\)"),
+        (DATASET, "empty", "empty list"),
+        (DATASET, "words", "returned a dict; expected a torch Dataset"),
+        (DATASET, "failing", "failed with RuntimeError: no disk$"),
+        (DATASET, "uneven", r"inputs \(3, 1\) and targets \(2,\)"),
+        (DATASET, "fail", "no callable 'fail'; it has failing"),
+        (DATASET, "READ", "no callable 'READ'"),
+        (SPLITS, "needs", "needs needs the argument root, but --data calls it without arguments, or"),
+        (RANDOM, "own", r"own: item \d+ differs when it is read again.*switch its random"),
+    ],
+)
+def test_a_callable_that_gives_no_data_is_explained(
+    source: str, callable_name: str, message: str, script: Callable[[str], str]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(f"{script(source)}:{callable_name}")
+
+
 @pytest.mark.parametrize("name", ["flipping", "numpys", "pythons"])
 def test_random_transforms_are_drawn_once_and_alike_in_every_process(
     name: str, script: Callable[[str], str], caplog: pytest.LogCaptureFixture
@@ -250,11 +247,6 @@ def test_random_transforms_are_drawn_once_and_alike_in_every_process(
     caplog.clear()
     assert load(f"{path}:plain").sha256 != first.sha256
     assert not caplog.text  # of data without randomness
-
-
-def test_items_that_differ_under_a_fixed_seed_are_refused(script: Callable[[str], str]) -> None:
-    with pytest.raises(ValueError, match=r"own: item \d+ differs when it is read again.*switch its random"):
-        load(f"{script(RANDOM)}:own")
 
 
 @pytest.mark.parametrize("name", ["pair", "shuffled", "both"])

@@ -39,16 +39,13 @@ def test_averaging_noise_over_two_by_two_positions_leaves_a_quarter_of_its_varia
     assert found["variance"][1] / found["variance"][0] == pytest.approx(0.25, rel=0.02)
 
 
-def test_a_constant_map_does_not_vary_and_one_of_zeros_has_no_normalised_variance() -> None:
+def test_constant_maps_do_not_vary_and_what_zeros_or_one_position_lack_is_missing() -> None:
     found = run_probe(PROBE, passage(torch.full((4, 2, 4, 4), 7.0, dtype=torch.float64)))
     for name in NAMES:
         assert found[name].tolist() == [0.0, 0.0, 0.0]
     found = run_probe(PROBE, passage(torch.zeros(4, 2, 4, 4, dtype=torch.float64)))
     assert found["variance"][:2].tolist() == [0.0, 0.0]
     assert np.isnan(found["variance_normalised"][:2]).all()
-
-
-def test_one_position_has_no_variance() -> None:
     found = run_probe(PROBE, passage(_maps(4, 2, 2, 2)))
     assert np.isnan([found[name][1] for name in NAMES]).all()
     assert np.isfinite(found["variance"][[0, 2]]).all()

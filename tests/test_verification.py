@@ -45,16 +45,13 @@ def test_nothing_is_missed_in_a_simple_spectrum(which: Which) -> None:
     assert checked.products > found.products
 
 
-def test_ties_of_opposite_sign_keep_both_signs_and_all_their_copies_and_both_ends_are_searched() -> None:
+def test_ties_keep_all_copies_and_signs_at_both_ends_and_zeros_of_the_projection_are_no_values() -> None:
     _, checked = _both([3.0, 3.0, -3.0, -3.0, 1.0, 0.8, 0.6, *BULK], 4)
     np.testing.assert_allclose(np.sort(checked.values), [-3, -3, 3, 3], atol=1e-6)
     assert checked.missed == 2
     _, checked = _both([5.0, 5.0, 3.0, -4.0, -4.0, -1.0, *BULK], 2, "both")
     np.testing.assert_allclose(checked.values, [5, 5, -4, -4], atol=1e-6)
     assert checked.missed == 2
-
-
-def test_the_smallest_positive_value_is_not_confused_with_the_zeros_of_the_projection() -> None:
     _, checked = _both([1.0, 1.0, 2.0, 3.0], 2, "SA")
     np.testing.assert_allclose(checked.values, [1, 1], atol=1e-9)
     _, checked = _both([1.0, 2.0, 3.0], 3, "SA")

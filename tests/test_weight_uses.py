@@ -143,8 +143,10 @@ def test_what_is_only_added_does_not_move(case: str) -> None:
     assert _uses(ADDED[case]).added == ("w",)
 
 
-def test_norm_scales_of_any_shape_do_not_move() -> None:
+def test_norm_scales_of_any_shape_and_named_positions_do_not_move() -> None:
     assert _uses(nn.Sequential(nn.LayerNorm((5, 6)), nn.Linear(6, 3))).added == ("0.weight", "0.bias")
+    net = Net(lambda n, x: x + n.embed_positions[(x > 0).long()[..., 0].cumsum(1)], embed_positions=(9, 6))
+    assert _uses(net).added == ("embed_positions",)
 
 
 @pytest.mark.parametrize("name", [name for name in models.NAMES if name.endswith("_demo")])
@@ -336,11 +338,6 @@ def test_position_tables_stand_still_and_token_tables_move(name: str) -> None:
     assert positions
     assert still == positions
     assert tokens <= set(direction)
-
-
-def test_positions_that_depend_on_a_mask_of_the_data_stand_still_by_their_name() -> None:
-    net = Net(lambda n, x: x + n.embed_positions[(x > 0).long()[..., 0].cumsum(1)], embed_positions=(9, 6))
-    assert _uses(net).added == ("embed_positions",)
 
 
 def test_a_pattern_of_the_user_replaces_the_rule() -> None:
