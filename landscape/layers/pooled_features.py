@@ -54,7 +54,8 @@ def pooled_features(
         rows.append(row.cpu())  # one transfer per mini-batch
         targets.append(wanted)
     widths = [features[position].shape[1] for position in range(len(layers))]
-    shares = _class_shares(torch.cat(targets).cpu())
+    every = torch.cat(targets).cpu()
+    shares = every.double() if every.is_floating_point() else F.one_hot(every.long()).double()
     return list(torch.split(torch.cat(rows), widths, dim=1)), shares, torch.cat(right).cpu()
 
 
@@ -103,10 +104,6 @@ def held_out(samples: int) -> Tensor:
     chosen = torch.zeros(samples, dtype=torch.bool)
     chosen[torch.from_numpy(shuffled(samples)[: int(HELD_OUT * samples)])] = True
     return chosen
-
-
-def _class_shares(targets: Tensor) -> Tensor:
-    return targets.double() if targets.is_floating_point() else F.one_hot(targets.long()).double()
 
 
 def _refuse_other_than_classes(targets: Tensor) -> None:
