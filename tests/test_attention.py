@@ -305,7 +305,7 @@ def test_chunks_of_a_batch_give_the_result_of_the_batch(monkeypatch: pytest.Monk
             np.testing.assert_allclose(values, whole[name], rtol=1e-10)
 
 
-def test_a_half_finished_result_is_that_of_the_finished_images() -> None:
+def test_a_half_finished_result_is_that_of_the_finished_images_and_spectra_of_tokens_may_be_left_out() -> None:
     subject = _subject(_vit(), 8, 8)
     part = run_probe(Attention(), subject, units=1)
     first = run_probe(Attention(), Subject(subject.model, subject.batches[:1]))
@@ -313,9 +313,6 @@ def test_a_half_finished_result_is_that_of_the_finished_images() -> None:
         np.testing.assert_allclose(part[name], first[name], rtol=1e-12)
     nothing = run_probe(Attention(), subject, units=0)
     assert all(np.isnan(nothing[name]).all() for name in ("distance", "token_cosine", "image_singular_value"))
-
-
-def test_without_spectra_of_tokens_everything_else_is_measured() -> None:
     found = run_probe(Attention(spectra_images=0), _subject(_vit(), 8, 8))
     assert np.isnan(found["token_singular_value"]).all()
     assert np.isfinite(found["distance"]).all()

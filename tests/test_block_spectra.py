@@ -206,12 +206,9 @@ def test_weight_decay_shifts_the_nodes_of_all_blocks() -> None:
     np.testing.assert_allclose(decayed["nodes"], plain["nodes"] + 0.5, rtol=1e-7)
 
 
-def test_a_single_block_is_refused_in_one_line() -> None:
+def test_a_single_block_is_refused_and_blocks_without_a_finite_number_have_no_distance() -> None:
     with pytest.raises(ValueError, match="are a single block, weight"):
         run_probe(Density(blocks="tensor"), quadratic(symmetric([1.0, 2.0])))
-
-
-def test_blocks_without_a_finite_number_have_no_distance() -> None:
     nodes = np.full((2, 3, 4), np.nan)
     found = heterogeneity(nodes, nodes)
     assert all(np.isnan(value).all() for value in found.values())

@@ -43,10 +43,15 @@ def claim(claimed: int = 1) -> Claim:
     return Claim("made-up", "A is above B", "nobody", "A - B", claimed, (), lambda _: 0.0)  # type: ignore[arg-type]
 
 
-def test_the_value_at_stage_ends_is_that_of_the_last_layer_with_one() -> None:
+def test_the_value_at_stage_ends_is_that_of_the_last_layer_and_steps_leave_out_layers_that_reduce() -> None:
     data = xr.Dataset({"stage": ("layer", np.array([-1, 0, 0, 1, 1, 2]))})
     assert stage_ends(data, np.array([9.0, 1.0, 2.0, 5.0, math.nan, math.nan])) == (2.0 + 5.0) / 2
     assert math.isnan(stage_ends(data, np.full(6, math.nan)))
+    data = layers(["stem", "conv", "conv", "msa", "conv", "conv"], [0, 0, 1, 0, 0, 0])
+    values = np.array([0.0, 1.0, 10.0, 7.0, math.nan, 3.0])
+    assert change_across(data, values, "conv") == 1.0
+    assert change_across(data, values, "msa") == -3.0
+    assert math.isnan(change_across(data, values, "mlp"))
 
 
 def test_uncertainty_is_compared_in_units_of_the_map() -> None:
@@ -124,14 +129,6 @@ def test_a_seed_that_lacks_a_result_gives_no_number() -> None:
     complete = results(("alternet", "accuracy", data + 0.2), ("preresnet", "accuracy", data))
     (finding,) = findings([BY_NAME["alternet"]], [complete, results(("alternet", "accuracy", data))])
     assert finding.numbers == pytest.approx([0.2])
-
-
-def test_steps_leave_out_layers_that_reduce_and_layers_after_one_without_a_value() -> None:
-    data = layers(["stem", "conv", "conv", "msa", "conv", "conv"], [0, 0, 1, 0, 0, 0])
-    values = np.array([0.0, 1.0, 10.0, 7.0, math.nan, 3.0])
-    assert change_across(data, values, "conv") == 1.0
-    assert change_across(data, values, "msa") == -3.0
-    assert math.isnan(change_across(data, values, "mlp"))
 
 
 def test_filters_and_variance_are_changes_across_a_kind_of_layer() -> None:

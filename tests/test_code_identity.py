@@ -112,13 +112,10 @@ def test_other_values_are_another_identity(case: str) -> None:
     assert object_sha256(make(1.0)) != object_sha256(make(2.0))
 
 
-def test_global_values_count_where_a_function_or_one_that_it_calls_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_values_and_weights_count_only_where_they_are_used_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [object_sha256(function) for function in (of_global, by_another)]
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
     assert all(object_sha256(now) != then for now, then in zip((of_global, by_another), before, strict=True))
-
-
-def test_weights_count_only_where_they_are_asked_for() -> None:
     pair = [Configured(layer=filled(v)) for v in (1.0, 2.0)]
     with_weights, without = ([object_sha256(m, weights=w) for m in pair] for w in (True, False))
     assert with_weights[0] != with_weights[1]

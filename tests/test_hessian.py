@@ -79,15 +79,12 @@ def test_softmax_regression_has_its_closed_form_spectrum() -> None:
     assert found["smallest"][0] == pytest.approx(0.0, abs=1e-12)  # logits may all be shifted alike
 
 
-def test_weight_decay_is_part_of_the_objective_and_not_of_the_loss() -> None:
+def test_weight_decay_is_part_of_the_objective_and_not_of_the_loss_of_each_mini_batch() -> None:
     plain, decayed = (
         run_probe(Hessian(top=3), _bowl([4.0, 2.0, 1.0, -0.5], [1.0], weight_decay=w)) for w in (0.0, 0.5)
     )
     np.testing.assert_allclose(decayed["eigenvalue"], plain["eigenvalue"] + 0.5, rtol=1e-9)
     assert decayed["loss"] == plain["loss"]
-
-
-def test_the_loss_of_each_mini_batch_is_stored() -> None:
     subject = tanh_net()
     assert run_probe(Hessian(top=1), subject)["loss"] == pytest.approx([subject.loss(i).item() for i in range(2)])
 
@@ -109,7 +106,7 @@ def test_no_more_mini_batches_and_eigenvalues_are_asked_for_than_there_are() -> 
     np.testing.assert_allclose(found["eigenvalue"], [[2.0, -1.0, 0.5]], rtol=1e-12)
 
 
-def test_params_restricts_the_hessian_to_a_diagonal_block() -> None:
+def test_params_restricts_the_hessian_to_a_diagonal_block_of_the_whole_or_of_every_layer() -> None:
     subject = tanh_net()
     found = run_probe(Hessian(top=2, params=r"^2\.", tol=1e-10), subject)
     block = dense_hessian(subject)[-24:, -24:]  # weight (3, 7) and bias (3,) of the last layer
@@ -117,6 +114,8 @@ def test_params_restricts_the_hessian_to_a_diagonal_block() -> None:
     for wrong, similar in (("nothing", r"0\.weight"), (r"2\.wieght", r"2\.weight")):
         with pytest.raises(ValueError, match=rf"--params \S+ matches no trainable parameter; there are {similar}"):
             Hessian(params=wrong).plan(subject)
+    found = run_probe(Hessian(top=2, per_layer=True, params="weight"), tanh_net())
+    assert found["size"].tolist() == [28, 21]
 
 
 def test_a_fully_frozen_model_and_batch_norm_in_training_mode_are_rejected_and_left_unchanged() -> None:
@@ -152,11 +151,6 @@ def test_per_layer_has_the_spectrum_of_every_diagonal_block(scope: Scope) -> Non
         assert found["nep"][g] == pytest.approx((values < 0).sum() / np.isfinite(values).sum())
     with pytest.raises(ValueError, match="--top 36 exceeds the 35 parameters of the largest layer"):
         Hessian(top=36, per_layer=True).plan(subject)
-
-
-def test_per_layer_of_some_parameters() -> None:
-    found = run_probe(Hessian(top=2, per_layer=True, params="weight"), tanh_net())
-    assert found["size"].tolist() == [28, 21]
 
 
 @pytest.mark.slow
@@ -283,7 +277,7 @@ def test_a_linear_layer_with_squared_error_has_every_eigenvalue_once_per_output(
     assert (found["missed"] > 0).any()
 
 
-def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches() -> None:
+def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches_and_without_a_positive_one_there_is_no_mean() -> None:
     found = run_probe(Hessian(top=3), _bowl([4.0, 2.0, -3.0, 0.1], [1.0, 2.0, 1.0, 2.0]))  # 4, -3, 2 and 8, -6, 4
     assert found["nep"] == pytest.approx(1 / 3)
     assert found["ape"] == pytest.approx((4 + 2 + 8 + 4) / 4)
@@ -292,9 +286,6 @@ def test_nep_and_ape_are_those_of_all_values_of_all_mini_batches() -> None:
     assert found["nep_low"] <= found["nep"] <= found["nep_high"]
     half = stats.t.ppf(0.975, 3) * found["ape_se"] / found["ape"]
     assert (found["ape_low"], found["ape_high"]) == pytest.approx((4.5 / math.exp(half), 4.5 * math.exp(half)))
-
-
-def test_without_a_positive_value_there_is_no_mean_of_them() -> None:
     found = run_probe(Hessian(top=2), _bowl([-1.0, -2.0, -5.0], [1.0, 1.0]))
     assert found["nep"] == 1.0
     assert np.isnan(found["ape"])

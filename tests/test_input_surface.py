@@ -56,11 +56,16 @@ def test_planes_and_lines_equal_a_loop_over_single_images() -> None:
     assert found["rise"][1, 1] == found["rise_se"][1, 1] == 0.0
 
 
-def test_results_do_not_depend_on_the_mini_batches() -> None:
+def test_neither_mini_batches_nor_a_loss_without_gradient_change_the_surface() -> None:
     probe = InputSurface("gradient,random", resolution=3, images=0)
     split, whole = (run_probe(probe, on_pictures(batch_size=size)) for size in (4, 9))
     np.testing.assert_allclose(split["loss"], whole["loss"], rtol=1e-6)
     np.testing.assert_allclose(split["line_rise_se"], whole["line_rise_se"], rtol=1e-4, atol=1e-7)
+    flat = linear()
+    nn.init.zeros_(flat[1].weight)  # type: ignore[index, arg-type]
+    found = run_probe(InputSurface("gradient,pgd", resolution=3, steps=2), on_pictures(flat))
+    for name in ("rise", "rise_se", "line_rise"):
+        np.testing.assert_array_equal(found[name], 0.0)
 
 
 def test_the_line_towards_pgd_passes_through_its_image() -> None:
@@ -75,14 +80,6 @@ def test_the_line_towards_pgd_passes_through_its_image() -> None:
     assert probe.plan(subject).shape == (1, 1)
     assert InputSurface("pgd,random", resolution=3).plan(subject).shape == (1, 5)  # a killed run loses one row
     assert "seed" not in asked(probe, subject)
-
-
-def test_a_loss_without_gradient_does_not_change() -> None:
-    flat = linear()
-    nn.init.zeros_(flat[1].weight)  # type: ignore[index, arg-type]
-    found = run_probe(InputSurface("gradient,pgd", resolution=3, steps=2), on_pictures(flat))
-    for name in ("rise", "rise_se", "line_rise"):
-        np.testing.assert_array_equal(found[name], 0.0)
 
 
 def test_bad_input_is_refused_in_words() -> None:

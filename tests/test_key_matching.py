@@ -33,26 +33,20 @@ def test_wrappers_come_off_in_any_order_and_inside_names(wrappers: tuple[str, ..
     assert match_keys(inside, MODEL).unexpected == ()
 
 
-def test_wrappers_of_the_model_itself_come_off_too() -> None:
+def test_wrappers_come_off_the_model_too_but_not_where_they_alone_tell_names_apart() -> None:
     compiled = under("_orig_mod.", MODEL)
     assert dict(match_keys(MODEL, compiled).names) == dict(zip(compiled, MODEL, strict=True))
     both = match_keys(under("module.", MODEL), compiled).names
     assert dict(both) == dict(zip(compiled, under("module.", MODEL), strict=True))
-
-
-def test_names_that_wrappers_alone_tell_apart_stay_as_they_are() -> None:
     both = ["a.module.weight", "a.weight"]
     assert dict(match_keys(both, both).names) == {name: name for name in both}
     assert match_keys(["a.module.weight"], both).missing == ("a.weight",)
 
 
-def test_a_prefix_that_the_file_lacks_is_added() -> None:
+def test_a_lacking_prefix_is_added_but_blocks_that_agree_without_their_fronts_are_no_match() -> None:
     found = match_keys(BODY, [*under("backbone.", BODY), "head.weight"])
     assert (found.added, found.missing, found.unexpected) == ("backbone.", ("head.weight",), ())
     assert "with the prefix backbone." in found.words
-
-
-def test_blocks_that_agree_once_their_fronts_are_gone_are_no_match() -> None:
     found = match_keys(["layers.3.weight", "other.x", "other.y"], ["blocks.1.weight", "u", "v"])
     assert not found.names
     assert len(found.unexpected) == len(found.missing) == 3

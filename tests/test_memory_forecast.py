@@ -65,11 +65,6 @@ def test_a_limit_divides_mini_batches_and_leaves_the_eigenvalues(
         assert curvature(subject, subject.parameters, "auto").exceeds_memory
 
 
-def test_a_limit_below_one_sample_is_refused_with_what_it_needs(subject: Subject) -> None:
-    with limited_to(10_000), pytest.raises(ValueError, match=r"--memory .* less than one sample .* give --memory 1GiB"):
-        planned_micro_batches(subject, subject.parameters, 0)
-
-
 def test_the_forecast_counts_what_a_pass_saves(subject: Subject) -> None:
     """Convolution input and output, and what tanh and pooling keep, of one image each."""
     maps = 32 * 32 * 4
@@ -77,13 +72,15 @@ def test_the_forecast_counts_what_a_pass_saves(subject: Subject) -> None:
     assert 3 * maps + 8 * maps <= saved <= 3 * maps + 3 * 8 * maps + 4096
 
 
-def test_a_limit_bounds_free_memory_and_the_stored_vectors() -> None:
+def test_a_limit_bounds_memory_and_vectors_and_below_one_sample_is_refused_with_what_it_needs(subject: Subject) -> None:
     size, cpu = 10_000_000, torch.device("cpu")
     assert room(size, torch.float32, cpu) == (2 * (2**31 // (4 * size)), torch.float16)
     with limited_to(2**31):
         assert memory.available() <= 2**31
         assert room(size, torch.float32, cpu) == (2 * (2**29 // (4 * size)), torch.float16)
     assert memory.limit() is None
+    with limited_to(10_000), pytest.raises(ValueError, match=r"--memory .* less than one sample .* give --memory 1GiB"):
+        planned_micro_batches(subject, subject.parameters, 0)
 
 
 @pytest.mark.parametrize(

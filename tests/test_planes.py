@@ -57,21 +57,6 @@ def _run(folder: Path, states: Iterable[dict[str, Tensor]]) -> Path:
     return folder
 
 
-def test_what_spans_no_plane_is_refused(tmp_path: Path) -> None:
-    subject = attention_net()
-    for name, scale in (("a", 0.3), ("b", 0.6)):
-        torch.save(moved(subject, 1, scale), tmp_path / f"{name}.pt")
-    with pytest.raises(ValueError, match="lie on one line"):
-        _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
-    run = _run(tmp_path / "run", [dict(state(subject.model)), moved(subject, 1)])
-    with pytest.raises(ValueError, match=r"2 snapshots of .* lie on one line"):
-        _plane(subject, str(run))
-    with pytest.raises(ValueError, match="--plane eigen needs finite curvature"):
-        _plane(quadratic(torch.full((3, 3), torch.nan).double()), "eigen")
-    with pytest.raises(ValueError, match="relax --ignore"):
-        plane_of(attention_net(), "random", normalize="filter", ignore=".", seed=0)
-
-
 @pytest.mark.parametrize("through", [0, 1, 2])
 def test_the_plane_of_a_run_of_three_snapshots_passes_through_each(tmp_path: Path, through: int) -> None:
     subject = attention_net()
@@ -160,11 +145,23 @@ def test_an_unknown_plane_is_rejected(kind: str) -> None:
         _plane(attention_net(), kind)
 
 
-def test_missing_and_superfluous_checkpoints_are_named(tmp_path: Path) -> None:
+def test_missing_checkpoints_and_what_spans_no_plane_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"a\.pt"):
         _plane(attention_net(), f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
     with pytest.raises(ValueError, match="names 3 checkpoints, expected two"):
         _plane(attention_net(), "a.pt,b.pt,c.pt")
+    subject = attention_net()
+    for name, scale in (("a", 0.3), ("b", 0.6)):
+        torch.save(moved(subject, 1, scale), tmp_path / f"{name}.pt")
+    with pytest.raises(ValueError, match="lie on one line"):
+        _plane(subject, f"{tmp_path / 'a.pt'},{tmp_path / 'b.pt'}")
+    run = _run(tmp_path / "run", [dict(state(subject.model)), moved(subject, 1)])
+    with pytest.raises(ValueError, match=r"2 snapshots of .* lie on one line"):
+        _plane(subject, str(run))
+    with pytest.raises(ValueError, match="--plane eigen needs finite curvature"):
+        _plane(quadratic(torch.full((3, 3), torch.nan).double()), "eigen")
+    with pytest.raises(ValueError, match="relax --ignore"):
+        plane_of(attention_net(), "random", normalize="filter", ignore=".", seed=0)
 
 
 @pytest.mark.parametrize("recalibrate", [0, 2])

@@ -66,10 +66,17 @@ def test_false_alarms_are_as_frequent_as_the_level() -> None:
     assert alarms > LEVEL / 4
 
 
-def test_an_accurate_model_has_no_warning() -> None:
+def test_trained_weights_are_judged_by_chance_and_initial_or_poor_ones_are_not_warned_of() -> None:
     check = check_sanity(subject())
     assert (check.accuracy, check.samples, check.classes, check.at_chance) == (1.0, 200, CLASSES, False)
     assert warning(check) == ""
+    check = SanityCheck(loss=2.3, accuracy=0.1, samples=200, classes=10, p_value=0.5)
+    assert warning(check)
+    assert warning(check, initial=True) == ""
+    assert warning(check, own=0.11) == ""
+    assert warning(check, own=0.6)
+    assert "weights of another model, initial weights (epoch 0 may be either)" in warning(check, initial=None)
+    assert warning(replace(check, p_value=1e-4), own=0.6) == ""
 
 
 def test_a_guessing_model_is_warned_of_with_the_three_causes() -> None:
@@ -148,16 +155,6 @@ def test_inputs_that_do_not_look_normalised_are_named(inputs: Tensor, words: str
 
 
 # --- no false alarms ---
-
-
-def test_initial_weights_and_expected_chance_accuracy_have_no_warning() -> None:
-    check = SanityCheck(loss=2.3, accuracy=0.1, samples=200, classes=10, p_value=0.5)
-    assert warning(check)
-    assert warning(check, initial=True) == ""
-    assert warning(check, own=0.11) == ""
-    assert warning(check, own=0.6)
-    assert "weights of another model, initial weights (epoch 0 may be either)" in warning(check, initial=None)
-    assert warning(replace(check, p_value=1e-4), own=0.6) == ""
 
 
 @pytest.mark.parametrize(

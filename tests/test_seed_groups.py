@@ -18,16 +18,13 @@ from landscape.statistics.seed_groups import hedges_g, holm, mean_interval, two_
 RNG = np.random.default_rng(0)
 
 
-def test_a_paired_difference_is_that_of_a_paired_t_test() -> None:
+def test_paired_differences_are_those_of_a_paired_t_test_alike_without_any_and_nothing_of_one_pair() -> None:
     values = RNG.normal(size=40)
     other = values + RNG.normal(0.2, 0.5, size=40)
     found, known = paired_t(values, other), stats.ttest_rel(values, other)
     ends = known.confidence_interval()
     assert (found.low, found.high, found.p) == pytest.approx((ends.low, ends.high, known.pvalue))
     assert found.value == pytest.approx(values.mean() - other.mean())
-
-
-def test_pairs_without_any_difference_are_alike_and_a_single_pair_says_nothing() -> None:
     assert paired_t(np.ones(5), np.ones(5)).p == 1.0
     assert np.isnan(paired_t(np.ones(1), np.zeros(1)).p)
     assert np.isnan(paired_t(np.array([np.inf, 1.0]), np.array([np.inf, 1.0])).p)
@@ -64,14 +61,11 @@ def test_the_bootstrap_of_a_mean_agrees_with_that_of_scipy() -> None:
     assert by_error(value, own.error, 200, "", (own.low, own.high)).p == pytest.approx(p, rel=0.3)
 
 
-def test_a_mean_over_seeds_has_the_interval_of_student() -> None:
+def test_means_over_seeds_have_the_interval_of_student_and_those_of_shares_stay_shares() -> None:
     values = RNG.normal(size=4)
     ends = stats.ttest_1samp(values, 0.0).confidence_interval()
     assert mean_interval(values) == pytest.approx((values.mean(), ends.low, ends.high))
     assert np.isnan(mean_interval(values[:3])[1])  # points only
-
-
-def test_a_mean_of_shares_over_seeds_stays_a_share() -> None:
     values = np.array([0.0, 0.1, 0.9, 0.2])
     mean, low, high = mean_interval(values, "share")
     assert 0 <= low < mean < high <= 1

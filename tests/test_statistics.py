@@ -111,13 +111,10 @@ def test_digits_follow_the_error(value: float, error: float, digits: int, text: 
     assert plus_minus(value, error, digits) == text
 
 
-def test_digits_of_an_interval_follow_its_width() -> None:
+def test_digits_follow_the_width_of_an_interval_which_a_headline_puts_beside_its_number() -> None:
     assert interval(0.12345, 0.1, 0.15, sign=True) == "+0.123 [+0.100, +0.150]"
     assert interval(1e-12, np.nan, np.nan) == "1e-12"
     assert signed(interval(-1e-12, -3e-12, 1e-12)) == "−1e-12 [−3e-12, 1e-12]"
-
-
-def test_a_headline_puts_the_interval_beside_its_number() -> None:
     even = Measured("barrier", 4.3164, 0.04, 4.2288, 4.404)
     uneven = Measured("ape", 4.3164, 0.04, 4.25, 4.5)
     assert (even.in_words(), uneven.in_words()) == ("4.32 ± 0.09", "4.32 [4.25, 4.50]")

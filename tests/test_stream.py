@@ -198,11 +198,18 @@ def test_the_ring_buffer_gives_the_same_mean_as_the_window() -> None:
             torch.testing.assert_close(mean, wanted)
 
 
-def test_a_probability_of_exactly_zero_stays_a_finite_mean() -> None:
+def test_what_has_no_probability_or_no_label_stays_finite_or_missing() -> None:
     logs = torch.tensor([[0.0, -torch.inf], [-1.0, math.log(1 - math.exp(-1))]]).double()
     mean = smoothed(logs, frame_weights(torch.tensor([-1, 0]), 1.0))
     assert mean.exp().sum().item() == pytest.approx(1.0)
     assert mean.isfinite().all()
+    logs = torch.randn(4, 3, 3).double().log_softmax(dim=0)
+    empty = torch.full((3, 3), -1)
+    no = torch.zeros(1, 3, 3, dtype=torch.bool)
+    found = frame_scores(logs[None], empty[None], before=logs[None], boundary=no)
+    assert math.isnan(found["frame_nll"][0])
+    assert found["union"].sum() == 0
+    assert found["frame_consistency"] == 1.0
 
 
 def test_pixels_near_a_boundary_are_those_within_the_distance_of_another_class() -> None:
@@ -234,16 +241,6 @@ def test_a_stream_of_masks_has_scores_at_boundaries_and_frames_without_a_label()
     means = [-own[t][edge[t]].mean().item() for t in range(9) if edge[t].any()]
     assert found.boundary_nll[0].item() == pytest.approx(np.mean(means), rel=1e-5)
     assert 0 < found.mean_iou[0] < 1
-
-
-def test_scores_of_a_frame_need_its_labels_only_where_it_has_any() -> None:
-    logs = torch.randn(4, 3, 3).double().log_softmax(dim=0)
-    empty = torch.full((3, 3), -1)
-    no = torch.zeros(1, 3, 3, dtype=torch.bool)
-    found = frame_scores(logs[None], empty[None], before=logs[None], boundary=no)
-    assert math.isnan(found["frame_nll"][0])
-    assert found["union"].sum() == 0
-    assert found["frame_consistency"] == 1.0
 
 
 def test_the_time_counts_a_pass_and_the_mean_behind_it_over_the_first_frames_each_once() -> None:

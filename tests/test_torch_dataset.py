@@ -357,15 +357,14 @@ def test_a_stream_gives_its_first_samples(made: Any) -> None:
         served(made(), "10%")
 
 
-def test_an_endless_stream_ends_at_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_give_all_they_have_and_an_endless_one_ends_at_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert rows_of(served(Wrapped())) == list(range(12))
+    assert rows_of(served((x, int(y)) for x, y in zip(INPUTS, CLASSES, strict=True))) == list(range(12))
     monkeypatch.setattr(memory, "available", lambda: 10_000)
     with pytest.raises(ValueError, match=r"mine.py:data: .* is free; give fewer with --samples"):
         served(Endless())
-
-
-def test_other_loaders_give_batches_and_finite_streams_all_they_have() -> None:
-    assert rows_of(served(Wrapped())) == list(range(12))
-    assert rows_of(served((x, int(y)) for x, y in zip(INPUTS, CLASSES, strict=True))) == list(range(12))
 
 
 def test_pictures_of_a_stream_have_the_size_of_the_first() -> None:

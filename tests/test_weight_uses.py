@@ -340,14 +340,11 @@ def test_position_tables_stand_still_and_token_tables_move(name: str) -> None:
     assert tokens <= set(direction)
 
 
-def test_a_pattern_of_the_user_replaces_the_rule() -> None:
+def test_a_pattern_of_the_user_replaces_the_rule_and_the_run_key_changes_with_the_direction_alone() -> None:
     subject = Subject(nn.Sequential(ADDED["a table"], nn.Linear(6, 3)).double(), batches_of((5, 6), (4,), 3))
     for ignore, expected in ((POSITIONS, {"1.weight"}), ("", {"0.w", "1.weight"}), ("^1", {"0.w"})):
         (line,) = Line(ignore=ignore)._lines(subject)
         assert set(line.direction) == expected
-
-
-def test_the_run_key_changes_with_the_direction_alone() -> None:
     for model, known in ((nn.Linear(6, 3), True), (USES["x @ w"][0], False), (ADDED["a table"], False)):
         subject = Subject(nn.Sequential(model, nn.Conv1d(5, 3, 1)).double(), batches_of((5, 6), (4,), 3))
         assert (Surface().identity(subject)["plane"] == "random") is known
