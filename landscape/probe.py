@@ -17,6 +17,7 @@ import numpy as np
 
 from landscape.headline import Headline, with_errors
 from landscape.headline import Quantity as Quantity
+from landscape.options import plain_value
 
 Values: TypeAlias = Mapping[str, Any]  # quantity name -> number or array without the unit axes
 AXES = {"batch": "mini-batch"}  # long names of axes; that of others is their name
@@ -107,9 +108,7 @@ class Stage:
 def make_texts(probe: Any, *names: str) -> None:
     """Make texts such as `1,2` of options that Python callers may give as numbers, or as lists."""
     for name in names:
-        value = getattr(probe, name)
-        text = value if isinstance(value, str) else ",".join(map(str, np.atleast_1d(value).tolist()))
-        object.__setattr__(probe, name, text)
+        object.__setattr__(probe, name, plain_value(name, getattr(probe, name), getattr(type(probe), name)))
 
 
 class NotApplicable(ValueError):
