@@ -97,7 +97,7 @@ def header(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(HEADER), "little")
         if size < HEADER or length > min(size - HEADER, MAX_TEXT):
-            raise _damaged(path, f"it declares a header of {length:,} bytes in a file of {size:,} bytes")
+            raise damaged_safetensors(path, f"it declares a header of {length:,} bytes in a file of {size:,} bytes")
         raw = stream.read(length)
     try:
         found = json.loads(raw)
@@ -106,9 +106,9 @@ def header(path: Path) -> dict[str, Any]:
         shapes = [entry["shape"] for entry in entries.values()]
         shaped = all(isinstance(shape, list) and all(isinstance(n, int) for n in shape) for shape in shapes)
     except (ValueError, RecursionError, AttributeError, TypeError, LookupError, OverflowError) as error:
-        raise _damaged(path, str(error) or type(error).__name__) from None
+        raise damaged_safetensors(path, str(error) or type(error).__name__) from None
     if not shaped or last != size - HEADER - length:
-        raise _damaged(path, f"it declares tensors of {last:,} bytes and holds {size - HEADER - length:,}")
+        raise damaged_safetensors(path, f"it declares tensors of {last:,} bytes and holds {size - HEADER - length:,}")
     return dict(found)
 
 
@@ -195,6 +195,7 @@ def _leads_out(name: str) -> bool:
     return ".." in parts or name.startswith("/") or "\\" in name or "\0" in name
 
 
-def _damaged(path: Path, reason: str) -> ValueError:
+def damaged_safetensors(path: Path, reason: str) -> ValueError:
+    """The error of a safetensors file that cannot be read, to be raised."""
     short = printable(" ".join(reason.split())[:160])
     return ValueError(f"{path} is not a readable safetensors file ({short}); it may be truncated")
