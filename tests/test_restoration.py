@@ -144,13 +144,19 @@ def test_an_interrupt_between_two_units_leaves_the_module_as_found() -> None:
         assert state(model) == before
 
 
-def test_loading_that_fails_leaves_the_module_as_found() -> None:
+def test_loading_that_fails_leaves_the_module_as_found_and_one_that_cannot_be_copied_is_refused_in_half_precision() -> (
+    None
+):
     model = Failing(network())
     model.limit = 1
     before = state(model)
     with pytest.raises(ValueError, match="the model fails on inputs"):
         landscape.load(model, **FEW)
     assert state(model) == before
+    model = network().bfloat16()
+    model.lock = __import__("threading").Lock()
+    with pytest.raises(ValueError, match=r"torch.bfloat16 on cpu\) cannot be copied .*module\.float\(\)"):
+        landscape.load(model, **FEW)
 
 
 def trained(probe: Callable[[nn.Module, int], object]) -> bytes:
@@ -232,13 +238,6 @@ def test_a_module_in_half_precision_is_measured_by_a_copy_that_follows_it(caplog
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(1.5)
-
-
-def test_a_module_that_cannot_be_copied_is_refused_in_half_precision() -> None:
-    model = network().bfloat16()
-    model.lock = __import__("threading").Lock()
-    with pytest.raises(ValueError, match=r"torch.bfloat16 on cpu\) cannot be copied .*module\.float\(\)"):
-        landscape.load(model, **FEW)
 
 
 def test_a_compiled_or_replicated_module_is_measured_by_itself() -> None:

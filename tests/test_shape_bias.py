@@ -109,15 +109,12 @@ def test_generated_pictures_have_the_phase_of_one_and_the_amplitude_of_another()
     assert ((spectrum.abs() - wanted.abs()).abs() < 0.1 * wanted.abs() + 10).double().mean() > 0.95  # but for rounding
 
 
-def test_the_samples_are_the_pictures_without_a_folder_whatever_the_batch_size() -> None:
+def test_the_samples_are_the_pictures_without_a_folder_and_members_are_averaged_whatever_the_batch_size() -> None:
     found, again = (measured(subject(batch_size=size)) for size in (3, 10))
     assert "generated" in found.attrs["protocol"]
     assert found["category_name"].values.tolist() == ["0", "1", "2", "3"]
     assert float(found["shape_accuracy"]) == float(again["shape_accuracy"])
     assert int(found["pictures"].sum()) == 10
-
-
-def test_members_are_averaged() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.5), nn.Linear(16, 4)).eval()
     found, again = (measured(with_members(subject(model, batch_size=size), 3)) for size in (4, 10))

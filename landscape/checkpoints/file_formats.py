@@ -14,17 +14,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from landscape.checkpoints import outline
+from landscape.checkpoints import outline, raw_files
 from landscape.checkpoints.outline import HARMLESS, Outline, of_zip, refusal
-from landscape.checkpoints.raw_files import (
-    HEADER,
-    check_sums,
-    damaged_safetensors,
-    files_of,
-    header,
-    members,
-    unreadable,
-)
+from landscape.checkpoints.raw_files import HEADER, check_sums, files_of, header, members, unreadable
 from landscape.options import naming
 
 if TYPE_CHECKING:
@@ -51,7 +43,7 @@ def safetensors(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
-        raise damaged_safetensors(path, str(error)) from None
+        raise raw_files.damaged_safetensors(path, str(error)) from None
 
 
 def program(path: Path, trust_pickle: bool, *, kind: str) -> Program:
