@@ -21,6 +21,8 @@ RESULTS = {  # of `examples/results`, with the checkpoints to draw; of several t
 }  # fmt: skip
 TRAINED = (  # networks that the commands below measure
     "train vit_demo --data digits --out vit",
+    "train vit_demo --objective mim --data digits --out mim",
+    "train vit_demo --objective simclr --data digits --out simclr",
     "train resnet_demo --model-arg width=8 --data digits --out resnet",
     "train resnet_demo --model-arg width=8 --model-arg mc_dropout=0.1 --data digits --out dropout",
     "train resnet_demo --model-arg width=4 --data digits --out narrow",
@@ -51,7 +53,10 @@ MEASURED = {  # figures that no shipped result holds, and the commands that meas
         "surface vit resnet --range 0.5 --resolution 15 --samples 64 --also test=digits:test --margin 0.1",
     ),
     "saddle": ("surface vit resnet --plane eigen --resolution 15 --samples 128",),
-    "hessian_layers": ("hessian resnet --per-layer --which both --top 1 --tol 0.01 --no-verify --samples 64",),
+    "hessian_layers": (
+        "hessian resnet/warmup.pt --per-layer --which both --top 1 --tol 0.01 --no-verify --samples 128",
+    ),
+    "hybrid": ("import ../../docs/park2023_figure_12.csv", "probe-linear mim simclr vit"),
     "hessian_phases": (
         "hessian vit/init.pt vit/warmup.pt vit/epoch_006.pt vit/epoch_012.pt vit --samples 64",
         "hessian resnet/init.pt resnet/warmup.pt resnet/epoch_006.pt resnet/epoch_012.pt resnet --samples 64",
@@ -59,14 +64,16 @@ MEASURED = {  # figures that no shipped result holds, and the commands that meas
 }
 ASKED = {  # commands that are not those of a probe
     "monitor": "landscape train --monitor", "sweep": "landscape sweep CHECKPOINT CHECKPOINT CHECKPOINT",
-    "hybrid": "landscape import TABLE.csv", "compare": "landscape compare results.h5 --group '-s\\d+$'",
+    "hybrid": "landscape import TABLE.csv\nlandscape probe-linear CHECKPOINT",
+    "compare": "landscape compare results.h5 --group '-s\\d+$'",
 }  # fmt: skip
 HEAD = """# All figures
 
 Every figure that `landscape plot` draws, with the question of its probe and the commands that measure and draw it
 alone. Pictures are of small networks, drawn with the default style: the commands above each draw it. This page is
-written by `python docs/wall.py`. Where commands name `vit`, `resnet` and others, these are five networks that
-train in a minute each; `python docs/wall.py --measure` trains and measures them, and draws these pictures anew:
+written by `python docs/wall.py`. The table that `hybrid` imports was read from Figure 12 of Park et al. 2023
+(arXiv 2305.00729). Where commands name `vit`, `resnet` and others, these are seven networks that train in a minute
+each; `python docs/wall.py --measure` trains and measures them, and draws these pictures anew:
 """
 
 

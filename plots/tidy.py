@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from landscape.plots.theme import narrow
 
 CROWDED = "crowded"  # the mark (gid) of texts in axes that are left out where they would cover each other
@@ -14,6 +16,8 @@ GAP = 1.5  # pt between neighbouring tick labels at least
 def tidied(figure: Any) -> Any:
     """Wrap long labels, lay the figure out once, and hide tick labels that touch; returns the figure.
 
+    A logarithmic axis on which a single number stands, so that nothing can be read from it, gets round ones.
+
     The layout is fixed afterwards, so that saving does not repeat it. Nothing is drawn here: that costs as much as it.
     """
     import matplotlib
@@ -21,6 +25,11 @@ def tidied(figure: Any) -> Any:
     if narrow():
         for ax in figure.axes:
             _wrap(ax)
+    plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
+    for axis in (axis for ax in plain for axis in (ax.xaxis, ax.yaxis) if axis.get_scale() == "log"):
+        if len(_shown(axis)) == 1:
+            ticks = round_ticks(*sorted(axis.get_view_interval()))
+            axis.set_ticks(ticks, [f"{tick:.3g}" for tick in ticks])
     shown = figure.dpi
     figure.dpi = matplotlib.rcParams["savefig.dpi"]  # text is a little wider at some resolutions than at others
     if figure.subfigs:  # a compressed layout of axes in subfigures fails after the first of its passes
@@ -32,7 +41,6 @@ def tidied(figure: Any) -> Any:
         share = -beyond / figure.bbox.width
         engine.set(rect=(left + share, bottom, width - share, height))
         engine.execute(figure)
-    plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
     for ax in plain:
         ax.apply_aspect()  # as drawing does: what stands at points of equal scales moves with them
     along = {ax: _thinned(ax.xaxis, 0) for ax in plain}
@@ -48,6 +56,17 @@ def tidied(figure: Any) -> Any:
     figure.set_layout_engine(None)  # with "none", saving would draw the figure twice
     figure.dpi = shown
     return figure
+
+
+def round_ticks(low: float, high: float) -> np.ndarray:
+    """Round numbers in a range of less than two decades, not too many."""
+    coarse, finer = (1, 2, 5), (1, 1.5, 2, 3, 5, 7)
+    for within in (coarse, finer, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), np.arange(10, 100) / 10):
+        series = np.outer(10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1), within).ravel()
+        ticks = series[(series >= low) & (series <= high)]
+        if len(ticks) >= 3:
+            return np.asarray(ticks[:: max(1, len(ticks) // 8)])
+    return np.array([low, high])
 
 
 def _wrap(ax: Any) -> None:

@@ -105,7 +105,25 @@ def test_sentences_count_what_they_do_not_name_in_the_order_of_values(tmp_path: 
     rivals = next(line for line in answer(path, "filters").answer if line.startswith("net0"))
     named, _, count = rivals.partition("not told apart from ")[2].removesuffix(" more.").partition(" and ")
     assert len(named.split(", ")) == 3
-    assert int(count) == 20
+    assert int(count) == 8  # self-attentions, not the layers that raise them
+
+
+def test_numbers_without_errors_are_not_called_alike_and_those_with_intervals_are_told_apart_by_them(
+    few: Path, tmp_path: Path
+) -> None:
+    def change(file: h5py.File) -> None:
+        for group in (one for probe in ("fourier", "lesion") for one in file[probe].values()):
+            for name in [name for name in group if name.endswith("_se")]:
+                del group[name]
+
+    path = synthetic.changed(few, tmp_path / "r.h5", change)
+    for question in ("filters", "unit matters"):
+        lines = answer(path, question).answer
+        assert all(findings.UNKNOWN in line for line in lines)
+        assert not any(words in line for line in lines for words in ("nan", "told apart", "beyond its error"))
+    one, other, third = (Measured("x", i, low=i - 1, high=i + 1) for i in (0, 3, 1))
+    assert findings._apart(one, other)
+    assert not findings._apart(one, third)
 
 
 def test_results_of_different_protocols_are_not_compared(few: Path, tmp_path: Path) -> None:

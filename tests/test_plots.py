@@ -57,12 +57,16 @@ def texts(page: Figure) -> list[Any]:
 
 
 def check_layout(page: Figure, name: str) -> None:
-    """No text of a drawn figure is cut off, covers another or is below 6 pt, and labels of ticks do not touch."""
+    """No text of a drawn figure is cut off, covers another or is below 6 pt, and labels of ticks do not touch.
+
+    A logarithmic axis has two numbers at least.
+    """
     page.dpi = matplotlib.rcParams["savefig.dpi"]
     boxes = []
     for ax in page.axes:
         for side, axis in enumerate((ax.xaxis, ax.yaxis) if ax.name == "rectilinear" else ()):
             labels = [(label, label.get_window_extent()) for label in _shown(axis)]
+            assert len(labels) != 1 or axis.get_scale() != "log", name
             pairs = itertools.pairwise(box for _, box in labels)
             assert not any(_touch(one, other, side, _gap(page, side)) for one, other in pairs), name
             boxes += labels if ax.axison and ax.get_visible() else []
@@ -390,6 +394,17 @@ def test_the_layout_of_the_paper_takes_early_spectra_for_one_part_and_the_last_s
     page = park2022.page(parts, [end, early])
     assert [len(ax.lines) for ax in page.axes] == [4, 4, 2, 2]
     assert "Early in training: epoch 0.5 of a-final, 0.5 of b-final." in page.caption  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_layout_of_the_paper_shows_the_whole_angle_of_every_run_in_any_order(study: Path, order: int) -> None:
+    wide, narrow = (result_of(study, "trajectory").assign_attrs(label=label) for label in ("wide", "narrow"))
+    wide["angle"][0], narrow["angle"] = 2.0, narrow["angle"].clip(max=1.0)
+    results = [wide, narrow][::order]
+    part = park2022.PAGES["park2022_weights"][1]
+    (ax,) = park2022.page([part], [park2022.chosen(part, results, appearance.looks(results))]).axes
+    assert np.rad2deg(ax.get_xlim()).tolist() == [0, 180]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from landscape.plots import FIGURES, appearance, plane, theme
 from landscape.plots.appearance import look_of
 from landscape.plots.figures import surface, surface_error, surface_heat, surface_height
-from landscape.plots.tidy import tidied
+from landscape.plots.tidy import round_ticks, tidied
 from landscape.statistics.stored import half_width
 
 
@@ -201,7 +201,7 @@ def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (1.0, 30.0), (2.0, 2.5), (1e-3, 5e-2)])
 def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high: float) -> None:
-    ticks = surface_heat.round_ticks(low, high)
+    ticks = round_ticks(low, high)
     assert 2 <= len(ticks) <= 12
     assert low <= ticks.min() <= ticks.max() <= high
 

@@ -36,7 +36,8 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result, as high as the longest list of layers needs."""
-    return rows.panel_each(results, looks, draw, "group", ROW)
+    note = "Bars: means of the largest (dark) and smallest (light) eigenvalue, with 95 % intervals over mini-batches."
+    return rows.panel_each(results, looks, draw, "group", ROW, note=note)
 
 
 def _mean(data: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:

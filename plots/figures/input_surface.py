@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from landscape.plots import broken, plane, style, theme
+from landscape.plots import appearance, broken, plane, style, theme
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures import surface
 from landscape.statistics.stored import error_of, half_width
@@ -78,7 +78,7 @@ def draw_lines(data: xr.Dataset, ax: Axes) -> Axes:
                 markersize=3, label=NAMES.get(str(name), str(name)))  # fmt: skip
         broken.mark(ax, t, rise, error)
     ax.axhline(0.0, color=theme.muted(), linewidth=0.6, zorder=0)
-    ax.set(xlabel="RMS change of a pixel", ylabel="rise of the loss", xlim=(t[0], t[-1]))
+    ax.set(xlabel="RMS change of a pixel", ylabel=appearance.loss_label([data], "rise of the loss"), xlim=(t[0], t[-1]))
     return ax
 
 

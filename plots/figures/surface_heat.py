@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, plane, style
+from landscape.plots import appearance, plane, style, tidy
 from landscape.plots.figure import Axes, Figure, Look, Normalize
 
 MEANING = (
@@ -49,7 +49,7 @@ def add_colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label:
 
     bar = style.colour_bar(figure, axes, norm, plane.COLORS, label)
     if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
-        ticks = round_ticks(float(norm.vmin), float(norm.vmax))
+        ticks = tidy.round_ticks(float(norm.vmin), float(norm.vmax))
         bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks], minor=False)
         bar.minorticks_off()
 
@@ -65,17 +65,6 @@ def colour_scale(results: Sequence[xr.Dataset], quantity: str = "loss") -> Norma
     if low == high:
         return Normalize(low, low + 1.0)
     return LogNorm(low, high) if low > 0 else Normalize(low, high)
-
-
-def round_ticks(low: float, high: float) -> np.ndarray:
-    """Round numbers in a range of less than two decades, not too many."""
-    coarse, finer = (1, 2, 5), (1, 1.5, 2, 3, 5, 7)
-    for within in (coarse, finer, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), np.arange(10, 100) / 10):
-        series = np.outer(10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1), within).ravel()
-        ticks = series[(series >= low) & (series <= high)]
-        if len(ticks) >= 3:
-            return np.asarray(ticks[:: max(1, len(ticks) // 8)])
-    return np.array([low, high])
 
 
 def _mark(ax: Axes, x: np.ndarray, y: np.ndarray, where: np.ndarray, marker: str, color: str) -> None:

@@ -9,7 +9,7 @@ import xarray as xr
 
 from landscape.plots import appearance, plane
 from landscape.plots.figure import Figure, Look
-from landscape.plots.figures.surface_heat import round_ticks
+from landscape.plots.tidy import round_ticks
 
 MEANING = (
     "The same losses as in the contours, as a relief on a logarithmic vertical axis, with contours on its floor and "

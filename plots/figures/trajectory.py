@@ -29,14 +29,15 @@ def draw(data: xr.Dataset, axes: tuple[Axes, Axes], *, look: Look) -> tuple[Axes
 
 
 def draw_polar(data: xr.Dataset, polar: Axes, look: Look) -> Axes:
-    """Draw distance and angle relative to the final weights on polar axes."""
+    """Draw distance and angle relative to the final weights on polar axes, a quarter of a circle where all fit."""
     angle, radius = (np.where(np.isfinite(data[name]), data[name], np.nan) for name in ("angle", "radius"))
     # The final weights have no angle: they lie at the centre. Take the last angle there is.
     known = angle[np.isfinite(angle)]
     angle = np.where(np.isfinite(radius) & np.isnan(angle), known[-1] if known.size else 0.0, angle)
     _path(polar, angle, radius, look)
+    widest = np.nanmax([0.0, *np.concatenate([np.asarray(line.get_xdata(), float) for line in polar.lines])])
     polar.set_thetamin(0)  # type: ignore[attr-defined]
-    polar.set_thetamax(180 if known.size and known.max() > np.pi / 2 else 90)  # type: ignore[attr-defined]
+    polar.set_thetamax(180 if widest > np.pi / 2 else 90)  # type: ignore[attr-defined]
     polar.set_xlabel("distance to the final weights, start = 1", labelpad=15)
     return polar
 
@@ -51,9 +52,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     plane = figure.add_subplot(1, 2, 2)
     for data, look in pairs:
         draw(data, (polar, plane), look=look)
-    angles = np.concatenate([data["angle"].values for data in results])
-    if angles[np.isfinite(angles)].max(initial=0.0) > np.pi / 2:
-        polar.set_thetamax(180)  # type: ignore[attr-defined]
     polar.set_title("distance and angle, seen from the end")
     plane.set_title("principal plane")
     if not any(np.isfinite(data["pc1"].values).any() for data in results):

@@ -22,6 +22,7 @@ from landscape.statistics.stored import count_of, error_of
 
 Stored = Sequence[tuple[str, xr.Dataset]]
 Certainty = Literal["certain", "mixed", "cannot tell", "not measured", ""]
+UNKNOWN = "whose error is not stored"
 SHOWN = 3  # measures, units or layers named in one sentence
 
 
@@ -115,7 +116,7 @@ def filters(ordered: Stored) -> Finding:
             data.variables[quantity].values for quantity in ("name", "kind", "reduces", "high_frequency")
         )
         changes = [
-            Measured(f"{layers[j]} ({kinds[j]})", *_difference(data, "high_frequency", j, i), at=str(kinds[j]))
+            replace(_difference(data, "high_frequency", j, i), name=f"{layers[j]} ({kinds[j]})", at=str(kinds[j]))
             for i, j in pairwise(range(high.size))
             if np.isfinite(high[[i, j]]).all() and not reduces[j]
         ]
@@ -123,24 +124,27 @@ def filters(ordered: Stored) -> Finding:
             continue
         first, *others = sorted(changes, key=lambda one: one.value)
         rivals = [one.name for one in others if not _apart(first, one)]
-        amount = f"by {-first.value:.3g} [{-first.high:.3g}, {-first.low:.3g}] nats"
+        amount = f"by {-first.value:.3g} "
+        amount += f"[{-first.high:.3g}, {-first.low:.3g}] nats" if first.known else f"nats, {UNKNOWN}"
         lowers = f"{name}: {first.name} lowers high frequencies"
-        if not first.high < 0:
-            found.append(f"{name}: no layer lowers high frequencies beyond its error ({first.name}: {amount}).")
-        elif rivals:
+        if not first.high < 0 and (first.known or first.value >= 0):
+            beyond = " beyond its error" if first.known else ""
+            found.append(f"{name}: no layer lowers high frequencies{beyond} ({first.name}: {amount}).")
+        elif rivals and first.known:
             found.append(f"{lowers} {amount}, not told apart from {listed(rivals, SHOWN)}.")
         else:
             found.append(f"{lowers} most, {amount}.")
         largest = min(largest, (first.value if first.high < 0 else math.inf, found[-1]))
         sure &= first.high < 0 and not rivals
         for kind in ("msa", "mlp", "conv"):
-            own = [one for one in changes if one.at == kind]
+            own = [one for one in changes if one.at == kind and one.known]
             counts += (
                 [f"{name}: {sum(one.high < 0 for one in own)} of {len(own)} {kind} layers lower them"] if own else []
             )
     if not found:
         return Finding(question, ["Not measured (fourier)."], "not measured")
-    detail = "; ".join(counts) + ". Layers that reduce the map are left out, as their frequencies are others."
+    left_out = "Layers that reduce the map are left out, as their frequencies are others."
+    detail = ". ".join(filter(None, ("; ".join(counts), left_out)))
     number_said = largest[1] if math.isfinite(largest[0]) else ""
     return Finding(question, found, "certain" if sure else "mixed", detail, "layers", number=number_said)
 
@@ -158,7 +162,8 @@ def matters(ordered: Stored) -> Finding:
         first, *others = sorted(units, key=lambda one: -one.value)
         rivals = [one.name for one in others if not _apart(first, one)]
         text = f"{name}: {first.name} ({quantity.replace('_', ' ')} {first})"
-        text += f", not told apart from {listed(rivals, SHOWN)}" if rivals else ""
+        if rivals:
+            text += f", not told apart from {listed(rivals, SHOWN)}" if first.known else f", {UNKNOWN}"
         sure &= not rivals
         found.append(f"{text}.")
         largest = max(largest, (first.value, found[-1]))
@@ -206,16 +211,18 @@ def _group_measures(means: Sequence[GroupMean]) -> dict[str, dict[str, Measured]
     return {title: compared for title, compared in found.items() if len(compared) > 1}
 
 
-def _difference(data: xr.Dataset, name: str, i: int, j: int) -> tuple[float, float, float, float]:
+def _difference(data: xr.Dataset, name: str, i: int, j: int) -> Measured:
     """An entry of a quantity minus another one, with its error and interval, the errors taken as independent."""
     values, errors, n = data.variables[name].values, error_of(data, name), float(count_of(data, name))
     found = paired.unpaired((values[i], errors[i], n), (values[j], errors[j], n))
-    return found.value, math.hypot(errors[i], errors[j]), found.low, found.high
+    return Measured(name, found.value, math.hypot(errors[i], errors[j]), found.low, found.high, n=n)
 
 
 def _apart(one: Measured, other: Measured) -> bool:
-    """Whether two estimates differ beyond their errors, which are taken as independent."""
+    """Whether two estimates differ beyond their errors, taken as independent, or, without errors, beyond intervals."""
     found = paired.unpaired((one.value, one.error, one.n), (other.value, other.error, other.n))
+    if np.isnan(found.p):
+        return one.known and other.known and (one.high < other.low or other.high < one.low)
     return found.p < 1 - intervals.LEVEL
 
 

@@ -72,7 +72,7 @@ function legend(host, panels, change) {
 /** The filter above everything: a part of the names to show, or a regular expression. */
 function networkFilter(host) {
   const said = make("output");
-  const input = make("input", { type: "search", placeholder: "part of a name, or a regular expression", "aria-label": "Show only networks whose name fits" });
+  const input = make("input", { type: "search", placeholder: "part of a name, or a regex", "aria-label": "Show only networks whose name fits" });
   const set = (to) => {
     input.value = view.filter = to;
     try {
