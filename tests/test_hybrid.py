@@ -68,6 +68,7 @@ def test_measured_encoders_stand_at_the_weight_of_their_objective(tmp_path: Path
     assert fine_tuning.get_xdata().tolist() == [0, 0.2, 0.6, 1]  # the empty cell is left out
     places = [(container[0].get_xdata()[0], container[0].get_ydata()[0]) for container in ax.containers]
     assert places == [(1.0, 0.4), (0.0, 0.4)]  # the last layer that is finished
+    assert not {fine_tuning.get_color(), linear.get_color()} & {made[0].get_color() for made in ax.containers}
     assert ax.lines[-2].get_ydata() == [0.4, 0.4]  # a network trained otherwise is a level line
     assert kinds.hybrid(own) == []
 

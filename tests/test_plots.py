@@ -124,7 +124,8 @@ def test_every_figure_of_several_probes_offers_what_drawing_needs(name: str) -> 
 def test_a_study_draws_its_figures_in_the_order_of_the_table(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "streaming", lambda *_: nullcontext(stored_in(study)))
+    stored = stored_in(study)  # which reads them by the true one
+    monkeypatch.setattr(reader, "streaming", lambda *_: nullcontext(stored))
     monkeypatch.setattr(drawing, "_save", lambda name, *_: [tmp_path / f"{name}.png"])
     assert [path.stem for path in drawing.draw(study, tmp_path)] == OF_STUDY
 

@@ -36,7 +36,10 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result, as high as the longest list of layers needs."""
-    note = "Bars: means of the largest (dark) and smallest (light) eigenvalue, with 95 % intervals over mini-batches."
+    note = (
+        "Bars: means of the largest (dark) and the smallest eigenvalue (light, unseen near 0), with 95 % intervals "
+        "over mini-batches."
+    )
     return rows.panel_each(results, looks, draw, "group", ROW, note=note)
 
 

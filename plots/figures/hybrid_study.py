@@ -31,7 +31,9 @@ def page(study: Study) -> Figure:
     shown = looks(measured)
     tables = [escaped(str(data.attrs.get("label", ""))) for data in imported]
     names = list(dict.fromkeys(name for data in imported for name in columns(data)))
-    colors = [OTHERS[i % len(OTHERS)] for i in range(len(tables))]
+    taken = {look.color for look in shown}
+    free = [other for other in OTHERS if other[0] not in taken] or OTHERS
+    colors = [free[i % len(free)] for i in range(len(tables))]
     legend = [
         Look(f"{label}: {in_words(name)}", color, marker, LINES[names.index(name) % len(LINES)])
         for label, (color, marker), data in zip(tables, colors, imported, strict=True) for name in columns(data)
@@ -42,7 +44,8 @@ def page(study: Study) -> Figure:
     caption = f"Imported: {sources}.{own}"
     note = (
         "Points beside the curves: linear probes of the last layer, with 95 % intervals over samples; at weight 0 "
-        "encoders trained by reconstruction (mim), at 1 by contrast (simclr), level lines: others."
+        "encoders trained by reconstruction (mim), at 1 by contrast (simclr), level lines: others. Imported numbers "
+        "are of other networks and data."
     )
     figure = style.page(
         measured, shown, height=2.6, width=theme.panel_width(5.0), legend=legend, caption=caption,
