@@ -44,6 +44,7 @@ MEASURED = {  # figures that no shipped result holds, and the commands that meas
         f"heads dropout{smooth} --samples 64 --resolution 9 --masks 3 --batches 2" for smooth in ("", " --smooth")
     ),
     "stream_frames": ("stream vit resnet --data ../../docs/wall.py:frames --clip-length 15 --timed 0",),
+    "input_surface": ("input-surface vit resnet --samples 64",),
     "input_images": ("input-surface vit resnet --samples 32 --range 0.3",),
     "density_blocks": ("density vit resnet --blocks layer --samples 32 --vectors 2 --steps 12",),
     "trace_blocks": ("trace vit resnet --blocks module --samples 256 --vectors 8",),

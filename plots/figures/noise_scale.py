@@ -20,7 +20,7 @@ NOTE = (
 )
 TRADE_OFF = (
     "Right: steps (falling) and samples (rising) to the same loss, over the fewest possible; bands: the interval of "
-    "the simple noise scale. Both are 2 at the critical batch size."
+    "the simple noise scale. Both are 2 at the critical batch size; a lower bound has no curves."
 )
 KINDS = {"simple": (0.0, True), "curvature": (0.22, False)}  # distance below the row, and whether the marker is filled
 MOST = 30.0  # of the axis of steps and samples
