@@ -26,7 +26,7 @@ from landscape.products.hvp_backends import CODES, Hvp, curvature
 from landscape.products.hvp_reference import Costs, PlannedProducts
 from landscape.products.micro_batches import MicroBatchedProduct, MicroBatching
 from landscape.products.operator import Curvature, Operator
-from landscape.products.vectors import joint_length, random_unit
+from landscape.products.vectors import joint_inner, joint_length, random_unit
 from landscape.results import reader
 from landscape.running.run import run
 from landscape.subject.subject import Subject
@@ -378,7 +378,8 @@ def test_replayed_products_are_those_of_every_mini_batch(together: int, monkeypa
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e25])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_length_of_many_tensors_is_that_of_their_entries_in_float64(dtype: torch.dtype, scale: float) -> None:
+def test_lengths_and_products_of_tensors_are_those_of_entries_in_float64(dtype: torch.dtype, scale: float) -> None:
     parts = [(scale * torch.randn(shape)).to(dtype) for shape in ((3, 5000), (7,), (), (4096,), (0, 2))]
     expected = torch.cat([part.double().reshape(-1) for part in parts]).norm().item()
     assert joint_length(parts) == pytest.approx(expected, rel=1e-6)
+    assert joint_inner(parts, parts) == pytest.approx(expected**2, rel=1e-6)

@@ -105,6 +105,10 @@ def test_a_critical_step_that_is_not_bracketed_is_said_to_be_unknown() -> None:
         assert not found.converged
     overflow = critical_step(lambda c: -c if c < 3 else math.inf, -1.0)
     assert overflow.multiple == pytest.approx(3, rel=2**-4)
+    # by the tangent at the end: a slope that turns out to be above 0 is given up, and a crossing at the end is known
+    rising = critical_step(lambda c: 0.1 * c + c**3, -0.9, known=(1.001, 1.1 + 0.001 * 2.0))
+    assert (rising.converged, rising.passes <= 4) == (False, True)
+    assert critical_step(lambda c: c**2 - 1.02 * c, -1.02, known=(1.001, -0.019)).passes == 2
     # a guess far off, a wall instead of a parabola
     assert critical_step(lambda c: -c if c < 0.2 else 1.0, -1.0, guess=2.0).multiple == pytest.approx(0.2, rel=2**-4)
 

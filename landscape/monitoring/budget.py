@@ -1,6 +1,7 @@
 """Decide how often to measure: as often as asked for, while that stays a small share of the time of training."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -19,7 +20,7 @@ class Budget:
     """Wall time of the training and of the measurements, which may take `overhead` of it.
 
     The rule: the first measurement, with eigenvalues, is made whatever it costs. A later one with eigenvalues is made
-    if the measurements so far and the one to come, which is taken to cost as much as the last of its kind, stay below
+    if the measurements so far and the one to come, which is taken to cost the mean of its kind, stay below
     `overhead` times the training time so far. Else a row without them is made, if all such rows stay below
     19/20 of that and, with the measurements of eigenvalues after the first, below all of it; else the step is
     left out. The first one begins with a random vector and takes about twice as many products as one without that
@@ -36,7 +37,8 @@ class Budget:
         self.spent = 0.0  # seconds of all measurements
         self.last = 0.0  # of the last one
         self._began = clock()
-        self._costs: dict[Kind, float] = {}  # of the last measurement of each kind
+        self._costs: dict[Kind, float] = {}  # means over the measurements of each kind
+        self._counts = Counter[Kind]()
         self._first, self._rows = 0.0, 0.0  # seconds of the first measurement, and of all rows without eigenvalues
 
     @property
@@ -74,7 +76,9 @@ class Budget:
             wait_for(self._device)
             self.last = self._clock() - began
             self._first = self._first if self._costs else self.last
-            self._costs[kind] = self.last
+            self._counts[kind] += 1
+            mean = self._costs.get(kind, 0.0)
+            self._costs[kind] = mean + (self.last - mean) / self._counts[kind]
             self._charge(kind, self.last)
 
     @contextmanager

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from landscape.data.structure import common_length
 from landscape.monitoring.shards import Shards, own_parts
 from landscape.options import OptionError, first_line
-from landscape.products.vectors import inner
+from landscape.products.vectors import joint_inner
 from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -120,6 +120,7 @@ def followed(model: nn.Module) -> nn.Module:
 
 
 NEAR = 8.0  # updates, within which the parabola through three losses says where the loss is back at its start
+BESIDE = 1e-3  # of an update, where its tangent stands for the loss
 NOTHING = dict.fromkeys(
     ("update_norm", "predicted_change", "actual_change", "critical_sharpness", "critical_multiple", "critical_passes",
      "relative_critical_sharpness"), math.nan,
@@ -162,7 +163,7 @@ class AlongUpdate:
         """The quantities of an update made with a learning rate, by loss and gradient after it; NaN without one."""
         subject, values = self._subject, dict(NOTHING)
         if update:
-            rise = self._shards.total(inner(update.values(), gradient))
+            rise = self._shards.total(joint_inner(list(update.values()), gradient))
             values |= {"update_norm": self._norm, **self._along(update, rate, 0, end, rise)}
         if update and len(subject.batches) > 1:
             other = self._along(update, rate, 1, self._shards.mean(loss_on(subject, 1)))
@@ -185,14 +186,17 @@ class AlongUpdate:
                 return self._shards.mean(loss_on(self._subject, batch))
 
             start = at(0.0)
-            slope = (end - at(-1.0)) / 2 if rise is None else 2 * (end - start) - rise
-            near = 0 < -slope < NEAR * (end - start - slope)
+            change = end - start
+            # change / c at -1, or by its tangent at 1 beside it
+            known = (-1.0, start - at(-1.0)) if rise is None else (1 + BESIDE, change + BESIDE * (rise - change))
+            slope = (change + known[1]) / 2 if rise is None else 2 * change - rise
+            near = 0 < -slope < NEAR * (change - slope)
             guess = math.nan if near or not rate else self._critical.get(batch, math.nan) / rate
-            found = critical_step(lambda c: at(c) - start, slope, guess=guess)
+            found = critical_step(lambda c: at(c) - start, slope, known=known, guess=guess)
         if found.converged:
             self._critical[batch] = found.multiple * rate
         return {
-            "predicted_change": slope, "actual_change": end - start, "critical_passes": passes,
+            "predicted_change": slope, "actual_change": change, "critical_passes": passes,
             "critical_multiple": found.multiple if found.converged else math.nan,
             "critical_sharpness": 2 / (found.multiple * rate) if found.converged and rate > 0 else math.nan,
         }  # fmt: skip

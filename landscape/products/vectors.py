@@ -47,12 +47,26 @@ def joint_length(parts: Sequence[Tensor]) -> float:
 
     An eighth of the time of `length`, which takes over where squares of single entries may leave the range of numbers.
     """
-    rows = [part.reshape(-1)[: part.numel() // ROW * ROW].view(-1, ROW) for part in parts]
-    rest = [part.reshape(-1)[part.numel() // ROW * ROW :] for part in parts]
-    precision = torch.promote_types(parts[0].dtype, torch.float32)
-    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=precision) for x in (*rows, *rest)]
-    found = float(length(torch.cat([norm.double().reshape(-1) for norm in norms])))
+    norms = [torch.linalg.vector_norm(rows, dim=-1) for rows in _rows(parts)]
+    found = float(length(torch.cat([norm.double() for norm in norms])))
     return found if 1e-12 < found < 1e12 else float(torch.stack([length(part) for part in parts]).square().sum().sqrt())
+
+
+def joint_inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """<left, right> of the vectors that tensors make up, as in `joint_length`; else by `inner`."""
+    pairs = zip(_rows(left), _rows(right), strict=True)
+    found = float(torch.cat([(a * b).sum(dim=-1).double() for a, b in pairs]).sum())
+    return found if 1e-24 < abs(found) < 1e24 else inner(left, right)
+
+
+def _rows(parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The entries of tensors in rows of `ROW`, (rows, ROW), and of what is left one shorter row, small ones joined."""
+    vectors = [part.reshape(-1).to(torch.promote_types(part.dtype, torch.float32)) for part in parts]
+    small = [vector for vector in vectors if len(vector) <= CPU_BLOCK]
+    for vector in [*(v for v in vectors if len(v) > CPU_BLOCK), *([torch.cat(small)] if small else [])]:
+        cut = len(vector) // ROW * ROW
+        yield vector[:cut].view(-1, ROW)
+        yield vector[cut:].view(1, -1)
 
 
 def inner(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:

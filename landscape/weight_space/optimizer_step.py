@@ -18,6 +18,7 @@ from landscape.weight_space.weights_in_place import WeightsInPlace
 PASSES = 10  # forward passes of a search, that of the start included
 AGREE = 2.0**-4  # relative difference of two estimates, at which a search ends
 REACH = 0.25  # and their largest relative distance from a point where the loss is known
+Point = tuple[float, float]  # multiple c of an update, and the change of the loss there by c
 WIDTH = 2.0 ** (1 / 8)  # or ratio of the ends of a bracket, whose geometric mean is within 2^(1/16) - 1 = 4.4 %
 
 
@@ -31,47 +32,64 @@ class CriticalStep:
 
 
 def critical_step(
-    change: Callable[[float], float], slope: float, *, guess: float = math.nan, passes: int = PASSES
+    change: Callable[[float], float],
+    slope: float,
+    *,
+    known: Point | None = None,
+    guess: float = math.nan,
+    passes: int = PASSES,
 ) -> CriticalStep:
     """The multiple c > 0 of an update at which the change of the loss turns positive, within 2^-4 of itself.
 
-    That is the root of change / c, which is the slope at 0 and for a quadratic loss linear, so that secants find it,
-    from below by a little more than they say. A search ends once the loss has exceeded its start, at a point from which
-    the secants to both nearest ones have roots that agree within 2^-4 and are near it, or with a narrow bracket. It
-    assumes a single crossing: of several, it finds one. The published code doubles and bisects instead.
+    That is the root of change / c, which is the slope at 0 and for a quadratic loss linear, so that lines and parabolas
+    through the nearest points find it, from below by a little more than they say. A search ends where the roots of both
+    agree within 2^-4 and are near the last point, nearer if the loss has not exceeded its start, or with a narrow
+    bracket. It assumes a single crossing: of several, it finds one. The published code doubles and bisects instead.
 
     Args:
         change: c -> loss after c times the update - loss at the start; each call is a forward pass, the first at c = 1.
         slope: its derivative at 0. Where it is not negative the loss exceeds its start at once, and there is no c.
+        known: c and change / c there, where the slope is but estimated from that; it is given up if it turns out not to
+            be negative.
         guess: of c, such as -2 slope / u'Hu; NaN takes it from the slope and the change at c = 1.
         passes: at most so many forward passes, with the one of the start, which the caller has made.
     """
     if not slope < 0:
         return CriticalStep(math.nan, 1, False)
-    points, low, high, at = [(0.0, slope)], 0.0, math.inf, 1.0  # c, change / c
-    while len(points) < passes:
+    points, low, high, at = [known or (0.0, slope)], 0.0, math.inf, 1.0
+    for made in range(2, passes + 1):
         value = change(at) / at
         low, high = (at, high) if value <= 0 else (low, at)  # also where it is not finite
-        nearest = sorted(points, key=lambda point: abs(point[0] - at))[:2]
-        points.append((at, value))
-        roots = [_root(at, value, *point) for point in nearest]
-        near = high < math.inf and len(roots) == 2 and all(abs(root / at - 1) <= REACH for root in roots)
-        if near and abs(roots[1] / roots[0] - 1) <= AGREE:
-            return CriticalStep(min(max(roots[0], low), high), len(points), True)
+        roots = [guess] if made == 2 else []
+        if math.isfinite(value):
+            nearest = sorted(points, key=lambda point: abs(point[0] - at))[:2]
+            points.append((at, value))
+            line, root, start = _crossing((at, value), *nearest)
+            near = abs(root - at) <= at * (REACH if high < math.inf and len(nearest) == 2 else AGREE)
+            if near and abs(root - line) <= AGREE * abs(line):
+                return CriticalStep(min(max(root, low), high), made, True)
+            if known and start >= 0 == low:
+                break
+            roots += [root, line]
         if low and high <= WIDTH * low:
-            return CriticalStep(math.sqrt(low * high), len(points), True)
+            return CriticalStep(math.sqrt(low * high), made, True)
         halved = 4 * low if math.isinf(high) else math.sqrt(low * high) if low else high / 4
         further = 1 + AGREE if math.isinf(high) else 1.0
-        guesses = [further * c for c in ([guess, *roots] if at == 1.0 else roots)]
-        inside = (c for c in guesses if low * (1 + AGREE) < c < high / (1 + AGREE))
+        inside = (further * c for c in roots if low * (1 + AGREE) < further * c < high / (1 + AGREE))
         at = next(inside, halved)
-    return CriticalStep(math.sqrt(low * high) if low and high < math.inf else math.nan, len(points), False)
+    return CriticalStep(math.sqrt(low * high) if low and high < math.inf else math.nan, made, False)
 
 
-def _root(at: float, value: float, other: float, other_value: float) -> float:
-    """Where the line through two points is 0; NaN where it is level, or a value is not finite."""
-    rise = value - other_value
-    return at - value * (at - other) / rise if rise and math.isfinite(rise) else math.nan
+def _crossing(point: Point, other: Point, *third: Point) -> tuple[float, float, float]:
+    """Roots, NaN for none, of the line through two points and of the parabola through all, and its value at 0."""
+    (x, y), (x1, y1) = point, other
+    rise = (y - y1) / (x - x1)
+    bend = sum(((y1 - y2) / (x1 - x2) - rise) / (x2 - x) for x2, y2 in third)
+    slope = rise + bend * (x - x1)
+    square = slope * slope - 4 * bend * y
+    turned = slope + math.copysign(math.sqrt(square), slope) if square >= 0 else 0.0
+    line, root = x - y / rise if rise else math.nan, x - 2 * y / turned if turned else math.nan
+    return line, root, y - rise * x + bend * x * x1
 
 
 TINY = 1e-6  # of torch.nn.utils.clip_grad_norm_
