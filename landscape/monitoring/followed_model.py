@@ -133,7 +133,7 @@ class AlongUpdate:
     With w the weights before the update u, the losses at w and w + u and the gradient at w + u give the parabola along
     u, and with it the change to first order, g'u. Critical sharpness 2 / (c eta) (Kalra et al., arXiv 2601.16979, c u
     the shortest multiple of the update that ends above the start) is then searched from the end of the parabola or,
-    where that is far, from the last critical rate: three passes where the guess is right. Relative critical sharpness
+    where that is far, from the last critical rate: two or three passes where that is right. Relative critical sharpness
     is that of a second mini-batch along the same update, of which a loss at w - u stands in for the gradient.
     """
 
