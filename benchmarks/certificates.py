@@ -254,7 +254,7 @@ CASES: Mapping[str, Case] = {
     "surface-decay": Case("surface", options={"resolution": 5}, loading={"weight_decay": 0.01}, certifies="least.*"),
     "surface-basin": Case("surface", options={"resolution": 17, "margin": "0.2"}, certifies=".*basin.*"),
     "line": Case("line", certifies="loss|highest"),
-    "line-basin": Case("line", options={"margin": "0.2", "resolution": 101}, certifies=".*basin.*"),
+    "line-basin": Case("line", options={"margin": "0.2", "resolution": 101, "range": "2"}, certifies=".*basin.*"),
     "line-between": Case("line", beside="along", certifies=".*barrier|loss at.*|lowest.*"),
     "barriers": Case("barriers", beside="members"),
     "barriers-aligned": Case("barriers", beside="members", options={"align": True}, certifies="mean.*"),

@@ -13,7 +13,10 @@ FLATTER: Reading = "lower is flatter"
 FLATTER_ABOVE: Reading = "higher is flatter"
 HEADLINES = "headlines"  # attribute of a result: its declarations as JSON
 # What independent values are in words, where `Quantity.over` has another name for them.
-OVER = {"images": "samples", "mini-batches": "batch", "start vectors": "vector", "groups": "group"}
+OVER = {
+    "images": "samples", "mini-batches": "batch", "start vectors": "vector", "groups": "group",
+    "parts of the samples": "part",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

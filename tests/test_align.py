@@ -20,6 +20,7 @@ from landscape.probes.barriers import Barriers
 from landscape.probes.line import Line
 from landscape.results import reader
 from landscape.results.headline_numbers import measured
+from landscape.statistics.means import error_over_parts
 from landscape.subject.sample_statistics import per_sample
 from landscape.subject.subject import Subject
 from landscape.symmetry.networks import recorded, tensors_of
@@ -99,8 +100,24 @@ def test_the_matrix_of_barriers_holds_the_barrier_of_every_line(tmp_path: Path) 
     between = run_probe(Line(along=others[1], resolution=3), with_weights(subject, others[0]))
     np.testing.assert_allclose(matrix[1, 2], between["barrier"][0], rtol=1e-6)
     np.testing.assert_allclose(found["barrier_matrix_se"][0][2, 1], between["barrier_se"][0], rtol=1e-6)
+    np.testing.assert_allclose(error_over_parts(found["barrier_part"]), found["barrier_se"])
     with pytest.raises(ValueError, match="between at least 2 checkpoints, got 1"):
         Barriers().plan(subject)
+
+
+def test_the_error_of_a_mean_barrier_knows_what_its_lines_have_in_common() -> None:
+    """Two barriers whose samples err together, or against each other; without parts their errors count in full."""
+    barriers, errors = np.array([[4.0, 6.0]]), np.array([[0.1, 0.3]])
+    values = {"barrier": (("curve", "pair"), barriers), "barrier_se": (("curve", "pair"), errors)}
+    draws = np.random.default_rng(0).normal(size=16)
+    draws = 4 * (draws - draws.mean()) / draws.std(ddof=1)
+    for signs, error in (([1, 1], 0.2), ([1, -1], 0.1), (None, 0.2)):
+        parts = barriers[..., None] + np.multiply.outer(errors * (signs or 1), draws)
+        known = {"barrier_part": (("curve", "pair", "part"), parts)} if signs else {}
+        data = xr.Dataset(values | known, attrs=synthetic.declared("barriers"))
+        (mean,) = (one for one in measured(data) if one.name == "mean")
+        assert mean.error == pytest.approx(error)
+        assert mean.known == bool(signs)  # of a mean over 16 parts by Student's t
 
 
 def test_the_mean_barrier_before_is_that_of_other_permutations_not_of_other_statistics() -> None:

@@ -15,6 +15,7 @@ from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import barriers, directions
 from landscape.weight_space.barriers import Curve, curves, line_of, points, with_weights
+from landscape.weight_space.scores import parts_of
 
 MATRIX = {
     "barrier_matrix": "largest excess of the loss between two checkpoints",
@@ -86,18 +87,26 @@ class Barriers(Probe):
                 "curve": np.arange(len(kinds)), "pair": np.arange(len(ends)),
                 "t": directions.beside_ends(np.linspace(0, 1, self.resolution)),
             },
-            axes={"checkpoint": numbers, "other": numbers},
+            axes={"checkpoint": numbers, "other": numbers, "part": np.arange(parts_of(subject))},
             labels={
                 "name": (Quantity("curve", dims=("curve",)), np.array([curve.name for curve in kinds])),
                 "checkpoint_name": (Quantity("checkpoint", dims=("checkpoint",)), np.array([n.name for n in networks])),
                 "first": (Quantity("checkpoint at t = 0", dims=("pair",)), np.array([i for i, _ in ends], float)),
                 "second": (Quantity("checkpoint at t = 1", dims=("pair",)), np.array([j for _, j in ends], float)),
             },
-            quantities={**barriers.means(meaning), **barriers.paired(meaning)},
-            summaries={**barriers.summaries(meaning, per_line), **about},
+            quantities={
+                **barriers.means(meaning), **barriers.paired(meaning),
+                "excess_part": Quantity("excess over every 16th sample, from each of the first 16 on", meaning.units,
+                                        ("part",)),
+            },
+            summaries={
+                **barriers.summaries(meaning, per_line), **about,
+                "barrier_part": Quantity("the barrier over the same samples, about its value", meaning.units,
+                                         (*per_line, "part")),
+            },
             about={
                 "pair": Quantity("pair of checkpoints"), "t": Quantity("position on the line", "share of the way"),
-                "other": Quantity("other checkpoint"),
+                "other": Quantity("other checkpoint"), "part": Quantity("part of the samples"),
             },
             facts={"before": len(kinds) // 2 - 1} if self.align else {},
         )  # fmt: skip
@@ -110,7 +119,8 @@ class Barriers(Probe):
             first, second = pairs[p]
             start, other = _loaded(subject, networks[first]), str(networks[second].files[0])
             line = line_of(start, other, kinds[c], self.restarts, self.seed)
-            yield from points(start, line, kinds[c].statistics, [float(unit.at["t"]) for unit in of_line])
+            at = [float(unit.at["t"]) for unit in of_line]
+            yield from points(start, line, kinds[c].statistics, at, parts=parts_of(subject))
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         """The barrier of every finished line, and symmetric matrices of them, 0 on the diagonal."""
@@ -122,7 +132,8 @@ class Barriers(Probe):
             matrix[:, np.arange(n), np.arange(n)] = 0.0
             matrix[:, first, second] = matrix[:, second, first] = found[name]
             matrices[f"{name.removesuffix('_se')}_matrix{'_se' * name.endswith('_se')}"] = matrix
-        return {**found, **matrices}
+        parts = {"barrier_part": barriers.over_parts(data, found)} if "excess_part" in data else {}
+        return {**found, **matrices, **parts}
 
     def _curves(self, subject: Subject) -> list[Curve]:
         return curves(subject, align=self.align, repair=self.repair)

@@ -21,7 +21,7 @@ from landscape.weight_space.cost_model import Workload
 from landscape.weight_space.directions import IGNORE_HELP, NORMALIZE_HELP, POSITIONS, Normalize, Span, ticks
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, MemoryFormat, Precision, is_control_point
 from landscape.weight_space.plane_evaluator import L2Definition, PlaneEvaluator, path_labels, quantities
-from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check
+from landscape.weight_space.scores import ALSO_HELP, MARGIN_HELP, Scores, axis_names, check, parts_of
 
 _log = logging.getLogger(__name__)
 
@@ -174,6 +174,7 @@ class Surface(Probe):
                 "radius": np.array(surface_summary.RADII),
                 "term": np.arange(3),
                 "minimum": np.arange(surface_summary.MINIMA),
+                "part": np.arange(parts_of(subject)),
                 **({"snapshot": np.arange(plane.path.shape[1])} if path else {}),
                 **({**scores.axes(), "distance": basins.distances(over["x"], over["y"])} if scores else {}),
             },
@@ -196,6 +197,7 @@ class Surface(Probe):
                 "radius": Quantity("distance from the centre", plane.units),
                 "term": Quantity("second derivative"),
                 "minimum": Quantity("local minimum, the most persistent first"),
+                "part": Quantity("part of the samples"),
                 "snapshot": Quantity("snapshot of the run"),
                 **({**axis_names(), "distance": Quantity("distance from the centre", plane.units)} if scores else {}),
             },

@@ -19,6 +19,7 @@ import xarray as xr
 
 from landscape.headline import HEADLINES, Headline, Reading
 from landscape.statistics import intervals, rounding, stored
+from landscape.statistics.means import error_over_parts
 
 SAME = 1e-9  # of coordinates
 Place = Mapping[str, int]  # positions on some axes
@@ -43,7 +44,7 @@ class _Part(NamedTuple):
         return _Part(tuple(dim for dim in self.dims if dim not in place), np.asarray(self.values[index]))
 
 
-Parts = Mapping[str, _Part]  # value, error, n, low, high
+Parts = Mapping[str, _Part]  # value, error, n, low, high, and the value over every part of the samples
 
 
 @dataclass(frozen=True)
@@ -176,17 +177,30 @@ def _parts(data: xr.Dataset, name: str) -> Parts:
     arrays = {"error": stored.error_of(data, name), "n": stored.count_of(data, name), "low": low, "high": high}
     unknown = np.full(value.shape, np.nan)  # of errors with other axes
     known = {key: v if v.shape in ((), value.shape) else unknown for key, v in arrays.items()}
-    return {key: _Part(tuple(map(str, dims[: v.ndim])), v) for key, v in {"value": value, **known}.items()}
+    found = {key: _Part(tuple(map(str, dims[: v.ndim])), v) for key, v in {"value": value, **known}.items()}
+    if (of := f"{name}_part") in data.variables:
+        found["part"] = _Part(tuple(map(str, data.variables[of].dims)), _values(data, of))
+    return found
 
 
 def _narrowed(
     data: xr.Dataset, place: Place, parts: Parts, axes: Sequence[str], word: int | float | str
 ) -> Iterator[tuple[Place, Parts]]:
-    """What a word leaves of axes: the position that it means, or several; a mean has the mean of the errors at most."""
+    """What a word leaves of axes: the position that it means, or several.
+
+    The error of a mean is that of its values over parts of the samples; where these are not known, the mean of the
+    errors at most.
+    """
     value = parts["value"]
     if word == "mean":
-        means = {key: part.over(axes, np.nanmean) for key, part in parts.items() if key in ("value", "error")}
-        yield {}, means | ({"n": n.over(n.dims, np.nanmin)} if (n := parts.get("n")) else {})
+        means = {key: part.over(axes, np.nanmean) for key, part in parts.items() if key in ("value", "error", "part")}
+        if "part" in means:
+            of_parts = means["part"]
+            means["error"] = _Part(of_parts.dims[:-1], error_over_parts(of_parts.values))
+            means["n"] = _Part((), np.array(float(of_parts.values.shape[-1])))
+        elif n := parts.get("n"):
+            means["n"] = n.over(n.dims, np.nanmin)
+        yield {}, means
     elif word == "median":
         yield {}, {"value": value.over(axes, np.nanmedian)}
     elif word == "largest" and len(axes) < len(value.dims):  # a number for every position on the others

@@ -8,18 +8,20 @@ fine-tuning; their margin is read off by eye.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from landscape.headline import FLATTER_ABOVE, LOWER, Headline
 from landscape.options import invalid
 from landscape.probe import Quantity
-from landscape.statistics.intervals import NORMAL
+from landscape.statistics.intervals import quantile
+from landscape.statistics.means import error_over_parts
 
 MARGIN = "2se"
 ANGLES = 72  # rays of a plane
 SIDES = (-1.0, 1.0)  # of a line
+ENDS = ("", "_low", "_high")  # of a name: a radius and its interval
 MEASURED: Mapping[str, Quantity] = {
     "score_value": Quantity("score", "score", ("score",)),
     "score_se": Quantity("standard error of the score over samples", "score", ("score",), over="score_samples"),
@@ -27,7 +29,9 @@ MEASURED: Mapping[str, Quantity] = {
     "score_worse_se": Quantity(
         "standard error of that difference, paired over samples", "score", ("score",), over="score_samples"
     ),
-}
+    "score_worse_part": Quantity("that difference over every 16th sample, from each of the first 16 on", "score",
+                                 ("score", "part")),
+}  # fmt: skip
 HEADLINES = (
     Headline("basin of {score_name}", "basin_mean", {"score": "each"}, FLATTER_ABOVE),
     Headline("narrowest basin of {score_name}", "basin_least", {"score": "each"}, FLATTER_ABOVE, unlike="basin_mean"),
@@ -78,30 +82,34 @@ def summaries(units: str, *, plane: bool) -> dict[str, Quantity]:
         found[f"{name}_high"] = Quantity(f"{words}, upper end; infinite where the score never leaves", units, dims)
     for name in PROFILES if plane else ():
         words = "of the worst direction" if "most" in name else "averaged over directions"
-        error = (
-            "standard error, at most, of the score's worsening" if name.endswith("_se") else "worsening of the score"
-        )
-        over = "score_samples" if name.endswith("_se") else ""
+        error = "standard error of the score's worsening" if name.endswith("_se") else "worsening of the score"
+        over = "part" if name.endswith("_se") else ""
         found[name] = Quantity(f"{error} {words}", "score", ("distance", "score"), over=over)
     return found
 
 
-def radius(r: np.ndarray, worse: np.ndarray, error: np.ndarray, margin: float) -> Radius:
+def radius(r: np.ndarray, worse: np.ndarray, half: np.ndarray, margin: float) -> Radius:
     """Where a worsening first exceeds the margin on the way out, linear between points, with its 95 % interval.
 
-    `r` ascends from above 0; at 0 nothing is worse. The ends of the interval are points that were measured: the last
-    before the upper end of the worsening's own interval exceeds the margin, and the first at which its lower end does.
-    Where the score never leaves, the value is the last distance and the upper end infinite. A worsening of
-    infinity leaves after the point before. NaN where an unfinished point (NaN) comes first.
+    `r` ascends from above 0; at 0 nothing is worse. `half` is half the width of the worsening's own intervals: the ends
+    are where their upper ends, and their lower ends, first exceed the margin. Where the score never leaves, the value
+    is the last distance and the upper end infinite. A worsening of infinity leaves after the point before. NaN where
+    an unfinished point (NaN) comes first.
     """
     if not len(r) or math.isnan(margin):
         return UNKNOWN
-    r, worse, error = (np.concatenate([[0.0], values]) for values in (r, worse, error))
-    half = np.where(np.isinf(worse), 0.0, NORMAL * error)
-    before, value, after = (_first_above(values, margin) for values in (worse + half, worse, worse - half))
-    low = math.nan if before is None else float(r[min(before, len(r)) - 1])
-    high = math.nan if after is None else float(r[after]) if after < len(r) else math.inf
-    return _crossing(r, worse, margin, value), low, high
+    r, worse, half = (np.concatenate([[0.0], values]) for values in (r, worse, half))
+    half = np.where(np.isinf(worse), 0.0, half)
+    value, low, high = (_left(r, values, margin) for values in (worse, worse + half, worse - half))
+    last = _first_above(worse - half, margin)
+    if last is not None and (last == len(r) or math.isinf(worse[last])):
+        high = float(r[last]) if last < len(r) else math.inf
+    return value, low, high
+
+
+def _left(r: np.ndarray, values: np.ndarray, margin: float) -> float:
+    """Where values first cross the margin."""
+    return _crossing(r, values, margin, _first_above(values, margin))
 
 
 def _first_above(values: np.ndarray, margin: float) -> int | None:
@@ -119,12 +127,25 @@ def _crossing(r: np.ndarray, values: np.ndarray, margin: float, i: int | None) -
     return float(r[i - 1] + (margin - values[i - 1]) / (values[i] - values[i - 1]) * (r[i] - r[i - 1]))
 
 
-def _together(radii: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and least of radii (curve, score, 3); the ends of the mean's interval are the means of the ends."""
-    found: dict[str, np.ndarray] = {}
-    for name, values in (("basin_mean", radii.mean(axis=0)), ("basin_least", radii.min(axis=0))):
-        found |= {name: values[:, 0], f"{name}_low": values[:, 1], f"{name}_high": values[:, 2]}
-    return found
+def _together(radii: np.ndarray, parts: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and least of radii (curve, score, 3), the former's interval from theirs.
+
+    The distances of their ends add up like errors with the correlations that the worsenings (curve, score, part) have
+    where the curves leave (Zou & Donner 2008, Stat. Med. 27:1693).
+    """
+    value, (curves, scores) = radii[..., 0], radii.shape[:2]
+    bounded = np.full((scores, 3), np.nan)
+    for s, mean in enumerate(value.mean(axis=0)):
+        lengths = np.abs(radii[:, s, 1:].T - value[:, s])  # (end, curve)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            together = np.nan_to_num(np.corrcoef(parts[:, s]).reshape(curves, curves), nan=1.0)
+            below, above = (np.sqrt(max(one @ together @ one, 0.0)) / curves for one in lengths)
+        bounded[s] = mean, max(mean - below, 0.0), np.inf if np.isinf(lengths[1]).any() else mean + above
+    least = np.array([_least([(*one,) for one in radii[:, s].tolist()]) for s in range(radii.shape[1])])
+    return {
+        f"{name}{end}": values[:, i]
+        for name, values in (("basin_mean", bounded), ("basin_least", least)) for i, end in enumerate(ENDS)
+    }  # fmt: skip
 
 
 def of_lines(data: Mapping[str, np.ndarray], *, forward: bool = False) -> dict[str, np.ndarray]:
@@ -132,16 +153,21 @@ def of_lines(data: Mapping[str, np.ndarray], *, forward: bool = False) -> dict[s
 
     `forward`: mean and least are over the radii at positive t alone.
     """
-    t, worse, error = data["t"], *_finished(data)
+    (worse, error), (_, parts) = (_finished(data, name) for name in ("score_worse_se", "score_worse_part"))
+    t, half = data["t"], quantile(data["score_samples"]) * error
     margins, directions = data["score_margin"], worse.shape[0]
     radii = np.full((directions, len(SIDES), len(margins), 3), np.nan)
+    leaving = np.full((*radii.shape[:-1], parts.shape[-1]), np.nan)
     for side, sign in enumerate(SIDES):
         out = np.flatnonzero(sign * t > 0)[:: int(sign)]
-        for k, s in np.ndindex(directions, len(margins)):
-            radii[k, side, s] = radius(sign * t[out], worse[k, out, s], error[k, out, s], float(margins[s]))
+        for k, s in np.ndindex(directions, len(margins) if len(out) else 0):
+            margin, on_way = float(margins[s]), worse[k, out, s]
+            radii[k, side, s] = radius(sign * t[out], on_way, half[k, out, s], margin)
+            leaving[k, side, s] = parts[k, out[min(_first_above(on_way, margin) or 0, len(out) - 1)], s]
     sides = [side for side, sign in enumerate(SIDES) if (sign * t > 0).any() and (sign > 0 or not forward)]
-    each = {f"basin_radius{end}": radii[..., i] for i, end in enumerate(("", "_low", "_high"))}
-    return {**each, **_together(radii[:, sides or [1]].reshape(-1, len(margins), 3))}
+    each = {f"basin_radius{end}": radii[..., i] for i, end in enumerate(ENDS)}
+    curves = (of[:, sides or [1]].reshape(-1, *of.shape[2:]) for of in (radii, leaving))
+    return {**each, **_together(*curves)}
 
 
 def distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -154,19 +180,22 @@ def distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def of_plane(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Radii of the mean over directions and of the worst direction, and the profiles of both, from a plane's arrays.
 
-    Along each of `ANGLES` rays values are bilinear between grid points; rays end at the border of the grid. Errors of
-    the mean over directions are means of errors: an upper bound, as if all were correlated.
+    Along each of `ANGLES` rays values are bilinear between grid points; rays end at the border of the grid. Errors are
+    those of the same numbers of disjoint parts of the samples. The interval of the worst direction is that of the ray
+    on which the score leaves first.
     """
     x, y, r, margins = data["x"], data["y"], data["distance"], data["score_margin"]
-    worse, error = _finished(data)
+    worse, parts = _finished(data, "score_worse_part")
+    wide = quantile(parts.shape[-1])
     theta = np.arange(ANGLES) * (2 * np.pi / ANGLES)
     rays = np.stack([np.cos(theta), np.sin(theta)], axis=1)  # (angle, 2)
-    circles = _between(x, y, worse, error, r[:, None, None] * rays)  # 2 x (distance, angle, score)
-    found: dict[str, np.ndarray] = {}
-    found["profile_mean"], found["profile_mean_se"] = (part.mean(axis=1) for part in circles)
-    worst = np.where(np.isnan(circles[0]), np.inf, circles[0]).argmax(axis=1)[:, None]
-    for name, part in zip(("profile_most", "profile_most_se"), circles, strict=True):
-        found[name] = np.take_along_axis(part, worst, axis=1)[:, 0]
+    around, around_parts = _between(x, y, worse, parts, r[:, None, None] * rays)  # (distance, angle, score[, part])
+    worst = np.where(np.isnan(around), np.inf, around).argmax(axis=1)[:, None]
+    found: dict[str, np.ndarray] = {
+        "profile_mean": around.mean(axis=1), "profile_mean_se": error_over_parts(around_parts.mean(axis=1)),
+    }  # fmt: skip
+    for name, values in (("profile_most", around), ("profile_most_se", error_over_parts(around_parts))):
+        found[name] = np.take_along_axis(values, worst, axis=1)[:, 0]
     for name in PROFILES:
         found[name][0] = 0.0
     radii = np.full((2, len(margins), 3), np.nan)
@@ -175,22 +204,32 @@ def of_plane(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     ways = [step * np.arange(1, math.floor(length / step + 1e-9) + 1) for length in lengths]
     points = np.concatenate([way[:, None] * ray for way, ray in zip(ways, rays, strict=True)])
     ends = np.cumsum([len(way) for way in ways])[:-1]
-    along = zip(*(np.split(part, ends) for part in _between(x, y, worse, error, points)), strict=True)
-    reached = [(way, *parts) for way, parts in zip(ways, along, strict=True) if len(way)]
+    along, along_parts = _between(x, y, worse, parts, points)
+    halves = wide * error_over_parts(along_parts)
+    each = zip(ways, np.split(along, ends), np.split(halves, ends), strict=True)
+    reached = [(way, *on_ray) for way, *on_ray in each if len(way)]
     for s, margin in enumerate(map(float, margins)):
-        radii[0, s] = radius(r[1:], found["profile_mean"][1:, s], found["profile_mean_se"][1:, s], margin)
-        each = [radius(way, w[:, s], e[:, s], margin) for way, w, e in reached]
-        radii[1, s] = np.min(each, axis=0) if each else np.nan
+        radii[0, s] = radius(r[1:], found["profile_mean"][1:, s], wide * found["profile_mean_se"][1:, s], margin)
+        radii[1, s] = _least([radius(way, w[:, s], half[:, s], margin) for way, w, half in reached])
     for i, name in enumerate(("basin_mean", "basin_least")):
-        found |= {f"{name}{end}": radii[i, :, k] for k, end in enumerate(("", "_low", "_high"))}
+        found |= {f"{name}{end}": radii[i, :, k] for k, end in enumerate(ENDS)}
     return found
 
 
-def _finished(data: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Worsening and its error; NaN where a point is not finished, infinity where a finished one is not finite."""
-    done = (data["done"] == 1)[..., None]
-    worse, error = data["score_worse"], data["score_worse_se"]
-    return np.where(done, np.where(np.isfinite(worse), worse, np.inf), np.nan), np.where(done, error, np.nan)
+def _least(radii: Sequence[Radius]) -> Radius:
+    """The least radius with the ends of its own interval; NaN where any is not known."""
+    return UNKNOWN if any(math.isnan(one[0]) for one in radii) else min(radii, default=UNKNOWN)
+
+
+def _finished(data: Mapping[str, np.ndarray], beside: str) -> tuple[np.ndarray, np.ndarray]:
+    """Worsening and another array; NaN where a point is not finished, infinity where a finished one is not finite."""
+    done, worse = data["done"] == 1, data["score_worse"]
+    other = data.get(beside, np.full_like(worse[..., None], np.nan))  # results without parts have no errors from them
+    finite = np.where(np.isfinite(worse), worse, np.inf)
+    first, second = (
+        np.where(done.reshape(*done.shape, *(1,) * (of.ndim - done.ndim)), of, np.nan) for of in (finite, other)
+    )
+    return first, second
 
 
 def _length(x: np.ndarray, y: np.ndarray, ray: np.ndarray) -> float:
@@ -202,16 +241,16 @@ def _length(x: np.ndarray, y: np.ndarray, ray: np.ndarray) -> float:
 
 
 def _between(
-    x: np.ndarray, y: np.ndarray, worse: np.ndarray, error: np.ndarray, points: np.ndarray
+    x: np.ndarray, y: np.ndarray, worse: np.ndarray, other: np.ndarray, points: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Worsening and error at points (..., 2) of a grid; infinite in cells with an infinite corner."""
+    """Worsening and another array at points (..., 2) of a grid; infinite in cells with an infinite corner."""
     from scipy.interpolate import RegularGridInterpolator
 
     lost = np.isinf(worse)
-    parts = (np.where(lost, 0.0, worse), lost.astype(float), np.where(lost, 0.0, error))
+    parts = (np.where(lost, 0.0, worse), lost.astype(float), np.where(lost[..., None], 0.0, other))
     if not (x[0] <= 0 <= x[-1] and y[0] <= 0 <= y[-1]):
-        unknown = np.full((*points.shape[:-1], worse.shape[-1]), np.nan)
-        return unknown, unknown
+        first, second = (np.full((*points.shape[:-1], *part.shape[2:]), np.nan) for part in (worse, other))
+        return first, second
     at = np.clip(points, (x[0], y[0]), (x[-1], y[-1]))  # a rounding error outside
     value, share, spread = (RegularGridInterpolator((x, y), part)(at) for part in parts)
     return np.where(share > 1e-9, np.inf, value), spread

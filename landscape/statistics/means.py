@@ -1,11 +1,13 @@
 """Compute means and their standard errors: one definition for everything summarised in NumPy."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 Sum = np.ndarray | np.float64
+PARTS = 16  # of the samples, every 16th in one: a function of means has the error of its values over parts
 MEMBER_ERROR = "its standard error over members"
 
 
@@ -17,6 +19,13 @@ def mean_and_standard_error(values: np.ndarray) -> tuple[float, float]:
     with np.errstate(invalid="ignore"):
         error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
         return float(values.mean()), float(error)
+
+
+def error_over_parts(values: np.ndarray) -> np.ndarray:
+    """Standard error of a mean from those of disjoint parts of its samples, (..., part); NaN for fewer than two."""
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of one part
+        return np.asarray(values.std(axis=-1, ddof=1) / np.sqrt(values.shape[-1]))
 
 
 def mean_and_standard_error_from_sums(total: Sum, squares: Sum, n: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from landscape.headline import FLATTER, HIGHER, LOWER, Headline
 from landscape.probe import Quantity
 from landscape.statistics import basins, intervals
+from landscape.statistics.means import error_over_parts
 
 RADII, QUOTED = (0.1, 0.25, 0.5, 1.0), 0.5  # of heights, and of the one that stands in one line of text
 CENTRE = {"x": 0.0, "y": 0.0}
@@ -28,16 +30,16 @@ HEADLINES = (
 ANGLES = 360  # of points on a circle
 MINIMA = 8  # stored at most, the most persistent first
 QUANTITIES: Mapping[str, Quantity] = {
-    "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",), error="samples, at most"),
+    "height": Quantity("mean rise of the loss at a radius", "nats", ("radius",), error="parts of the samples"),
     "curvature": Quantity(
-        "second derivative of the quadratic fitted at the centre", "nats", ("term",), error="samples, at most"
+        "second derivative of the quadratic fitted at the centre", "nats", ("term",), error="parts of the samples"
     ),
     "non_convex": Quantity("share of inner cells with a negative second derivative in some direction"),
     "non_finite": Quantity("share of finished cells whose loss is not finite"),
     "minima": Quantity("number of local minima of the grid"),
     "clear_minima": Quantity("those whose depth has a 95 % interval above zero, with the lowest"),
     "persistence": Quantity(
-        "rise from a local minimum to where a lower valley begins", "nats", ("minimum",), error="samples, at most"
+        "rise from a local minimum to where a lower valley begins", "nats", ("minimum",), error="parts of the samples"
     ),
 }
 OBJECTIVE: Mapping[str, Quantity] = {"objective": Quantity("loss + weight decay x l2", "nats", ("x", "y"))}
@@ -62,72 +64,62 @@ def summarise(data: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Heights and curvature where their cells are finished, the other summaries when all cells are."""
     x, y, finished = data["x"], data["y"], data["done"] == 1
     loss = np.where(finished, data["loss"], np.nan)
-    rise_se = np.where(finished, data.get("rise_se", np.nan), np.nan)  # imported surfaces have none
-    heights = np.array([height(x, y, loss, radius, rise_se=rise_se) for radius in data["radius"]])
-    second, second_se = curvature(x, y, loss, rise_se)
+    parts = np.where(finished[..., None], data.get("loss_part", np.nan), np.nan)  # imported surfaces have none
     summaries: dict[str, Any] = {
-        "height": heights[:, 0], "height_se": heights[:, 1], "curvature": second, "curvature_se": second_se,
-        "non_finite": float((~np.isfinite(loss[finished])).mean()) if finished.any() else np.nan,
-    }  # fmt: skip
-    if "n" in data:  # of a surface with a cap, whose points differ in their samples
-        least = np.min(data["n"][finished], initial=np.inf)
-        summaries |= {f"{name}_se.n": least for name in ("height", "curvature", "persistence")}
+        "non_finite": float((~np.isfinite(loss[finished])).mean()) if finished.any() else np.nan
+    }
+    for name, of in (("height", partial(height, radii=data["radius"])), ("curvature", curvature)):
+        summaries |= {name: of(x, y, loss), f"{name}_se": error_over_parts(of(x, y, parts))}
     if "weight_decay" in data:
         summaries["objective"] = loss + data["weight_decay"] * np.where(finished, data["l2"], np.nan)
     if finished.all():
-        summaries |= {"non_convex": non_convex(x, y, loss), **_topology(loss, rise_se)}
+        summaries |= {"non_convex": non_convex(x, y, loss), **_topology(loss, parts)}
     if "deviates" in data and np.isfinite(data["deviates"]).any():
         deviates = data["deviates"][np.isfinite(data["deviates"])]
         summaries |= {"deviation_95": float(np.quantile(deviates, 0.95)), "deviation_max": float(deviates.max())}
     return summaries
 
 
-def _topology(loss: np.ndarray, rise_se: np.ndarray) -> dict[str, Any]:
+def _topology(loss: np.ndarray, parts: np.ndarray) -> dict[str, Any]:
     every = minima(loss)
     inner = [minimum for minimum in every if np.isfinite(minimum.persistence)]
-    errors = [float(rise_se[m.at] + rise_se[m.saddle]) for m in inner if m.saddle is not None]
+    errors = [float(error_over_parts(parts[m.saddle] - parts[m.at])) for m in inner if m.saddle is not None]
     depth, depth_se = np.full((2, MINIMA), np.nan)
     depth[: len(inner)] = [minimum.persistence for minimum in inner[:MINIMA]]
     depth_se[: len(inner)] = errors[:MINIMA]
-    clear = sum(minimum.persistence > intervals.NORMAL * error for minimum, error in zip(inner, errors, strict=True))
+    wide = intervals.quantile(parts.shape[-1])
+    clear = sum(minimum.persistence > wide * error for minimum, error in zip(inner, errors, strict=True))
     return {
         "minima": float(len(every)), "clear_minima": float(len(every) - len(inner) + clear),
         "persistence": depth, "persistence_se": depth_se,
     }  # fmt: skip
 
 
-def height(
-    x: np.ndarray, y: np.ndarray, loss: np.ndarray, radius: float, *, rise_se: np.ndarray | None = None
-) -> tuple[float, float]:
-    """Mean loss on a circle minus the loss at its centre, bilinear between grid points, and its standard error.
+def height(x: np.ndarray, y: np.ndarray, loss: np.ndarray, radii: np.ndarray) -> np.ndarray:
+    """Mean loss (x, y, ...) on circles minus the loss at their centre, bilinear between grid points, (radius, ...).
 
-    Both are NaN beyond the grid.
+    NaN beyond the grid.
     """
     from scipy.interpolate import RegularGridInterpolator
 
-    if min(x[-1], -x[0], y[-1], -y[0]) < radius * (1 - 1e-9):
-        return float("nan"), float("nan")
+    within = np.asarray(radii) * (1 - 1e-9) <= min(x[-1], -x[0], y[-1], -y[0])
+    found = np.full((len(radii), *loss.shape[2:]), np.nan)
     theta = np.arange(ANGLES) * (2 * np.pi / ANGLES)
-    circle = radius * np.stack([np.cos(theta), np.sin(theta)], axis=1)
-
-    def mean(values: np.ndarray) -> tuple[float, float]:
-        between = RegularGridInterpolator((x, y), values, bounds_error=False, fill_value=None)
-        return float(np.mean(between(circle))), between((0.0, 0.0)).item()
-
+    circle = np.stack([np.cos(theta), np.sin(theta)], axis=1)
+    between = RegularGridInterpolator((x, y), loss, bounds_error=False, fill_value=None)
     with np.errstate(invalid="ignore"):
-        around, centre = mean(loss)
-        error = sum(mean(rise_se)) if rise_se is not None else float("nan")
-        return around - centre, error
+        for k in np.flatnonzero(within):
+            found[k] = between(radii[k] * circle).mean(axis=0) - between([[0.0, 0.0]])[0]
+    return found
 
 
-def curvature(x: np.ndarray, y: np.ndarray, loss: np.ndarray, rise_se: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Second derivatives (xx, xy, yy) at the centre with their standard errors, (3,), (3,).
+def curvature(x: np.ndarray, y: np.ndarray, loss: np.ndarray) -> np.ndarray:
+    """Second derivatives (xx, xy, yy) at the centre of losses (x, y, ...), (3, ...).
 
     By a least-squares quadratic through the 5 x 5 grid points nearest to the origin; NaN unless all are finite.
     """
-    unknown = np.full(3, np.nan)
     if min(len(x), len(y)) < 5 or not (x[0] < 0 < x[-1] and y[0] < 0 < y[-1]):
-        return unknown, unknown
+        return np.full((3, *loss.shape[2:]), np.nan)
     rows, columns = (np.sort(np.argsort(np.abs(axis), kind="stable")[:5]) for axis in (x, y))
     near = np.ix_(rows, columns)
     a, b = (part.ravel() for part in np.meshgrid(x[rows], y[columns], indexing="ij"))
@@ -136,8 +128,8 @@ def curvature(x: np.ndarray, y: np.ndarray, loss: np.ndarray, rise_se: np.ndarra
     design = np.stack([np.ones_like(a), a, b, a**2 / 2, a * b, b**2 / 2], axis=1)
     weights = np.linalg.pinv(design)[3:] / width**2
     with np.errstate(invalid="ignore"):
-        second, errors = weights @ loss[near].ravel(), np.abs(weights) @ rise_se[near].ravel()
-    return np.where(np.isfinite(second), second, np.nan), np.where(np.isfinite(second), errors, np.nan)
+        second = np.tensordot(weights, loss[near].reshape(len(a), *loss.shape[2:]), axes=1)
+    return np.where(np.isfinite(second), second, np.nan)
 
 
 def non_convex(x: np.ndarray, y: np.ndarray, loss: np.ndarray) -> float:

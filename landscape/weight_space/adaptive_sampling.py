@@ -139,15 +139,15 @@ def interpolated(at: np.ndarray, values: np.ndarray, wanted: np.ndarray, *, kern
 def interpolate_missing(
     axes: tuple[np.ndarray, np.ndarray], quantities: Mapping[str, np.ndarray], evaluated: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Quantities at every point: evaluated ones unchanged, the others interpolated.
+    """Quantities (x, y, ...) at every point: evaluated ones unchanged, the others interpolated.
 
     Losses and their errors on a log scale, accuracy and l2 without (l2 is a quadratic, which is reproduced exactly).
     """
     grid, known = coordinates(axes), evaluated.ravel().astype(bool)
     complete = {}
     for name, array in quantities.items():
-        values = array.ravel().copy()
-        usable = known & np.isfinite(values)
+        values = array.reshape(len(grid), *array.shape[2:]).copy()
+        usable = known & np.isfinite(values).reshape(len(grid), -1).all(axis=1)
         if usable.sum() >= 6:
             method = _radial if name in ("accuracy", "l2") else interpolated
             values[~known] = method(grid[usable], values[usable], grid[~known])

@@ -21,7 +21,7 @@ from landscape.checkpoints.file_names import label_of
 from landscape.data.structure import Nested, map_tensors
 from landscape.probe import Quantity
 from landscape.statistics.intervals import NORMAL
-from landscape.statistics.means import mean_and_standard_error
+from landscape.statistics.means import error_over_parts, mean_and_standard_error
 from landscape.subject import batchnorm, losses, mc_dropout, other_networks, sample_statistics, weights_cache
 from landscape.subject.subject import Subject
 from landscape.symmetry.matching import Match, match
@@ -166,16 +166,21 @@ def samples_of(subject: Subject) -> Samples:
     return loss.numpy(), right.numpy()
 
 
-def values_at(t: float, samples: Samples, ends: Mapping[float, Samples]) -> dict[str, float]:
-    """What is stored at a point of a line: means with their errors and, between two ends, the excess with its own."""
+def values_at(t: float, samples: Samples, ends: Mapping[float, Samples], parts: int = 0) -> dict[str, Any]:
+    """What is stored at a point of a line: means with their errors and, between two ends, the excess with its own.
+
+    The excess of the loss also over so many parts of the samples.
+    """
     (loss, loss_se), (accuracy, accuracy_se) = (mean_and_standard_error(values) for values in samples)
-    values = {"loss": loss, "loss_se": loss_se, "accuracy": accuracy, "accuracy_se": accuracy_se}
+    values: dict[str, Any] = {"loss": loss, "loss_se": loss_se, "accuracy": accuracy, "accuracy_se": accuracy_se}
     if ends:
         signs = {"excess": 1.0, "accuracy_deficit": -1.0}
         for (name, sign), now, start, end in zip(signs.items(), samples, ends[0.0], ends[1.0], strict=True):
             with np.errstate(invalid="ignore"):
                 difference = sign * (now - (1 - t) * start - t * end)
             values[name], values[f"{name}_se"] = mean_and_standard_error(difference)
+            if parts and name == "excess":
+                values["excess_part"] = np.array([difference[k::parts].mean() for k in range(parts)])
     return values
 
 
@@ -227,6 +232,20 @@ def highest(data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
+def over_parts(data: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The barrier of every line over each part of the samples, (..., part), at the position that gives its error.
+
+    Scaled about their mean to that error, so that parts of several lines show how the lines' errors go together.
+    """
+    between = (data["t"] >= 0.0) & (data["t"] <= 1.0)
+    upper = (data["excess"] + NORMAL * data["excess_se"])[..., between]
+    at = np.where(np.isnan(upper), -np.inf, upper).argmax(axis=-1)
+    parts = np.take_along_axis(data["excess_part"][..., between, :], at[..., None, None], axis=-2)[..., 0, :]
+    own, mean = error_over_parts(parts), parts.mean(axis=-1)
+    scale = np.divide(found["barrier_se"], own, out=np.zeros_like(own), where=own > 0)
+    return np.asarray(found["barrier"][..., None] + scale[..., None] * (parts - mean[..., None]))
+
+
 def _error_of_largest(values: np.ndarray, errors: np.ndarray) -> float:
     """The standard error whose interval about the largest value reaches the highest upper end of all, (position,).
 
@@ -268,7 +287,7 @@ def line_of(subject: Subject, other: str, curve: Curve, restarts: int, seed: int
 
 def points(
     subject: Subject, line: StraightLine, statistics: RunningStatistics, at: Iterable[float],
-    more: Callable[[Samples], Mapping[str, Any]] | None = None,
+    more: Callable[[Samples], Mapping[str, Any]] | None = None, parts: int = 0,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """What `values_at`, and `more`, say of some points; samples at the ends between checkpoints are measured once."""
     with ModelOnLine(subject, line, statistics) as model:
@@ -281,9 +300,10 @@ def points(
             if more or t not in ends:
                 model.move_to(t)
             samples = ends[t] if t in ends else samples_of(subject)
-            values = {**values_at(t, samples, ends), **(more(samples) if more else {})}
+            values = {**values_at(t, samples, ends, parts), **(more(samples) if more else {})}
             if subject.traits.mean_only:
-                values |= {name: np.nan for name in ("loss_se", "excess_se") if name in values}
+                unknown = ("loss_se", "excess_se", "excess_part")
+                values |= {name: np.nan * values[name] for name in unknown if name in values}
             yield values
 
 

@@ -18,13 +18,13 @@ from landscape.subject.losses import Meaning
 from landscape.subject.subject import Subject
 from landscape.weight_space import planes, weights_in_place
 from landscape.weight_space.forward_mode import REFERENCE, ExecutionMode, ForwardPass
-from landscape.weight_space.scores import Scores
+from landscape.weight_space.scores import Scores, parts_of
 
 _log = logging.getLogger(__name__)
 L2Definition = Literal["squared", "park2022"]
 Quantities = dict[str, Quantity]
 Labels = dict[str, tuple[Quantity, np.ndarray]]
-SUMS = 7  # numbers of a point before those of the scores
+SUMS = 7  # numbers of a point before those of its parts, and of the scores
 MIN_SAMPLES_OF_CAP = 32  # before the evaluation of a point may stop early
 
 
@@ -42,6 +42,7 @@ def quantities(
         ),
         "l2": Quantity(l2),
         "accuracy": meaning.of_accuracy("accuracy", bounds="share"),
+        "loss_part": Quantity("loss over every 16th sample, from each of the first 16 on", meaning.units, ("part",)),
     }
     n = {"n": Quantity("samples behind the loss")}
     deviates = {"deviates": Quantity("deviation from the plain forward pass at control points", "standard errors")}
@@ -85,6 +86,8 @@ class PlaneEvaluator(contextlib.AbstractContextManager["PlaneEvaluator"]):
         fixed = [p.detach() for name, p in trainable.items() if name not in moving]
         origin = [self._weights.original[name] for name in moving]
         self._at_origin: list[Tensor] = []
+        self._parts = parts_of(subject)
+        self._part_of = torch.arange(len(subject), device=subject.device) % self._parts
         self._moves = 0  # to other points than the origin: the first two
         self._grams = _grams(origin, list(self._first.values()), list(self._second.values()), fixed)
 
@@ -120,12 +123,14 @@ class PlaneEvaluator(contextlib.AbstractContextManager["PlaneEvaluator"]):
 
     def _transferred(self, row: Sequence[tuple[float, float]], table: device.Transfer) -> Iterator[dict[str, Any]]:
         for (x, y), sums in zip(row, table.wait().tolist(), strict=True):
-            yield self._values(x, y, *sums[:SUMS]) | (self._scores.values(sums[SUMS:]) if self._scores else {})
+            own = SUMS + self._parts
+            scores = self._scores.values(sums[own:]) if self._scores else {}
+            yield self._values(x, y, np.array(sums[SUMS:own]), *sums[:SUMS]) | scores
 
     def _sums(self, x: float, y: float, control: bool) -> Tensor:
         """Over samples: loss, loss^2, correct, rise, rise^2; number of samples; loss in the reference mode, (7,).
 
-        Behind these the table of the scores.
+        Behind these the loss over every part of the samples, and the table of the scores.
         """
         if not self._at_origin:  # before the first move
             self._at_origin = _losses_at_origin(self._subject, self._recalibrate, self._mode)
@@ -139,23 +144,24 @@ class PlaneEvaluator(contextlib.AbstractContextManager["PlaneEvaluator"]):
                 self._scores.check_again()
         sums = torch.zeros(5, dtype=torch.float64, device=self._subject.device)
         samples, reference = 0, torch.full_like(sums[:1], math.nan)
-        own: list[tuple[Tensor, Tensor]] = []
+        of_parts, own = sums.new_zeros(self._parts), list[tuple[Tensor, Tensor]]()
         for i in range(len(self._forward)):
             of_batch, losses, right = self._forward.sums(i, self._at_origin[i])
             if self._scores:
                 own.append((losses.clone(), right.clone().double()))
+            of_parts.index_add_(0, self._part_of[samples : samples + len(losses)], losses)
             sums += of_batch
             samples += len(losses)
             if i & (i + 1) == 0 and self._far_above_cap(sums, samples):  # after 1, 2, 4, 8, ... mini-batches
                 break
         if control:
-            parts = [self._reference.losses_and_right(k)[0].sum() for k in range(i + 1)]
-            reference = torch.stack(parts).sum(dim=0, keepdim=True)
-        parts = [sums, torch.full_like(reference, samples), reference]
+            plain = [self._reference.losses_and_right(k)[0].sum() for k in range(i + 1)]
+            reference = torch.stack(plain).sum(dim=0, keepdim=True)
+        found = [sums, torch.full_like(reference, samples), reference, of_parts]
         if self._scores:
             losses, right = (torch.cat([one[k] for one in own]) for k in (0, 1))
-            parts.append(self._scores.table((losses, right), self._scores.further_samples()).flatten())
-        return torch.cat(parts)
+            found.append(self._scores.table((losses, right), self._scores.further_samples()).flatten())
+        return torch.cat(found)
 
     def _far_above_cap(self, sums: Tensor, samples: int) -> bool:
         """Whether the mean exceeds the cap by more than four standard errors, or is not finite."""
@@ -166,16 +172,18 @@ class PlaneEvaluator(contextlib.AbstractContextManager["PlaneEvaluator"]):
         return not math.isfinite(mean) or mean - 4 * error > self._cap
 
     def _values(
-        self, x: float, y: float, total: float, squares: float, right: float, rise: float, rises: float,
-        samples: float, reference: float,
-    ) -> dict[str, float]:  # fmt: skip
+        self, x: float, y: float, of_parts: np.ndarray, total: float, squares: float, right: float, rise: float,
+        rises: float, samples: float, reference: float,
+    ) -> dict[str, Any]:  # fmt: skip
         mean, error = _mean_and_error(total, squares, samples)
         with np.errstate(all="ignore"):
             deviates = float(np.abs(np.float64(total) - reference) / samples / np.float64(error))
         rise_error = _mean_and_error(rise, rises, samples)[1]
         if self._subject.traits.mean_only:
             error = rise_error = math.nan
+            of_parts = np.full_like(of_parts, math.nan)
         return {
+            "loss_part": of_parts / np.ceil((samples - np.arange(self._parts)) / self._parts),
             "loss": mean, "loss_se": error, "rise_se": rise_error,
             "l2": self._l2_at(x, y), "accuracy": right / samples, "n": samples, "deviates": deviates,
         }  # fmt: skip

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from landscape.options import OptionError, require
 from landscape.probe import Quantity
 from landscape.statistics import basins
+from landscape.statistics.means import PARTS
 from landscape.subject import batchnorm, sample_statistics, weights_cache
 from landscape.subject.loading.further_data import further_subjects, parse_further, short_name
 from landscape.subject.loading.identity import loss_identity, protocol
@@ -102,9 +104,9 @@ class Scores:
             forward.check_again()
 
     def table(self, own: Samples, further: Sequence[Samples]) -> Tensor:
-        """Value, standard error, worsening and its paired error of every score, (score, 4) float64, on the device.
+        """Value, standard error, worsening, its paired error and its means over parts, (score, 4 + parts) float64.
 
-        `own` may be of the first samples alone.
+        On the device. `own` may be of the first samples alone.
         """
         every = []
         for one, now, before in zip(self.subjects, (own, *further), self.at_checkpoint(), strict=True):
@@ -113,7 +115,9 @@ class Scores:
                 changes = sign * (values - reference[: len(values)].to(values))
                 unknown = one.traits.mean_only and sign > 0  # of the loss alone: correctness is that of every sample
                 errors = [values.new_tensor(torch.nan) if unknown else _error(part) for part in (values, changes)]
-                every.append(torch.stack([values.mean(), errors[0], changes.mean(), errors[1]]))
+                parts = means_of_parts(changes, parts_of(self.subject))
+                four = torch.stack([values.mean(), errors[0], changes.mean(), errors[1]])
+                every.append(torch.cat([four, torch.full_like(parts, torch.nan) if unknown else parts]))
         return torch.stack([every[2 * i + kind] for i, kind in self.rows])
 
     def values_at(self, own: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
@@ -123,10 +127,11 @@ class Scores:
             return self.values(self.table((torch.from_numpy(own[0]), torch.from_numpy(own[1])), further).numpy())
 
     def values(self, table: np.ndarray) -> dict[str, np.ndarray]:
-        return dict(zip(basins.MEASURED, np.asarray(table, dtype=float).reshape(-1, 4).T.copy(), strict=True))
+        columns = np.asarray(table, dtype=float).reshape(len(self.rows), -1).T.copy()
+        return dict(zip(basins.MEASURED, (*columns[:4], columns[4:].T), strict=True))
 
     def axes(self) -> dict[str, np.ndarray]:
-        return {"score": np.arange(len(self.rows))}
+        return {"score": np.arange(len(self.rows)), "part": np.arange(parts_of(self.subject))}
 
     def labels(self) -> dict[str, tuple[Quantity, np.ndarray]]:
         """Names of the scores, their values at the checkpoint, and by how much they may be worse."""
@@ -182,9 +187,21 @@ class Scores:
         return "loss" if not i or one.losses in MEANINGS else Path(one.traits.name).name.rpartition(":")[2]
 
 
+def parts_of(subject: Subject) -> int:
+    """Number of the disjoint parts of the samples whose means are stored too."""
+    return min(PARTS, len(subject))
+
+
+def means_of_parts(values: Tensor, parts: int) -> Tensor:
+    """Means over every so many of the values, beginning at each of the first (parts,); NaN where there is none."""
+    short = -len(values) % parts
+    table = functional.pad(values, (0, short), value=torch.nan).view(-1, parts)
+    return table.nanmean(dim=0)
+
+
 def axis_names() -> dict[str, Quantity]:
-    """Long name of the axis of scores."""
-    return {"score": Quantity("score: a loss or the accuracy on one data set")}
+    """Long names of the axes of scores."""
+    return {"score": Quantity("score: a loss or the accuracy on one data set"), "part": Quantity("part of the samples")}
 
 
 @weights_cache.once_per_weights

@@ -13,7 +13,7 @@ from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
     "How far the loss rises on average over a circle around the weights, with 95 % intervals over samples as "
-    "bars (an upper bound: all errors taken as correlated). A line is one pair of random directions; where several "
+    "bars. A line is one pair of random directions; where several "
     "pairs differ by more than the bars, the plane matters more than the samples."
 )
 

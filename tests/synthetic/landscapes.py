@@ -7,6 +7,7 @@ import numpy as np
 
 from landscape.probe import Plan, Quantity, Unit, Values
 from landscape.statistics import basins
+from landscape.statistics.means import PARTS
 from landscape.subject.losses import MEANINGS, cross_entropy
 from landscape.weight_space import barriers
 from synthetic.networks import Measure, Network, quantities
@@ -14,32 +15,35 @@ from synthetic.networks import Measure, Network, quantities
 
 def scores(*values: Any) -> dict[str, tuple[Quantity, np.ndarray]]:
     """Labels of losses and accuracies on two data sets."""
-    names = ("score_name", "score_data", "score_kind", "score_units", "score_centre", "score_margin")
+    names = ("score_name", "score_data", "score_kind", "score_units", "score_centre", "score_margin", "score_samples")
     data, kinds = ("prose", "prose", "code", "code"), ("loss", "accuracy") * 2
     text = ([f"{one} {kind}" for one, kind in zip(data, kinds, strict=True)], data, kinds, ("nats", "1") * 2)
     return {n: (Quantity(n, dims=("score",)), np.array(v)) for n, v in zip(names, (*text, *values), strict=True)}
 
 
-CENTRES, MARGINS = (0.5, 0.9, 0.6, 0.8), (0.1, 0.05, 0.2, 0.05)
+CENTRES, MARGINS, SAMPLES = (0.5, 0.9, 0.6, 0.8), (0.1, 0.05, 0.2, 0.05), (64.0,) * 4
 
 
 def worsened(rise: float) -> Values:
     """The scores of a point where the loss is higher by so much."""
     worse = rise * np.array([1.0, 0.2, 2.0, 0.4])
     value = np.array(CENTRES) + worse * np.array([1, -1, 1, -1])
-    return {"score_value": value, "score_worse": worse, "score_se": np.full(4, 0.02), "score_worse_se": 0.1 * worse}
+    parts = worse[:, None] * (1 + 0.1 * np.linspace(-1, 1, PARTS))
+    return {"score_value": value, "score_worse": worse, "score_se": np.full(4, 0.02), "score_worse_se": 0.1 * worse,
+            "score_worse_part": parts}  # fmt: skip
 
 
 def surface(network: Network) -> tuple[Plan, Measure]:
     at = np.linspace(-1, 1, 21)
     plan = Plan(
         over={"x": at, "y": at},
-        quantities=quantities((), "loss", "loss_se", "rise_se", "l2", "accuracy", "objective") | basins.MEASURED,
+        quantities=quantities((), "loss", "loss_se", "rise_se", "l2", "accuracy", "objective")
+        | quantities(("part",), "loss_part") | basins.MEASURED,
         facts={"weight_decay": 0.05},
         axes={"radius": np.array([0.1, 0.25, 0.5, 1.0]), "snapshot": np.arange(4), "score": np.arange(4),
-              "distance": basins.distances(at, at)},
+              "part": np.arange(PARTS), "distance": basins.distances(at, at)},
         labels={
-            **scores(CENTRES, MARGINS),
+            **scores(CENTRES, MARGINS, SAMPLES),
             "path_x": (Quantity("x", dims=("snapshot",)), np.array([0.8, 0.6, 0.1, 0.0])),
             "path_y": (Quantity("y", dims=("snapshot",)), np.array([-0.5, 0.5, 0.3, 0.0])),
             "path_name": (Quantity("snapshot", dims=("snapshot",)), np.array([f"epoch {t}" for t in range(4)])),
@@ -56,7 +60,8 @@ def surface(network: Network) -> tuple[Plan, Measure]:
         loss = 0.2 + 6 * np.tanh(rise) + (np.inf if network.width > 1.4 and x * y > 0.8 else 0.0)
         l2 = 40 + x**2 + y**2
         return {"loss": loss, "loss_se": 0.01, "rise_se": 0.01 * math.sqrt(x**2 + y**2), "l2": l2,
-                "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20, **worsened(loss - 0.2)}  # fmt: skip
+                "accuracy": 0.9 * np.exp(-rise), "objective": loss + l2 / 20, **worsened(loss - 0.2),
+                "loss_part": 0.2 + (loss - 0.2) * (1 + 0.1 * np.linspace(-1, 1, PARTS))}  # fmt: skip
 
     return plan, measure
 
@@ -67,11 +72,11 @@ def line(network: Network) -> tuple[Plan, Measure]:
     errors = ("loss_se", "accuracy_se", "excess_se", "accuracy_deficit_se")
     plan = Plan(
         over={"direction": np.arange(2), "t": np.linspace(0, 1, 9)},
-        axes={"score": np.arange(4), "side": np.array(basins.SIDES)},
+        axes={"score": np.arange(4), "part": np.arange(PARTS), "side": np.array(basins.SIDES)},
         quantities=quantities((), "loss", "accuracy", "l2", "excess", "accuracy_deficit", *errors) | basins.MEASURED,
         labels={
             "name": (Quantity("direction", dims=per_line), np.array(["towards a", "towards b"])),
-            **scores(CENTRES, MARGINS),
+            **scores(CENTRES, MARGINS, SAMPLES),
         },
         summaries={
             **quantities(per_line, *barriers),
