@@ -78,7 +78,7 @@ def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Pat
 
     said = answer(synthetic.changed(few, tmp_path / "r.h5", change), "flatter").answer
     assert said[0].startswith("There is no single answer")
-    assert said[1] == f"{VIT} is the flattest by height at 1 (surface)."
+    assert said[1].startswith(f"{VIT} is the flattest by height at 1 (surface)")  # its basins are the widest too
     assert said[3].startswith("Not told apart by height at 0.1 (surface): flattest ")
     assert said[3].endswith("told apart from 1 of 2.")
 
