@@ -31,7 +31,7 @@ STYLES: Mapping[str, dict[Any, Any]] = {
         "legend.facecolor": _GROUND, "grid.color": "0.25", "patch.edgecolor": _INK, "hatch.color": _INK,
     },
 }  # fmt: skip
-CAPTIONS = ("text", "none", "tex")  # where a caption stands: below the figure, nowhere, or in a LaTeX file beside it
+CAPTIONS = ("text", "none", "tex")  # the caption: below the figure, left out, or in a LaTeX file of its own
 
 
 @dataclass(frozen=True)

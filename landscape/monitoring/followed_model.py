@@ -187,7 +187,7 @@ class AlongUpdate:
 
             start = at(0.0)
             change = end - start
-            # change / c at -1, or by its tangent at 1 beside it
+            # the change over c at c = -1, or just beyond c = 1, where the tangent there gives it
             known = (-1.0, start - at(-1.0)) if rise is None else (1 + BESIDE, change + BESIDE * (rise - change))
             slope = (change + known[1]) / 2 if rise is None else 2 * change - rise
             near = 0 < -slope < NEAR * (change - slope)
