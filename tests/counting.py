@@ -1,5 +1,6 @@
 """A run key that needs no model, and a process that measures it: the tests of writer and journal kill it."""
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,11 @@ from landscape.results.run_key import Arrays, Reduce, RunKey
 from landscape.results.writer import Writer
 
 SMALL = (4, 3)  # units along both axes
+# Words of quantities that cannot be negative.
+NEVER_NEGATIVE = re.compile(
+    r"share|accuracy(?! (drop|before|below))|loss(?!.* (minus|above|after|before|increase))|NC\d|disagreement|"
+    r"normalised mutual|(.* )?entropy of|(mean )?squared|.*\bFrobenius norm|.*heterogeneity"
+)
 
 
 def run_key(*, digest: str = "0123456789", label: str = "toy", shape: tuple[int, int] = (40, 25)) -> RunKey:
@@ -62,12 +68,18 @@ def assert_same_results(found: Path, wanted: Path) -> None:
 
 
 def checked_error_counts(path: Path, group: str) -> dict[str, float]:
-    """How many independent values each standard error of a result is of, which errors alone say."""
+    """How many independent values each standard error of a result is of, which errors alone say.
+
+    What cannot be negative says so, for its interval, or has the ends of its interval stored.
+    """
     found = {}
     with h5py.File(path) as file:
         for name, stored in file[group].items():
             error = name == "se" or name.endswith("_se")
             assert (groups.OVER in stored.attrs, groups.N in stored.attrs) == (error, error), name
+            of = file[group].get(name.removesuffix("_se"))
+            if error and of is not None and f"{name.removesuffix('_se')}_low" not in file[group]:
+                assert "bounds" in of.attrs or not NEVER_NEGATIVE.match(of.attrs["long_name"]), of.attrs["long_name"]
             if error:
                 found[name] = float(stored.attrs[groups.N])
                 assert found[name] >= 1 or not np.isfinite(stored[()]).any(), name

@@ -130,7 +130,9 @@ def block_plan(partition: Partition, vectors: int, steps: int) -> Plan:
         },
         summaries={
             "mean": Quantity("mean eigenvalue of the block", EIGENVALUE, row, error="start vectors"),
-            "mean_square": Quantity("mean squared eigenvalue of the block", square, row, error="start vectors"),
+            "mean_square": Quantity(
+                "mean squared eigenvalue of the block", square, row, bounds="positive", error="start vectors"
+            ),
             "largest": Quantity("largest node of the block", EIGENVALUE, row),
             "smallest": Quantity("smallest node of the block", EIGENVALUE, row),
             "js_distance": Quantity(JS, dims=pair, error=error),
@@ -138,10 +140,12 @@ def block_plan(partition: Partition, vectors: int, steps: int) -> Plan:
                 f"{JS}, each block divided by its root mean square eigenvalue", dims=pair, error=error
             ),
             "heterogeneity": Quantity(
-                "block heterogeneity: the mean of js_distance over all pairs of blocks", error=error
+                "block heterogeneity: the mean of js_distance over all pairs of blocks", bounds="positive", error=error
             ),
             "heterogeneity_half_steps": Quantity("block heterogeneity from half of the Lanczos steps"),
-            "shape_heterogeneity": Quantity("the mean of shape_distance over all pairs of blocks", error=error),
+            "shape_heterogeneity": Quantity(
+                "the mean of shape_distance over all pairs of blocks", bounds="positive", error=error
+            ),
         },
         about={
             "vector": Quantity("start vector"), "other": Quantity("other block"),

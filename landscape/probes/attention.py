@@ -20,18 +20,18 @@ from landscape.statistics.means import mean_over_batches
 from landscape.statistics.stored import unmeasured
 from landscape.subject.subject import Subject
 
-PER_HEAD = {  # quantity: (long name, units)
-    "distance": ("attention distance", "pixels"),
-    "entropy": ("entropy of the attention of a query", "nats"),
-    "mutual_information": ("normalised mutual information of query and key", "1"),
+PER_HEAD = {  # quantity: (long name, units, bounds)
+    "distance": ("attention distance", "pixels", ""),
+    "entropy": ("entropy of the attention of a query", "nats", "positive"),
+    "mutual_information": ("normalised mutual information of query and key", "1", "share"),
 }
 OVER_HEADS = "_over_heads"  # of a mean over heads, whose error over images is less than the mean of theirs
 PER_LAYER = {
-    **{f"{name}{OVER_HEADS}": (f"{words}, mean over heads", units) for name, (words, units) in PER_HEAD.items()},
-    "head_cosine": ("cosine similarity of the attention of two heads", "1"),
-    "head_feature_cosine": ("cosine similarity of the outputs of two heads, before their projection", "1"),
-    "token_cosine": ("cosine similarity of two tokens", "1"),
-    "depth_cosine": ("cosine similarity of a token with itself one self-attention earlier", "1"),
+    **{f"{name}{OVER_HEADS}": (f"{words}, mean over heads", *of) for name, (words, *of) in PER_HEAD.items()},
+    "head_cosine": ("cosine similarity of the attention of two heads", "1", ""),
+    "head_feature_cosine": ("cosine similarity of the outputs of two heads, before their projection", "1", ""),
+    "token_cosine": ("cosine similarity of two tokens", "1", ""),
+    "depth_cosine": ("cosine similarity of a token with itself one self-attention earlier", "1", ""),
 }
 
 
@@ -80,11 +80,11 @@ class Attention(Probe):
         per_head, per_layer = ("layer", "head"), ("layer",)
         token, image = ("layer", "token_rank"), ("layer", "image_rank")
         sums, means = {}, {}
-        for name, (long_name, units) in {**PER_HEAD, **PER_LAYER}.items():
+        for name, (long_name, units, bounds) in {**PER_HEAD, **PER_LAYER}.items():
             dims = per_head if name in PER_HEAD else per_layer
             sums[f"{name}_sum"] = Quantity(f"sum over images: {long_name}", units, dims)
             sums[f"{name}_square_sum"] = Quantity(f"sum of squares over images: {long_name}", f"{units}^2", dims)
-            means[name] = Quantity(long_name, units, dims, error="images")
+            means[name] = Quantity(long_name, units, dims, bounds=bounds, error="images")
         rows, columns = np.array([layer.attention.grid for layer in layers if layer.attention]).T
         attending = "rows of the grid, or of its windows, that attend; 0: unknown"
         return Plan(

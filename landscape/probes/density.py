@@ -118,6 +118,7 @@ class Density(Probe):
                 "mean_square": Quantity(
                     "mean squared eigenvalue: the squared Frobenius norm over the number of parameters",
                     f"({eigenvalue})^2",
+                    bounds="positive",
                     error="start vectors",
                 ),
                 "largest": Quantity("largest node", eigenvalue),

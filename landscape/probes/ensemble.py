@@ -318,10 +318,10 @@ def _summaries() -> dict[str, Quantity]:
     found["held_nll"] = Quantity("negative log likelihood of the other half", "nats", size)
     found["scaled_nll"] = Quantity("the same after temperature scaling", "nats", size)
     for name, about in ENTROPIES.items():
-        found[f"{name}_entropy"] = Quantity(about, "nats", size, error="samples")
+        found[f"{name}_entropy"] = Quantity(about, "nats", size, bounds="positive", error="samples")
     found["disagreement"] = Quantity("share of samples on which two members' classes differ", dims=("member", "other"))
     found["cka"] = Quantity("centred kernel alignment of the classifiers' inputs", dims=("member", "other"))
-    for name, units in {"disagreement": "1", "divergence": "nats"}.items():
-        found[f"mean_{name}"] = Quantity(f"{name}, mean over pairs of members", units, error="samples")
+    for name, units, bounds in (("disagreement", "1", "share"), ("divergence", "nats", "positive")):
+        found[f"mean_{name}"] = Quantity(f"{name}, mean over pairs of members", units, bounds=bounds, error="samples")
     found["mean_cka"] = Quantity("centred kernel alignment, mean over pairs of members")
     return found

@@ -96,10 +96,12 @@ class Geometry(Probe):
         alone = {**names, **(SELF_DUALITY if classes else {})} if classifier is not None else {}
         summaries = {}
         for name, long_name in names.items():
-            summaries[name] = Quantity(long_name, dims=("layer",), over=_over(name), error="images")
+            one = Quantity(long_name, dims=("layer",), over=_over(name), bounds=_bounds(name), error="images")
+            summaries[name] = one
         for name, long_name in alone.items():
             at_head = f"{long_name}, at the classifier's input"
-            summaries[f"{HEAD}{name}"] = Quantity(at_head, over=_over(name), error="images")
+            one = Quantity(at_head, over=_over(name), bounds=_bounds(name), error="images")
+            summaries[f"{HEAD}{name}"] = one
         place = np.repeat(np.arange(len(places.widths)), places.widths)
         count = {"class_size": Quantity("images of the smallest class that counts")} if classes else {}
         axes, labels, about = _of_classifier(places, dtype)
@@ -221,6 +223,11 @@ def _why(measure: str, features: np.ndarray) -> str:
 def _over(name: str) -> str:
     """What the independent values of a measure's error are."""
     return OF_GROUPS if name.removeprefix(HEAD) in {**OF_CLASSES, **SELF_DUALITY} else "samples"
+
+
+def _bounds(name: str) -> str:
+    """What a measure cannot leave, for its interval."""
+    return "share" if name in OF_CLASSIFIER else "" if name == "class_separation" else "positive"
 
 
 def _of_classifier(

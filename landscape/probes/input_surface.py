@@ -217,7 +217,7 @@ def _of_images(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str
 def _of_means(meaning: Meaning, prefix: str, dims: tuple[str, ...]) -> dict[str, Quantity]:
     """What `InputSurface.reduce` returns of these sums."""
     return {
-        f"{prefix}loss": Quantity("loss", meaning.units, dims, error="images"),
+        f"{prefix}loss": Quantity("loss", meaning.units, dims, bounds=meaning.bounds, error="images"),
         f"{prefix}rise": Quantity("loss minus that of the intact images", meaning.units, dims, error="images, paired"),
         f"{prefix}accuracy": meaning.of_accuracy("accuracy", dims, bounds="share"),
     }

@@ -119,7 +119,10 @@ class Trace(Probe):
         quantities = {
             "batch_trace": Quantity("trace of the Hessian of the mini-batch", trace, error="random vectors"),
             "batch_square": Quantity(
-                "squared Frobenius norm of the Hessian of the mini-batch", f"({trace})^2", error="random vectors"
+                "squared Frobenius norm of the Hessian of the mini-batch",
+                f"({trace})^2",
+                bounds="positive",
+                error="random vectors",
             ),
             "samples": Quantity("samples in the mini-batch"),
             "loss": Quantity("loss of the mini-batch", subject.meaning.units),
@@ -134,6 +137,7 @@ class Trace(Probe):
             "frobenius": Quantity(
                 "Frobenius norm of the Hessian of a mini-batch, root mean square over them",
                 trace,
+                bounds="positive",
                 error="random vectors",
             ),
         }

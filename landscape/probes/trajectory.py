@@ -81,7 +81,10 @@ class Trajectory(Probe):
                 "loss": Quantity("loss", meaning.units, bounds=meaning.bounds, error="samples"),
                 "accuracy": meaning.of_accuracy("accuracy", bounds="share"),
                 "plane_loss": Quantity(
-                    "loss on the principal plane, at the snapshot's place on it", meaning.units, error="samples"
+                    "loss on the principal plane, at the snapshot's place on it",
+                    meaning.units,
+                    bounds=meaning.bounds,
+                    error="samples",
                 ),
                 "plane_accuracy": meaning.of_accuracy("accuracy on the principal plane, at the snapshot's place on it"),
                 "plane_excess": Quantity("loss on the plane minus the snapshot's own", meaning.units, error="samples"),
