@@ -26,14 +26,16 @@ def both(stored: Stored, groups: grouping.Groups | None, means: Container[str]) 
 def grouped(stored: Stored, groups: grouping.Groups, *, means: Container[str] = ()) -> list[tuple[str, xr.Dataset]]:
     """One result per group, probe and protocol in place of its finished members', and those of no group.
 
-    It is their mean, of the probes whose `means` are asked for, or else that of the first; its protocol says which.
+    It is their mean, of the probes whose `means` are asked for, or else that of the first; its protocol says which. Of
+    a member's results by one protocol the newest counts, as in `compare`.
     """
     group_of = {label: name for name, members in groups.members.items() for label in members}
     protocols: dict[str, list[Protocol]] = {}
-    members: dict[tuple[str, ...], list[xr.Dataset]] = {}
+    members: dict[tuple[str, ...], dict[str, xr.Dataset]] = {}
     names: dict[tuple[str, ...], str] = {}
     for name, data in stored:
-        probe, group = name.partition("/")[0], group_of.get(label_of(data))
+        probe, label = name.partition("/")[0], label_of(data)
+        group = group_of.get(label)
         if group is None:
             key: tuple[str, ...] = (name,)
         elif reader.unfinished(data):
@@ -41,9 +43,12 @@ def grouped(stored: Stored, groups: grouping.Groups, *, means: Container[str] = 
         else:
             key = probe, group, str(networks.position(protocols.setdefault(probe, []), protocol_of(data)))
         names.setdefault(key, name)
-        members.setdefault(key, []).append(data)
+        known = members.setdefault(key, {}).setdefault(label, data)
+        if str(known.attrs.get("created", "")) <= str(data.attrs.get("created", "")):
+            members[key][label] = data
+    results = {key: list(known.values()) for key, known in members.items()}
     return [
-        (name, members[key][0] if len(key) == 1 else _as_one(members[key], key[1], mean=key[0] in means))
+        (name, results[key][0] if len(key) == 1 else _as_one(results[key], key[1], mean=key[0] in means))
         for key, name in names.items()
     ]
 

@@ -222,5 +222,11 @@ def test_seeds_of_a_group_are_drawn_as_their_mean_and_those_of_others_or_unfinis
     (_, first), _ = grouped(stored, groups)
     assert first["v"].identical(stored[0][1]["v"])
     assert first.protocol.endswith("a-s0 of 3 seeds")
+    for created, value in (("2026-02-01", 7.0), ("2025-01-01", 99.0)):  # measured again: the newest counts, once
+        name, again = result("variance", "a-s2", {"v": ("layer", [value] * 2), "v_se": ("layer", [9.0] * 2), **depths})
+        stored.append((f"{name}{created}", again.assign_attrs(created=created)))
+    (_, mean), _ = grouped(stored, groups, means=["variance"])
+    np.testing.assert_allclose(mean["v"], [8 / 3, 4.0])
+    assert mean.protocol.endswith("mean over 3 seeds")
     stored[1][1]["name"][0] = "z"  # another network: no mean of the two
     assert grouped(stored, groups, means=["variance"])[0][1].protocol.endswith("a-s0 of 3 seeds")
