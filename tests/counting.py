@@ -18,7 +18,7 @@ from landscape.results.writer import Writer
 SMALL = (4, 3)  # units along both axes
 # Words of quantities that cannot be negative.
 NEVER_NEGATIVE = re.compile(
-    r"share|accuracy(?! (drop|before|below))|loss(?!.* (minus|above|after|before|increase))|NC\d|disagreement|"
+    r"share|accuracy(?! (drop|before|below))|loss(?!.* (minus|above|after|before|increase))|NC[134]|disagreement|"
     r"normalised mutual|(.* )?entropy of|(mean )?squared|.*\bFrobenius norm|.*heterogeneity"
 )
 

@@ -226,8 +226,14 @@ def _over(name: str) -> str:
 
 
 def _bounds(name: str) -> str:
-    """What a measure cannot leave, for its interval."""
-    return "share" if name in OF_CLASSIFIER else "" if name == "class_separation" else "positive"
+    """What a measure cannot leave, for its interval.
+
+    NC2 has no bounds: noise alone makes it larger, so that of few samples the interval of a positive number lies above
+    the truth (it held in 86 % of 200 redraws of 128 samples).
+    """
+    if name in OF_CLASSIFIER:
+        return "share"
+    return "" if name == "class_separation" or name.startswith("nc2") else "positive"
 
 
 def _of_classifier(
