@@ -232,8 +232,8 @@ def test_the_findings_that_the_page_of_pictures_quotes_are_those_of_its_files() 
     named = {file.stem: examine([file]) for file in folder.glob("*.h5")}
     rules = {name: [finding.rule for finding in findings] for name, findings in named.items()}
     assert rules == {
-        "healthy": [], "too-wide": ["too-wide"], "too-narrow": ["too-narrow"], "wrong-normalisation": ["at-chance"],
-        "train-mode": [],
+        "healthy": [], "too-wide": ["too-wide"], "too-narrow": ["too-narrow"], "train-mode": ["mini-batch"],
+        "wrong-normalisation": ["at-chance", "contradicts-checkpoint", "minimum-elsewhere"],
     }  # fmt: skip
     together = examine([folder / "healthy.h5", folder / "train-mode.h5"])
     for finding in (*(finding for findings in named.values() for finding in findings), *together):

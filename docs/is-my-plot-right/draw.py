@@ -30,6 +30,7 @@ def draw(file: Path) -> Path:
         right.axhline(CHANCE, color="0.5", ls="--", lw=0.8)
         right.annotate("guessing", (x[0], CHANCE), xytext=(2, 2), textcoords="offset points", color="0.4", fontsize=7)
         right.set(xlabel="along the first direction", ylabel="loss (nats), 95 %")
+        right.margins(y=0.12)
         if loss.max() > 20 * CHANCE:
             right.set_yscale("log")
         figure.suptitle(file.stem.replace("-", " "), fontsize=10)
