@@ -17,7 +17,7 @@ DOCS = Path(__file__).parent
 GALLERY = DOCS.parent / "gallery"
 RESULTS = {  # of `examples/results`, with the checkpoints to draw; of several that hold a figure the last one is shown
     "muon-gpt2": (), "two-resnets": (), "sgd-sam": ("*-s0",), "edge-of-stability": (), "basins": (),
-    "quantised-vit": (), "demo": (), "cifar10": (),
+    "quantised-vit": (), "cifar10": (),
 }  # fmt: skip
 TRAINED = (  # networks that the commands below measure
     "train vit_demo --data digits --out vit",

@@ -3,8 +3,8 @@ Panels of your own figure
 =========================
 
 With ``ax`` a figure is drawn into axes of yours: as many as it has panels, or a subfigure. Style, legend and
-caption are then yours too. ``landscape fourier checkpoints/*/final.pt`` and ``landscape lesion
-checkpoints/*/final.pt`` measured the results.
+caption are then yours too. ``landscape fourier checkpoints/*_demo-s0/final.pt --out demo.h5`` and
+``landscape lesion checkpoints/*_demo-s0/final.pt --out demo.h5`` measured the results.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,8 @@ The numbers behind a figure
 ===========================
 
 A results file is HDF5 that xarray opens, with units and long names. Here are the largest eigenvalues of every
-mini-batch, each with its residual; ``landscape hessian checkpoints/*/final.pt --samples 256`` measured them.
+mini-batch, each with its residual; ``landscape hessian checkpoints/*_demo-s0/final.pt --samples 256 --out
+demo.h5`` measured them.
 """
 
 import matplotlib.pyplot as plt
