@@ -10,6 +10,7 @@ from landscape.plots import FIGURES
 from landscape.plots.figure import FigureEntry
 from landscape.plots.selection import Data, Selection, results_of
 from landscape.plots.theme import Theme, applied
+from landscape.plots.tidy import label_decades
 
 
 def figure(
@@ -51,7 +52,7 @@ def figure(
             )
         if ax is None:
             with applied(theme):
-                return entry.module.page(results, selection.looks(results, everything))
+                return label_decades(entry.module.page(results, selection.looks(results, everything)))
         return _into(entry, results, selection, everything, _axes(entry, ax))
 
 

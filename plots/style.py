@@ -214,14 +214,6 @@ def asinh(ax: Axes, side: str, width: float) -> None:
     axis.set_major_formatter(lambda value, _: "0" if value == 0 else power(value) if abs(value) > 1.5 * width else "")
 
 
-def plain(axis: Any) -> None:
-    """Label a logarithmic axis with numbers as they are spoken, 20 and 200, where powers of ten would have factors."""
-    low, high = sorted(axis.get_view_interval())
-    if 1e-3 < low < high < min(100 * low, 1e5):
-        for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
-            set_formatter("{x:g}")
-
-
 def whole_numbers(ax: Axes) -> None:
     """Label the x axis at whole numbers only, as one of steps, epochs or frames, also where few of them are shown."""
     from matplotlib.ticker import MaxNLocator

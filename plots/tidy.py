@@ -16,8 +16,6 @@ GAP = 1.5  # pt between neighbouring tick labels at least
 def tidied(figure: Any) -> Any:
     """Wrap long labels, lay the figure out once, and hide tick labels that touch; returns the figure.
 
-    A logarithmic axis on which a single number stands, so that nothing can be read from it, gets round ones.
-
     The layout is fixed afterwards, so that saving does not repeat it. Nothing is drawn here: that costs as much as it.
     """
     import matplotlib
@@ -25,11 +23,7 @@ def tidied(figure: Any) -> Any:
     if narrow():
         for ax in figure.axes:
             _wrap(ax)
-    plain = [ax for ax in figure.axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
-    for axis in (axis for ax in plain for axis in (ax.xaxis, ax.yaxis) if axis.get_scale() == "log"):
-        if len(_shown(axis)) == 1:
-            ticks = round_ticks(*sorted(axis.get_view_interval()))
-            axis.set_ticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    plain = [ax for ax in label_decades(figure).axes if ax.get_visible() and ax.axison and ax.name == "rectilinear"]
     shown = figure.dpi
     figure.dpi = matplotlib.rcParams["savefig.dpi"]  # text is a little wider at some resolutions than at others
     if figure.subfigs:  # a compressed layout of axes in subfigures fails after the first of its passes
@@ -55,6 +49,25 @@ def tidied(figure: Any) -> Any:
                     along[right].pop(0).set_visible(False)
     figure.set_layout_engine(None)  # with "none", saving would draw the figure twice
     figure.dpi = shown
+    return figure
+
+
+def label_decades(figure: Any) -> Any:
+    """Give logarithmic axes with fewer than two powers of ten, such as 6 x 10^0, round numbers; returns the figure.
+
+    Beyond 1e-4 and 1e5 a factor stays, since the number would be long.
+    """
+    from matplotlib.ticker import LogFormatterSciNotation, NullFormatter
+
+    flat = (ax for ax in figure.axes if ax.name == "rectilinear")
+    for axis in (axis for ax in flat for axis in (ax.xaxis, ax.yaxis) if axis.get_scale() == "log"):
+        texts = [label.get_text() for label in _shown(axis)]
+        if len(texts) == 1 or any(r"\times" in text for text in texts):
+            low, high = sorted(axis.get_view_interval())
+            short = 1e-4 < low < high < 1e5
+            axis.set_ticks(round_ticks(low, high))
+            axis.set_major_formatter("{x:g}" if short else LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
+            axis.set_minor_formatter(NullFormatter())
     return figure
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from landscape.plots import FIGURES, appearance, plane, theme
 from landscape.plots.appearance import look_of
 from landscape.plots.figures import surface, surface_error, surface_heat, surface_height
-from landscape.plots.tidy import round_ticks, tidied
+from landscape.plots.tidy import _shown, label_decades, tidied
 from landscape.statistics.stored import half_width
 
 
@@ -199,11 +199,16 @@ def test_heights_are_drawn_with_their_intervals(study: Path) -> None:
     np.testing.assert_allclose(lengths, 2 * half_width(data, "height"))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.9, 1.1), (1.0, 30.0), (2.0, 2.5), (1e-3, 5e-2)])
-def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high: float) -> None:
-    ticks = round_ticks(low, high)
-    assert 2 <= len(ticks) <= 12
-    assert low <= ticks.min() <= ticks.max() <= high
+@pytest.mark.parametrize(
+    ("low", "high", "first"),
+    [(0.9, 1.1, "0.9"), (1.5, 30.0, "2"), (2.0, 2.5, "2"), (2e-3, 5e-2, "0.002"), (1500.0, 9e4, "2000"),
+     (2e-6, 7e-6, r"2\times10^{-6}"), (0.5, 30.0, "10^{0}")],
+)  # fmt: skip
+def test_ticks_of_a_narrow_logarithmic_scale_are_round_and_few(low: float, high: float, first: str) -> None:
+    ax = Figure().add_subplot(xlim=(low, high), xscale="log")
+    labels = [label.get_text().strip("$") for label in _shown(label_decades(ax.figure).axes[0].xaxis)]
+    assert 2 <= len(labels) <= 12
+    assert labels[0] in (first, rf"\mathdefault{{{first}}}")
 
 
 @pytest.mark.slow

@@ -113,7 +113,6 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     found = found[np.isfinite(found)]
     if len(found) and found.min() > 0:
         axes[0].set_yscale("log")
-        style.plain(axes[0].yaxis)
     elif len(found) and np.abs(found).max() > DECADE * np.median(np.abs(found)):
         axes[0].set_yscale("symlog", linthresh=max(float(np.median(np.abs(found))), 1e-12))
     if axes[0].get_yscale() != "log":

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
+from landscape.plots import plane, style
 from landscape.plots.figure import Axes, Figure, Look, Normalize
-from landscape.plots.figures.surface_heat import add_colour_bar, colour_scale, draw_map
-from landscape.plots.plane import mark_checkpoints, page_of_maps
+from landscape.plots.figures.surface_heat import colour_scale, draw_map
 
 MEANING = (
     "The standard error of the loss over samples as a share of the loss, on one colour scale for all panels: where it "
@@ -21,15 +21,15 @@ def draw(data: xr.Dataset, ax: Axes, *, norm: Normalize | None = None) -> Axes:
     """Draw the relative standard error of every grid point; cells without one stay grey."""
     shares = _relative(data)
     draw_map(shares, ax, "relative", norm or colour_scale([shares], "relative"))
-    mark_checkpoints(data, ax)
+    plane.mark_checkpoints(data, ax)
     return ax
 
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result and one colour bar."""
     norm = colour_scale([_relative(data) for data in results], "relative")
-    figure, axes = page_of_maps(results, looks, partial(draw, norm=norm))
-    add_colour_bar(figure, axes, norm, "standard error / loss")
+    figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm))
+    style.colour_bar(figure, axes, norm, plane.COLORS, "standard error / loss")
     return figure
 
 

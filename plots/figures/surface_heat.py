@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from landscape.plots import appearance, plane, style, tidy
+from landscape.plots import appearance, plane, style
 from landscape.plots.figure import Axes, Figure, Look, Normalize
 
 MEANING = (
@@ -33,7 +33,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """One panel per result and one colour bar."""
     norm = colour_scale(results)
     figure, axes = plane.page_of_maps(results, looks, partial(draw, norm=norm))
-    add_colour_bar(figure, axes, norm, appearance.loss_label(results))
+    style.colour_bar(figure, axes, norm, plane.COLORS, appearance.loss_label(results))
     return figure
 
 
@@ -41,17 +41,6 @@ def draw_map(data: xr.Dataset, ax: Axes, quantity: str, norm: Normalize) -> None
     """One cell per grid point with labelled axes, whose limits are those of the cells."""
     plane.draw_cells(ax, data, quantity, norm)
     plane.label_axes(data, ax, xlim=ax.get_xlim(), ylim=ax.get_ylim())
-
-
-def add_colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label: str) -> None:
-    """The colour bar of maps, with round ticks where a logarithmic scale spans less than two decades."""
-    from matplotlib.colors import LogNorm
-
-    bar = style.colour_bar(figure, axes, norm, plane.COLORS, label)
-    if isinstance(norm, LogNorm) and norm.vmax is not None and norm.vmin is not None and norm.vmax < 30 * norm.vmin:
-        ticks = tidy.round_ticks(float(norm.vmin), float(norm.vmax))
-        bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks], minor=False)
-        bar.minorticks_off()
 
 
 def colour_scale(results: Sequence[xr.Dataset], quantity: str = "loss") -> Normalize:
