@@ -26,7 +26,7 @@ from landscape.cli import (
 )
 from landscape.cli.command_options import ProbeCommand
 from landscape.cli.measuring import command_of
-from landscape.options import OptionError, printable
+from landscape.options import OptionError, alternatives, printable
 from landscape.probes import FEATURES_HELP, PROBES, REPRESENTATIONS, probe_class
 from landscape.reporting.progress import is_main_process, print_log
 
@@ -183,9 +183,18 @@ def exit_code(arguments: Sequence[str]) -> int:
         known = isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | ImportError)
         text = _one_line(error)
         if type(error).__name__ in ("MemoryError", "_ArrayMemoryError", "OutOfMemoryError"):  # Python, NumPy, PyTorch
-            less = "give a smaller --batch-size, fewer --samples or another --device"
-            return _fail(f"out of memory ({text or 'none left'}); everything finished is kept, {less}", 1)
+            return _fail(f"out of memory ({text or 'none left'}); everything finished is kept, {_less(arguments)}", 1)
         return _fail(text if known else f"{type(error).__name__}: {text}; --debug shows where", 1)
+
+
+def _less(arguments: Sequence[str]) -> str:
+    """What needs less memory, of the options that a command has."""
+    command = _tree().commands.get(next(iter(arguments), ""))
+    known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
+    fit = [
+        what for what in ("a smaller --batch-size", "fewer --samples", "another --device") if {*what.split()} & known
+    ]
+    return f"give {alternatives(fit)}" if fit else "give fewer files or smaller ones"
 
 
 def _ended(code: int) -> int:

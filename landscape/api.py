@@ -22,6 +22,7 @@ from landscape.results import headline_numbers, reader, run_key
 from landscape.running.executor import IN_PROCESS, Executor
 from landscape.running.run import Report, result_of_small_network, run
 from landscape.running.shared_pass import SharedPassProbe, applicable, run_shared_pass
+from landscape.studies import network_tables
 from landscape.studies.expressions import Known
 from landscape.subject import networks_in_memory, spec
 from landscape.subject.loading.identity import protocol
@@ -187,7 +188,9 @@ def _trained(model: str, data: str, overrides: dict[str, Any], *, recipe: str, q
 
 def names_of_results(probe: str, preset: str, options: dict[str, Any]) -> Known:
     """Find the names of a probe's results; an OptionError or ValueError unless it has the preset and the options."""
-    made, _ = configure(probe, {**preset_of(probe, preset), **options})
+    made, loading = configure(probe, {**preset_of(probe, preset), **options})
+    network_tables.check_loading({name: value for name, value in loading.items() if name != "classes"})
+    network_tables.check_places(made)
     numbers = tuple(re.sub(r"\{[^}]*\}", "*", one.name) for one in made.headlines)
     stored = tuple(dict.fromkeys(name for one in made.headlines for name in (one.quantity, one.by) if name))
 

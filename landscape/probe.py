@@ -138,6 +138,7 @@ class Probe(Protocol):
     # Several checkpoints of its command: `each` has a result, or they have one: a `run`, the `ends` of a line, a
     # `pair` or `members`.
     several: ClassVar[str] = "each"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {}  # options that are paths, and words that they may be instead
     checkpoints: ClassVar[str] = "checkpoints, or folders of them: a run's stands for its last"  # this in the help
     staged_by: ClassVar[str] = ""  # the option that makes it decide by stages, see `Stages`
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name

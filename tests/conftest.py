@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.error import URLError
 
 import pytest
+from command_line import foreign_options
 
 if TYPE_CHECKING:
     from landscape.running.executor import Executor
@@ -170,6 +171,7 @@ def command_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int,
     def run(*words: str | Path) -> tuple[int, str, str]:
         code = exit_code([str(word) for word in words])
         captured = capsys.readouterr()
+        assert code == 0 or not foreign_options([str(word) for word in words], captured.err)
         return code, captured.out, captured.err
 
     return run

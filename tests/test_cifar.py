@@ -281,7 +281,7 @@ def test_a_subject_on_it_has_a_digest_of_what_it_sees(root: Path) -> None:
         ("cifar10-c", "test", OptionError, "is incomplete; give cifar10-c:CORRUPTION:SEVERITY"),
         ("cifar10-c:fog", "test", OptionError, "is incomplete"),
         ("cifar10-c:fog:6", "test", OptionError, "the severity must be 1 to 5, got 6"),
-        ("cifar10-c:fog:3", "train", OptionError, "has test images only; give --split test"),
+        ("cifar10-c:fog:3", "train", OptionError, "has a test split only; give that one"),
         ("cifar10-c:snow:3", "test", FileNotFoundError, r"no .*snow.npy \(there are fog, gaussian_noise\)"),
     ],
 )

@@ -62,6 +62,13 @@ def test_a_study_of_files_pairs_seeds_keeps_what_is_done_and_refuses_other_data(
     with pytest.raises(ValueError, match="the data changed since a-s0 trace was measured"):
         conduct(study, out, **how)
 
+    def refuse(*_: Any, **__: Any) -> xr.Dataset:
+        raise ValueError("--batch-size must be less; see landscape trace --help, or give another --out")
+
+    said = r"^\[measure.trace\] of a-s0: batch_size must be less; see landscape trace --help, or give another --out$"
+    with pytest.raises(ValueError, match=said):
+        conduct(study, tmp_path / "refused", **{**how, "measure": refuse})
+
 
 def test_what_a_file_says_otherwise_by_now_is_not_done_and_measured_anew(tmp_path: Path) -> None:
     def measure(probe: str, file: Path, *, samples: int = 9, **_: Any) -> xr.Dataset:

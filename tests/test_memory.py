@@ -73,7 +73,7 @@ def test_rows_that_memory_does_not_hold_are_refused_at_the_first(monkeypatch: py
     endless = GrowingTensor("endless", None)
     for _ in range(62):
         endless.append(torch.zeros(1, 2, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"endless: .* is free; give fewer with --samples"):
+    with pytest.raises(ValueError, match=r"endless: .* is free; give fewer samples"):
         endless.append(torch.zeros(1, 2, dtype=torch.float64))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import Command, one_line
+from PIL import Image
 
 from landscape import options
 from landscape.cli.main import exit_code
@@ -274,6 +275,48 @@ def test_a_missing_folder_of_a_model_is_found_before_anything_is_imported(
     monkeypatch.setattr("landscape.cli.main.command_of", lambda _: pytest.fail("imported"))
     code, _, err = command("hessian", *words)
     assert (code, one_line(err), "no such folder" in err) == (1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("cifar10-c:fog:3", "has a test split only"),
+        ("tokens.npy", "holds tokens; training needs square images"),
+        ("folder", "no test or val for the test split; give the other split"),
+    ],
+)
+def test_data_that_no_network_can_be_trained_on_are_refused_without_the_options_of_probes(
+    command_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("tokens.npy", np.arange(20))
+    for name in ("a", "b"):
+        (folder := Path("folder", "train", name)).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(folder / "one.png")
+    code, _, err = command_here("train", "vit_demo", "--data", data, "--epochs", "0", "--out", "run")
+    assert (code > 0, one_line(err), said in err) == (True, True, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "function", "said"),
+    [
+        (
+            ("train", "vit_demo", "--data", "digits"),
+            "training.train.train",
+            "a smaller --batch-size or another --device",
+        ),
+        (("study", "check", "any.toml"), "cli.study.study_named", "fewer files or smaller ones"),
+    ],
+)
+def test_advice_where_memory_runs_out_names_options_of_the_command(
+    command_here: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], function: str, said: str
+) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(f"landscape.{function}", exhausted)
+    code, _, err = command_here(*words)
+    assert (code, one_line(err), f"give {said}\n" in err) == (1, True, True), err
 
 
 ENGINE = ("Hessian products: ", "is measured; name others: ")

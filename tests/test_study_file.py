@@ -59,7 +59,7 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("[networks.a]", "data = 'digist'\n[networks.a]", "'digist' is unknown; .*did you mean digits"),
         ("[networks.a]", "[train]\nepochs = 3.5\n[networks.a]", r"\[train\]: epochs must be a whole number, got 3.5"),
         ("[networks.a]", "[train]\nepoch = 3\n[networks.a]", r"\[train\]: there is no epoch; .*did you mean epochs"),
-        ('files = "b-*.pt"', 'model = "resnet_demo"\nlr = "fast"', "--lr must be a number, got 'fast'"),
+        ('files = "b-*.pt"', 'model = "resnet_demo"\nlr = "fast"', ": lr must be a number, got 'fast'"),
         ('files = "b-*.pt"', 'model = "resnet_demo"\nseeds = [1, "a"]', r"a list of different ones; got \[1, 'a'\]"),
         ("[measure.trace]", "[measure.trcae]", "there is no probe trcae.*did you mean trace"),
         ("[measure.trace]", "[measure.trace]\nvector = 3", "trace has no option vector.*did you mean vectors"),
@@ -103,6 +103,29 @@ def written(folder: Path, *changes: tuple[str, str], text: str = FILE) -> Path:
         ("[networks.a]", "figures = ['surfac']\n[networks.a]", "figures: there is no surfac.*did you mean surface"),
         ("[measure.trace]", "[measure.trace]\notherwise = { vector = 3 }", "trace has no option vector"),
         ('files = "b-*.pt"', 'files = "b-*.pt"\nload = { sample = 3 }', "there is no sample; .*did you mean samples"),
+        (
+            "[measure.trace]",
+            "[measure.trace]\nsplit = 'tes'",
+            r"\[measure.trace\]: split must be train or test, got tes",
+        ),
+        ('files = "b-*.pt"', 'files = "b-*.pt"\nload = { samples = 0 }', "load: samples must be"),
+        (
+            "[measure.trace]",
+            "[measure.surface]\nplane = 'nowhere'\notherwise = { plane = 'random' }\n[measure.trace]",
+            r"\[measure.surface\]: plane must be random, eigen or a path that exists, got nowhere",
+        ),
+        ("[measure.trace]", "[measure.trace]\ndata = 'digist'", r"\[measure.trace\]: data 'digist' is unknown"),
+        ("[networks.a]", "data = 'no/folder'\n[networks.a]", "data no/folder: no such folder"),
+        (
+            'title = "a against b"\n[networks.a]\nfiles = "a-*.pt"',
+            'data = "digits"\n[networks.a]\nmodel = "resnet_demo"\nobjective = "mim"',
+            r"\[networks.a\]: objective mim masks the patches of a ViT, resnet_demo is none",
+        ),
+        (
+            "[measure.trace]",
+            "[measure.metrics]\nsamples = 3\n[measure.trace]",
+            "metrics .* have no options, got samples",
+        ),
         ("[numbers]", f"# {'a' * 2**16}\n[numbers]", "expected at most 65,536"),
     ],
 )

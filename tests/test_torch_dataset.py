@@ -363,7 +363,7 @@ def test_streams_give_all_they_have_and_an_endless_one_ends_at_the_memory(
     assert rows_of(served(Wrapped())) == list(range(12))
     assert rows_of(served((x, int(y)) for x, y in zip(INPUTS, CLASSES, strict=True))) == list(range(12))
     monkeypatch.setattr(memory, "available", lambda: 10_000)
-    with pytest.raises(ValueError, match=r"mine.py:data: .* is free; give fewer with --samples"):
+    with pytest.raises(ValueError, match=r"mine.py:data: .* is free; give fewer samples"):
         served(Endless())
 
 

@@ -220,7 +220,7 @@ def test_another_run_in_the_folder_is_refused(
     else:
         with pytest.raises(KeyboardInterrupt):
             train("vit_demo", source, report=stop_after(1), **given)
-    with pytest.raises(ValueError, match=f"holds another run .*{named}.*--name or --out"):
+    with pytest.raises(ValueError, match=f"holds another run .*{named}.*another --out"):
         train("vit_demo", source, **{**given, **other})
 
 
@@ -228,7 +228,7 @@ def test_a_loss_that_stops_being_finite_ends_in_one_line(source: str, tmp_path: 
     out = tmp_path / "run"
     wild = short(3, lr=1e30, clip=0.0, warmup=0.0)
     with pytest.raises(
-        ValueError, match=r"^the loss became (nan|inf) at epoch 1, step \d; .*init\.pt; lower --lr"
+        ValueError, match=r"^the loss became (nan|inf) at epoch 1, step \d; .*init\.pt; lower lr"
     ) as caught:
         train("vit_demo", source, recipe=wild, out=out, model_args=SMALL)
     assert "\n" not in str(caught.value)
@@ -337,7 +337,7 @@ def test_a_second_run_in_the_same_folder_ends_in_one_line(source: str, tmp_path:
     def again(progress: EpochResult) -> None:
         train("vit_demo", source, **given)
 
-    with pytest.raises(RuntimeError, match=r"another process is training in .*run; .*--name or --out"):
+    with pytest.raises(RuntimeError, match=r"another process is training in .*run; .*another --out"):
         train("vit_demo", source, report=again, **given)
     assert weights(train("vit_demo", source, **given))  # the lock ended with the run
 

@@ -146,7 +146,7 @@ def _snapshots(
     if len(different) < 2:
         raise NotOneRun(
             f"{where} holds {len(different)} different snapshots of {', '.join(SUFFIXES)}, expected at least two; "
-            "train with --snapshots 1, or give another folder"
+            "write some by landscape train --snapshots 1, or give another folder"
         )
     return different
 

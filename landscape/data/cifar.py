@@ -284,7 +284,7 @@ def load_corrupted(name: str, *, root: Path | None, split: str, samples: Samples
         raise OptionError(f"--data {name}: the severity must be 1 to {SEVERITIES}, got {words[1]}")
     corruption, severity = words[0], int(words[1])
     if split != "test":
-        raise OptionError(f"--data {name} has test images only; give --split test")
+        raise OptionError(f"--data {name} has a test split only; give that one")
     place, clean = FOLDERS[short]
     release = RELEASES[clean]
     folder = data_root(root) / place

@@ -72,7 +72,7 @@ def _part(root: Path, split: str) -> tuple[Path, list[Path]]:
             return existing[part], list(existing.values())
     raise FileNotFoundError(
         f"{root} has {', '.join(existing)} but no {' or '.join(SPLITS[split])} for the {split} split; "
-        "give the other --split, or the folder of class folders itself"
+        "give the other split, or the folder of class folders itself"
     )
 
 

@@ -35,8 +35,7 @@ def require(name: str, count: int, each: int) -> None:
     if count * each > free:
         needed = f"{count:,} samples of {format_bytes(each)} need {format_bytes(count * each)}"
         raise TooLarge(
-            f"{name}: {needed} of memory and {format_bytes(free)} is free; "
-            "give fewer with --samples, or smaller images with --image-size"
+            f"{name}: {needed} of memory and {format_bytes(free)} is free; give fewer samples, or smaller images"
         )
 
 

@@ -56,7 +56,9 @@ def load(name: str, *, split: Split, samples: Samples, image_size: int | None, r
     every = [np.concatenate([_labels(shard, columns.label) for shard in part]) for part in parts]
     at = next((i for i, labels in enumerate(every) if labels.dtype.kind != "i" or labels.min(initial=0) >= 0), None)
     if at is None:
-        raise ValueError(f"{name}: the {split} split has no labels (class -1); give --split train, or labelled shards")
+        raise ValueError(
+            f"{name}: the {split} split has no labels (class -1); give the train split, or labelled shards"
+        )
     targets, classes = _numbered(every[at], shards, columns)
     if not len(targets):
         raise ValueError(f"{name} has no rows for the {split} split; expected at least one image")
@@ -101,7 +103,7 @@ def _parts(path: Path, shards: Sequence[Path], split: str) -> list[list[Path]]:
     if not existing:
         raise FileNotFoundError(
             f"{path} has shards for {', '.join(filter(None, by_split))} but none for the {split} split; "
-            "give the other --split, or one parquet file"
+            "give the other split, or one parquet file"
         )
     return existing
 

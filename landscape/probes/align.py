@@ -29,6 +29,7 @@ class Align(Probe):
     """
 
     name: ClassVar[str] = "align"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"against": ()}
     several: ClassVar[str] = "pair"
     checkpoints: ClassVar[str] = "two checkpoints of one architecture; the units of the second are permuted"
     split: ClassVar[str] = "train"

@@ -33,6 +33,7 @@ class Barriers(Probe):
     """
 
     name: ClassVar[str] = "barriers"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"members": ()}
     several: ClassVar[str] = "members"
     checkpoints: ClassVar[str] = "checkpoints of one architecture, or folders of them"
     split: ClassVar[str] = "train"

@@ -34,6 +34,7 @@ class Corruption(Probe):
     """
 
     name: ClassVar[str] = "corruption"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"source": (AUTO, GENERATED)}
     smallest: ClassVar[Mapping[str, Any]] = {"corruptions": "brightness,gaussian_noise", "severities": "1,5"}
     headlines: ClassVar[Sequence[Headline]] = corruption_summary.HEADLINES
 

@@ -50,6 +50,7 @@ class Ensemble(Probe):
     """
 
     name: ClassVar[str] = "ensemble"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"members": ()}
     several: ClassVar[str] = "members"
     checkpoints: ClassVar[str] = "members, or a folder of them"
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)  # of the unbiased CKA

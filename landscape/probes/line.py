@@ -43,6 +43,7 @@ class Line(Probe):
     """
 
     name: ClassVar[str] = "line"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"along": ("random", "eigen")}
     several: ClassVar[str] = "ends"
     checkpoints: ClassVar[str] = "checkpoints, or folders of them; two of one architecture are the ends of a line"
     split: ClassVar[str] = "train"

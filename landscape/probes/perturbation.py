@@ -43,6 +43,7 @@ class Perturbation(Probe):
     """
 
     name: ClassVar[str] = "perturbation"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"source": (AUTO, GENERATED)}
     smallest: ClassVar[Mapping[str, Any]] = {"perturbations": "translate,gaussian_noise", "source": GENERATED}
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("consistency", "mean_consistency"),

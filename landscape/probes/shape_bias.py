@@ -50,6 +50,7 @@ class ShapeBias(Probe):
     """
 
     name: ClassVar[str] = "shape-bias"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"cues": (), "mapping": ()}
     headlines: ClassVar[Sequence[Headline]] = (
         Headline("shape bias", "shape_bias", column=17, title="shape bias",
                  definition="shape decisions among shape and texture decisions"),

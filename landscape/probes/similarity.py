@@ -36,6 +36,7 @@ class Similarity(Probe):
     """
 
     name: ClassVar[str] = "similarity"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"against": ()}
     certified: ClassVar[Mapping[str, int]] = {"batch": 16}
     logits: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("batch_size",)

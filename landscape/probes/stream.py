@@ -62,6 +62,7 @@ class Stream(Probe):
     """
 
     name: ClassVar[str] = "stream"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"members": ()}
     ordered: ClassVar[bool] = True
     batch_size: ClassVar[int] = 16
     smallest: ClassVar[Mapping[str, Any]] = {"tau": "1", "timed": 0}

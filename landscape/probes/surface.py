@@ -40,6 +40,7 @@ class Surface(Probe):
     """
 
     name: ClassVar[str] = "surface"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"plane": ("random", "eigen")}
     staged_by: ClassVar[str] = "--preview"
     split: ClassVar[str] = "train"
     smallest: ClassVar[Mapping[str, Any]] = {"resolution": "3"}

@@ -36,6 +36,7 @@ class Trajectory(Probe):
     """
 
     name: ClassVar[str] = "trajectory"
+    places: ClassVar[Mapping[str, Sequence[str]]] = {"run": ()}
     several: ClassVar[str] = "run"
     checkpoints: ClassVar[str] = "folder of a run's snapshots, or the snapshots in order"
     split: ClassVar[str] = "train"

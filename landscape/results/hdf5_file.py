@@ -258,7 +258,7 @@ def check(path: Path, *, writable: bool = False, content: bool = True) -> None:
         _require_permission(path, writable)
         return
     if not h5py.is_hdf5(path):
-        what = "another --out, or move it away" if writable else "a file that a probe wrote, or another --out"
+        what = "another --out, or move it away" if writable else "a file that a probe wrote"
         raise ValueError(f"{path} is not an HDF5 file; give {what}")
     with naming_damage(path), reading(path) as file:
         version = file.attrs.get("format")

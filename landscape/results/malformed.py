@@ -51,8 +51,8 @@ def readable(
                 "--debug shows where"
             ) from error
         raise ValueError(
-            f"{path}: {printable(which)} is not as landscape writes it ({_reason(error)}); measure it again with "
-            f"another --out, {advice}"
+            f"{path}: {printable(which)} is not as landscape writes it ({_reason(error)}); measure it again "
+            f"into another file, {advice}"
         ) from error
 
 

@@ -9,8 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from landscape.options import alternatives, did_you_mean
-from landscape.studies import merged, study
+from landscape.options import alternatives, did_you_mean, require
+from landscape.probe import Probe
+from landscape.studies import edge_of_stability, merged, study
 from landscape.studies.claims import FullBatch, Network
 
 Table: TypeAlias = Mapping[str, Any]
@@ -74,11 +75,20 @@ def refuse(wrong: bool, text: str) -> None:
 
 @contextmanager
 def within(where: str) -> Iterator[None]:
-    """Name the place in every error, which is one of the file and so no usage error."""
+    """Name the place in every error, which is one of the file and so no usage error; options become the file's keys."""
     try:
         yield
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{where}: {error}") from error
+    except (ValueError, TypeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # raised by the system, about a file
+            raise
+        raise ValueError(f"{where}: {with_keys(str(error))}") from error
+
+
+def with_keys(message: str) -> str:
+    """A message with keys of the file for options, unless they are of a command that it names, or of studies alone."""
+    command, studies = r"landscape [a-z][^;,()]*", "out|workers|scheduler|shard|debug"
+    option = rf"(?<![\w-])--(?!(?:{studies})\b)(?:no-)?([a-z][a-z-]*)"
+    return re.sub(f"{command}|{option}", lambda at: at[1].replace("-", "_") if at[1] else at[0], message)
 
 
 NAME = r"\w[\w .+-]*"  # of a network
@@ -113,6 +123,7 @@ def _recipe_fields() -> set[str]:
 def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
     from landscape import models
     from landscape.data import recipes
+    from landscape.training.train import check_request
 
     own = _recipe_fields()
     with within(f"[networks.{name}]"):
@@ -137,6 +148,9 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
             names = [each.name for each in fields(FullBatch)]
             arguments = {key: value for key, value in one.items() if key not in names}
             of_name: Any = {key: value for key, value in one.items() if key in names}
+            lacking = ", ".join(key for key in ("optimizer", "sharpness", "steps", "every") if key not in one)
+            refuse(bool(lacking), f"full_batch lacks {lacking}")
+            require_known(one["sharpness"], edge_of_stability.THRESHOLDS, "sharpness")
             return Network(name, seeds=seeds, full_batch=FullBatch(arguments=arguments, **of_name))
         refuse("model" not in how, "it has neither a model to train nor files")
         accepted = models.accepts(how["model"])
@@ -148,13 +162,14 @@ def _network(name: str, table: Table, defaults: Table, folder: Path) -> Network:
         recipe = how.get("recipe", recipes.default_recipe(how["model"]))
         epochs = how.get("epochs", recipes.RECIPES[recipe].epochs if recipe in recipes.RECIPES else 1)
         overrides = {"epochs": max(min(epochs, 1), round(epochs * relative.get("epochs", 1.0))), **overrides}
-        recipes.recipe(recipe, **overrides)
         fraction = float(f"{how.get('fraction', 1.0) * relative.get('fraction', 1.0):.6g}")  # 0.2 x 0.2 is 0.04
+        check_request(how["model"], recipes.recipe(recipe, **overrides), fraction)
         given = {key: tuple(value) if isinstance(value, list) else value for key, value in how.get("args", {}).items()}
         arguments = {key: None if value == "none" else value for key, value in given.items()}
+        models.arguments_of(how["model"], arguments)  # fails for a value of another type
         return Network(
             name, how["model"], arguments, seeds=seeds, recipe=recipe, fraction=fraction, overrides=overrides,
-            group=how.get("group", ""), measured=how.get("measure", True),
+            load=loading_of(how), group=how.get("group", ""), measured=how.get("measure", True),
         )  # fmt: skip
 
 
@@ -172,11 +187,32 @@ def given_networks(places: Sequence[str], table: Table, paths: Sequence[Path | N
 
 def loading_of(table: Table) -> Table:
     """The options that a table loads networks with."""
+    options = dict(table.get("load", {}))
+    with within("load"):
+        check_loading(options)
+    return options
+
+
+def check_loading(options: Table) -> None:
+    """Raise a ValueError or FileNotFoundError for an unknown option of loading, or a wrong value; nothing is read."""
+    from landscape.data import check_name, recipes
+    from landscape.subject.losses import loss_of
     from landscape.subject.spec import Spec
 
-    for name in table.get("load", {}):
-        require_known(name, [one.name for one in fields(Spec) if one.name != "checkpoint"], "load")
-    return dict(table.get("load", {}))
+    for name in options:
+        require_known(name, [one.name for one in fields(Spec) if one.name != "checkpoint"])
+    spec = Spec(**options)
+    for value, check in ((spec.data, check_name), (spec.recipe, recipes.recipe), (spec.loss, loss_of)):
+        if isinstance(value, str) and value and (check is not loss_of or ":" not in value):  # a user's is imported
+            check(value)
+
+
+def check_places(probe: Probe) -> None:
+    """Raise a ValueError where an option of a probe names nothing that is there, or that a study might make in time."""
+    for name, words in probe.places.items():
+        known = alternatives([*words, "a path"])
+        for part in filter(None, getattr(probe, name).split(",")):
+            require(part in words or "/" in part or Path(part).exists(), name, part, f"{known} that exists")
 
 
 def over_of(where: str, table: Table) -> Table:

@@ -19,6 +19,7 @@ import xarray as xr
 from landscape.probe import NotApplicable
 from landscape.results.journal import Busy
 from landscape.studies import claims, edge_of_stability, merged
+from landscape.studies.network_tables import with_keys, within
 
 Train: TypeAlias = Callable[..., Path]
 Report: TypeAlias = Callable[[int, int], None]
@@ -38,6 +39,13 @@ class Step(NamedTuple):
     @property
     def name(self) -> str:
         return name_of(self.network.name, self.seed, self.key)
+
+    @property
+    def place(self) -> str:
+        """The table of the study's file that asks for it, and of what."""
+        if self.measurement is None:
+            return f"[networks.{self.network.name}]"
+        return f"[measure.{self.key}] of {self.name.removesuffix(f' {self.key}')}"
 
 
 class Done(NamedTuple):
@@ -77,16 +85,17 @@ class Setting:
         from landscape.training.train import Diverged
 
         began, there = time.monotonic(), False
-        try:
-            if step.key == TRAINING:
-                folder = claims.run_folder(self.out, step.network.name, step.seed)
-                there, result = (folder / "final.pt").exists(), None
-                self._train(step.network, step.seed, folder, report)
-            else:
-                result = self._measured(step, report)
-        except (Diverged, NotApplicable) as error:
-            return Done(time.monotonic() - began, why=str(error))
-        return Done(time.monotonic() - began, result, anew=not there)
+        with within(step.place):
+            try:
+                if step.key == TRAINING:
+                    folder = claims.run_folder(self.out, step.network.name, step.seed)
+                    there, result = (folder / "final.pt").exists(), None
+                    self._train(step.network, step.seed, folder, report)
+                else:
+                    result = self._measured(step, report)
+            except (Diverged, NotApplicable) as error:
+                return Done(time.monotonic() - began, why=with_keys(str(error)))
+            return Done(time.monotonic() - began, result, anew=not there)
 
     def _train(self, one: claims.Network, seed: int, folder: Path, report: Report | None) -> None:
         self.train(

@@ -196,8 +196,13 @@ def _measurement(name: str, table: Table, configure: Configure, known: dict[str,
         special = SPECIAL.get(probe, ())
         if probe not in ("metrics", "evaluate"):
             usual = {key: value for key, value in options.items() if key not in special}
-            known[name] = configure(probe, preset, merged(usual, otherwise))
-        refuse(probe == "evaluate" and "passes" not in options, "evaluate needs passes, such as passes = 1")
+            for of in (usual, merged(usual, otherwise)):
+                known[name] = configure(probe, preset, of)
+        elif probe == "evaluate":
+            refuse("passes" not in options, "evaluate needs passes, such as passes = 1")
+            network_tables.check_loading({key: value for key, value in options.items() if key not in special})
+        else:
+            refuse(bool(options), f"metrics are the trainer's own and have no options, got {', '.join(options)}")
         options |= {"preset": preset} if preset else {}
         return Measurement(probe, options, snapshot, tuple(networks), otherwise, tuple(others))
 

@@ -184,6 +184,7 @@ class Spec:
         at_least("mc_dropout", self.mc_dropout, 0)
         one_of("split", self.split, ("train", "test"))
         one_of("outputs", self.outputs or "logits", ("logits",))
+        one_of("weights", self.weights, get_args(Weights))
         one_of("adapter", self.adapter, get_args(Adapter))
         for name in ("batch_size", "image_size", "block_size"):
             if (value := getattr(self, name)) is not None:

@@ -53,7 +53,7 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RuntimeError(
-                    f"another process is training in {folder}; wait for it, or give this run another --name or --out"
+                    f"another process is training in {folder}; wait for it, or give this run another --out"
                 ) from None
         yield
     finally:
@@ -93,7 +93,7 @@ def refuse_another_run(folder: Path, identity: RunIdentity) -> None:
             shown = ", ".join(
                 f"{name} {there.get(name)} in the folder, {here.get(name)} requested" for name in differing[:3]
             )
-            raise AnotherRun(f"{folder} holds another run ({shown}); give this one another --name or --out")
+            raise AnotherRun(f"{folder} holds another run ({shown}); give this one another --out")
 
 
 def recorded_memory_format(folder: Path) -> str | None:

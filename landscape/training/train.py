@@ -150,15 +150,20 @@ def _check_options(
 ) -> None:
     at_least("snapshots", snapshots, 0)
     one_of("snapshot_dtype", snapshot_dtype, ("fp32", "fp16"))
-    require(0 < fraction <= 1, "fraction", fraction, "above 0 and at most 1")
-    validated(recipe)
-    models.accepts(model)  # an unknown name ends here, before any data is read
-    objectives.refuse_model(recipe, model)
+    check_request(model, recipe, fraction)
     if snapshot_optimizer and recipe.objective != "classification":
         raise OptionError(
             f"--snapshot-optimizer keeps the state of all weights, and --objective {recipe.objective} stores its "
             "encoder alone; leave it out"
         )
+
+
+def check_request(model: str, recipe: Recipe, fraction: float) -> None:
+    """Raise a ValueError for what cannot be trained, before any data is read."""
+    require(0 < fraction <= 1, "fraction", fraction, "above 0 and at most 1")
+    validated(recipe)
+    models.accepts(model)  # fails for an unknown name
+    objectives.refuse_model(recipe, model)
 
 
 def _check_training_set(images: Images, data: str, recipe: Recipe, processes: ProcessGroup) -> None:
@@ -329,5 +334,5 @@ def _diverged(run: _Run, step: int, loss: float) -> Diverged:
     good = f"the last good snapshot is {newest}" if newest else "there is no snapshot yet"
     return Diverged(
         f"the loss became {loss} at epoch {epoch + 1}, step {within + 1}; {good}; "
-        f"lower --lr (now {run.trainer.recipe.lr}) and give the new run another --name or --out"
+        f"lower lr (now {run.trainer.recipe.lr}) and give the new run another --out"
     )

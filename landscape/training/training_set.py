@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from landscape import data as datasets
 from landscape.data.dataset import Images
+from landscape.data.numpy_files import is_tokens
 
 LEAST_AREA = 0.2  # of the crop, relative to the image
 LONGEST = 4 / 3  # side ratio of the crop
@@ -98,12 +99,14 @@ def splits(
         FileNotFoundError: the data do not exist.
         ValueError: they are not square images with classes, or their splits do not fit together.
     """
+    needs = "training needs square images (N, C, H, H) and int64 classes (N,)"
+    if is_tokens(data):
+        raise ValueError(f"{data} holds tokens; {needs}")
     training = datasets.load(data, root=root, split="train", image_size=image_size)
     inputs, targets = training.inputs, training.targets
     if inputs.ndim != 4 or inputs.shape[2] != inputs.shape[3] or targets.ndim != 1 or targets.dtype != torch.int64:
         raise ValueError(
-            f"{data} gives inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} of {targets.dtype}; "
-            "training needs square images (N, C, H, H) and int64 classes (N,)"
+            f"{data} gives inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} of {targets.dtype}; {needs}"
         )
     size = inputs.shape[-1]
     if image_size not in (None, size):
