@@ -118,7 +118,9 @@ def test_a_damaged_file_of_the_trainer_is_not_left_out(tmp_path: Path) -> None:
 def test_a_run_that_went_nowhere_is_refused(tmp_path: Path) -> None:
     ours(tmp_path / "init.pt", epoch=0, seed=1)
     ours(tmp_path / "final.pt", epoch=5, seed=1)
-    with pytest.raises(ValueError, match=r"holds 1 different snapshots of .*, expected at least two; train with"):
+    with pytest.raises(
+        ValueError, match=r"holds 1 different snapshots of .*, expected at least two; write some by landscape train"
+    ):
         snapshots.of_run(tmp_path)
 
 
