@@ -419,6 +419,22 @@ def test_normalised_logits_have_mean_zero_and_norm_one() -> None:
         run_probe(Flatness(normalize_logits=True, measures="sam"), single)
 
 
+def test_a_loss_of_several_outputs_has_no_measure_of_the_logits_alone() -> None:
+    class Two(nn.Linear):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"logits": super().forward(x), "other": x}
+
+    def of_both(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return (outputs["logits"].sum(dim=1) - outputs["other"].sum(dim=1) - targets).square()
+
+    data = (torch.arange(12.0).reshape(4, 3) / 12, torch.arange(4) % 2)
+    subject = landscape.load(Two(3, 2), data=data, loss=of_both)
+    with pytest.raises(NotApplicable, match=r"--measures relative-flatness needs .* a loss per sample of them;"):
+        measured(subject, "relative-flatness")
+    with pytest.raises(ValueError, match="a loss of the logits alone, got one of the dict"):
+        run_probe(Flatness(normalize_logits=True, measures="sam"), subject)
+
+
 @pytest.mark.slow
 def test_numbers_do_not_depend_on_which_measures_are_asked_for_or_on_weight_decay() -> None:
     subject = tanh_net()

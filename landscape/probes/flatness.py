@@ -234,7 +234,7 @@ def _inapplicable(subject: Subject) -> dict[str, str]:
     if bool(right.isnan().any()):
         found["pac-bayes-sigma"] = "a classification error, which this loss does not define"
     if not has_relative_flatness(subject):
-        found["relative-flatness"] = "logits (N, classes) of a linear layer, one network and a loss per sample"
+        found["relative-flatness"] = "logits (N, classes) of a linear layer, one network and a loss per sample of them"
     if subject.traits.mean_only or subject.traits.coupled:
         found["fisher-rao"] = "a loss per sample, and this one gives the mean of a mini-batch"
     for name, needs in found.items():

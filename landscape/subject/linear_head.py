@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from landscape.data.structure import Forward, Nested, logits_in, logits_or_none
+from landscape.data.structure import Forward, Nested, logits_in
 from landscape.options import OptionError
 from landscape.subject.subject import Subject
 
@@ -36,12 +36,18 @@ def with_normalised_logits(subject: Subject) -> Subject:
 
     Raises:
         OptionError: its predictions are averages over dropout masks.
-        ValueError: it gives one output per sample, which has no direction.
+        ValueError: it gives one output per sample, which has no direction, or a loss takes more than the logits.
     """
     if subject.members:
         raise OptionError("--normalize-logits is for one network, --mc-dropout averages several; give one of them")
     with subject.evaluating():
-        logits = logits_in(subject.outputs(subject.example()[0]))
+        outputs = subject.outputs(subject.example()[0])
+    if not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"--normalize-logits needs a loss of the logits alone, got one of the {type(outputs).__name__} that the "
+            "model returns; leave it out"
+        )
+    logits = logits_in(outputs)
     if logits.dim() != 2 or logits.shape[1] < 2:
         raise ValueError(
             f"--normalize-logits needs logits (N, classes) of at least 2 classes, got outputs {tuple(logits.shape)}; "
@@ -53,7 +59,7 @@ def with_normalised_logits(subject: Subject) -> Subject:
 def linear_head(subject: Subject, inputs: Nested) -> tuple[nn.Linear, Tensor, Tensor] | None:
     """That layer with what it was given, (N, ..., features), and its logits (N, ..., classes); None if there is none.
 
-    A layer that runs several times in a forward pass is none.
+    A layer that runs several times in a forward pass is none, nor is one of several outputs that a loss takes together.
     """
     found: list[tuple[nn.Linear, Any, Tensor]] = []
 
@@ -65,9 +71,9 @@ def linear_head(subject: Subject, inputs: Nested) -> tuple[nn.Linear, Tensor, Te
         for module in subject.model.modules():
             if type(module) is nn.Linear:
                 hooks.enter_context(module.register_forward_hook(note))
-        logits = logits_or_none(subject.outputs(inputs))
+        logits = subject.outputs(inputs)
     calls = [module for module, *_ in found]
     head, given = next(((module, given) for module, given, returned in found if returned is logits), (None, ()))
-    if head is None or logits is None or calls.count(head) != 1 or not given:
+    if head is None or calls.count(head) != 1 or not given:
         return None
     return head, given[0], logits
