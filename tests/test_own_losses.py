@@ -18,6 +18,7 @@ from landscape.products.vectors import flat
 from landscape.results.headline_numbers import measured
 from landscape.results.protocols import protocol_of
 from landscape.subject.loading.load import load
+from landscape.subject.losses import class_accuracy
 
 
 @pytest.mark.slow
@@ -254,6 +255,16 @@ def test_a_loss_of_the_batch_gets_entries_that_the_model_does_not_take(form: str
     model = nn.Linear(3, 2)
     wanted = (parts["w"] * F.cross_entropy(model(parts["x"]), parts["y"], reduction="none")).mean().item()
     assert metrics_of(load(model, data=data, loss=weighted_entropy))["loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "first"), [((2, 3, 2, 2), 1), ((2, 4, 3), 2)])
+def test_targets_that_are_no_class_of_the_outputs_do_not_count_as_wrong(shape: tuple[int, ...], first: int) -> None:
+    outputs = drawn(*shape)
+    targets = outputs.argmax(dim=first)
+    targets.view(2, -1)[:, 1:3] = torch.tensor([[255, -100], [3, 0]])
+    right = (outputs.argmax(dim=first) == targets).view(2, -1).double()
+    wanted = [1.0, right[1, [0, 2, 3]].mean().item()]  # of the last image 3 numbers are classes
+    assert class_accuracy(outputs, targets).tolist() == pytest.approx(wanted)
 
 
 def test_a_loss_of_targets_that_are_no_classes_has_no_accuracy_and_says_so() -> None:

@@ -182,16 +182,17 @@ def _rows(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Whether each sample's largest logit is that of its class, (N,); for a sequence, the share of such tokens.
 
-    Tokens with a negative target are padding and do not count. For dense prediction, the share of the labelled pixels.
+    Tokens whose target is no class, negative or beyond the outputs, are padding and do not count. For dense prediction,
+    the share of the labelled pixels, likewise: a loss of one's own may leave out a number such as 255.
 
     NaN if the targets are not classes.
     """
     if outputs.dim() == 4 and are_masks(targets) and outputs.shape[2:] == targets.shape[1:]:
-        hits = (outputs.argmax(dim=1) == targets).flatten(1).double().sum(dim=1)  # a negative class is never predicted
-        return hits / (targets >= 0).flatten(1).sum(dim=1)
+        hits = (outputs.argmax(dim=1) == targets).flatten(1).double().sum(dim=1)  # another number is never predicted
+        return hits / _labelled(outputs, targets).flatten(1).sum(dim=1)
     if outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]:
         hits = (outputs.argmax(dim=2) == targets).double().sum(dim=1)  # of padding, a class is never predicted
-        return hits / (targets >= 0).sum(dim=1)
+        return hits / _labelled(outputs.transpose(1, 2), targets).sum(dim=1)
     if outputs.dim() != 2 or outputs.shape[1] < 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
         return undefined_accuracy(outputs, targets)
     if not targets.is_floating_point() and targets.dim() != 1:
@@ -201,6 +202,11 @@ def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         return right
     shares = ((targets.sum(dim=1) - 1).abs() < 1e-3) & (targets >= 0).all(dim=1)  # other real numbers are no classes
     return torch.where(shares, right.double(), torch.nan)
+
+
+def _labelled(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Which targets (N, ...) are one of the classes of outputs (N, classes, ...)."""
+    return (targets >= 0) & (targets < outputs.shape[1])
 
 
 def class_indices(targets: Tensor) -> Tensor:
