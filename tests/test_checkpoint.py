@@ -30,6 +30,7 @@ from landscape.checkpoints.checkpoint import (
 )
 from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.state_dict_loading import load_into
+from landscape.subject.loading.load import load
 
 KEYS = ["format", "model", "model_args", "state_dict", "data", "recipe", "epoch", "metrics", "seed", "versions"]
 
@@ -250,6 +251,24 @@ def test_a_mismatch_lists_what_is_missing_and_what_is_unexpected(tmp_path: Path,
     with pytest.raises(ValueError, match=r"1 missing keys \(3.bias\), 1 unexpected keys \(extra.weight\); .*--model"):
         load_into(model, found)
     assert_same(dict(model.state_dict()), before)
+
+
+def test_weights_that_the_first_pass_would_make_have_the_shapes_of_the_file(tmp_path: Path) -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 2))
+
+    trained, inputs = lazy(), torch.rand(5, 3)
+    trained(inputs)
+    weights = {f"module.{name}": tensor for name, tensor in trained.state_dict().items()}
+    model = lazy()
+    load_into(model, read_checkpoint(saved(tmp_path / "lazy.pt", weights)))
+    assert_same(dict(model.state_dict()), dict(trained.state_dict()))
+    assert torch.equal(model.eval()(inputs), trained.eval()(inputs))
+    del weights["module.0.weight"]
+    with pytest.raises(ValueError, match=r"1 missing keys \(0.weight\)"):
+        load_into(lazy(), read_checkpoint(saved(tmp_path / "less.pt", weights)))
+    fresh = load(lazy(), data=(inputs, torch.zeros(5).long()))
+    assert fresh.objective(0).isfinite()
 
 
 # --- files that would run code ---

@@ -80,7 +80,7 @@ def load_into(
         ValueError: keys are missing or unexpected, or shapes differ; lists the first few of each, and the prefix with
             which most match. With `allow_missing`: none matches.
     """
-    wanted = model.state_dict()
+    wanted = _sized(model, checkpoint)
     given, found, renamed = _matched(model, wanted, checkpoint)
     _refuse_another_average(checkpoint, found)
     if (found.missing or found.unexpected) and not allow_missing and _converts(model):
@@ -117,6 +117,20 @@ def load_into(
     model.load_state_dict({name: given[own] for name, own in found.names.items()}, strict=False)
     taken = ", ".join(filter(None, (checkpoint.taken, renamed, found.words)))
     return replace(checkpoint, taken=taken, missing=found.missing)
+
+
+def _sized(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The model's state dict, in which weights that its first pass would make have the shapes that the file states.
+
+    Those that the file lacks stand as empty.
+    """
+    wanted: dict[str, Any] = model.state_dict(keep_vars=True)
+    lazy = [name for name, tensor in wanted.items() if nn.parameter.is_lazy(tensor)]
+    names = match_keys(checkpoint.state_dict, wanted, checkpoint.weights).names if lazy else {}
+    for name in lazy:
+        if name in names:
+            wanted[name].materialize(checkpoint.state_dict[names[name]].shape)
+    return {n: torch.empty(0) if nn.parameter.is_lazy(tensor) else tensor for n, tensor in model.state_dict().items()}
 
 
 def _converts(model: nn.Module) -> bool:

@@ -69,7 +69,7 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        if buffer is not None and not nn.parameter.is_lazy(buffer)  # which the first pass makes
     ]
     try:
         for p, *_ in parameters:
