@@ -199,6 +199,10 @@ def test_impossible_requests_are_errors() -> None:
         PROBE.plan(replace(_subject(), spec=Spec(split="train")))
     with pytest.raises(ValueError, match="the subject's data have no other split"):
         PROBE.plan(replace(_subject(), origin=Origin()))
+    masked = [{"x": torch.rand(4, 3), "mask": torch.ones(4, 3)}]
+    two = landscape.load(nn.Linear(3, 2), data=masked, loss=lambda outputs, batch: outputs[:, 0])
+    with pytest.raises(ValueError, match="needs samples of one input and one class each"):
+        training_samples(two, "all")
     subject = _subject()
     assert subject.images is not None
     real = replace(subject.images, targets=torch.rand(60, dtype=torch.float64))

@@ -240,11 +240,14 @@ def test_a_module_in_half_precision_is_measured_by_a_copy_that_follows_it(caplog
                 p.mul_(1.5)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
 def test_a_compiled_or_replicated_module_is_measured_by_itself() -> None:
     model = network()
     compiled = torch.compile(model, backend="eager")
     for wrapped in (compiled, nn.DataParallel(model), nn.DataParallel(compiled)):
         assert landscape.load(wrapped, **FEW).model is model
+    script = torch.jit.script(nn.Linear(3, 2))
+    assert landscape.load(script, data=(torch.ones(4, 3), torch.arange(4) % 2)).model is script
 
 
 @pytest.mark.slow

@@ -73,7 +73,9 @@ def pooled(layer: Layer, tensor: Tensor, pool: str, counted: Tensor | None = Non
 def training_samples(subject: Subject, samples: str) -> Subject:
     """The samples to fit on, none of which are scored."""
     scored = subject.images
-    _refuse_other_than_classes(subject.batches[0][1] if scored is None else scored.targets)
+    targets = subject.batches[0][1] if scored is None else scored.targets
+    if isinstance(targets, Tensor):
+        _refuse_other_than_classes(targets)
     train = other_samples.on_split(subject, "train", samples)
     fit = train.images
     if fit is None or scored is None:

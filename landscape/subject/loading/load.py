@@ -249,7 +249,7 @@ def unwrapped(module: nn.Module, *, divided: bool = False) -> nn.Module:
     """
     process_group.refuse_sharded(module, {"FullyShardedDataParallel"} if divided else process_group.SHARDED)
     replicated = isinstance(module, nn.parallel.DataParallel | nn.parallel.DistributedDataParallel)
-    inner = module.module if replicated else module._modules.get("_orig_mod")
+    inner = module.module if replicated else dict(module.named_children()).get("_orig_mod")
     return unwrapped(inner, divided=divided) if isinstance(inner, nn.Module) else module
 
 
