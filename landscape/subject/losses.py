@@ -187,12 +187,11 @@ def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     NaN if the targets are not classes.
     """
-    if outputs.dim() == 4 and are_masks(targets) and outputs.shape[2:] == targets.shape[1:]:
-        hits = (outputs.argmax(dim=1) == targets).flatten(1).double().sum(dim=1)  # another number is never predicted
-        return hits / _labelled(outputs, targets).flatten(1).sum(dim=1)
-    if outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]:
-        hits = (outputs.argmax(dim=2) == targets).double().sum(dim=1)  # of padding, a class is never predicted
-        return hits / _labelled(outputs.transpose(1, 2), targets).sum(dim=1)
+    pixels = outputs.dim() == 4 and are_masks(targets) and outputs.shape[2:] == targets.shape[1:]
+    if pixels or (outputs.dim() == 3 and not targets.is_floating_point() and targets.shape == outputs.shape[:2]):
+        logits = outputs if pixels else outputs.transpose(1, 2)
+        hits = (logits.argmax(dim=1) == targets).flatten(1).double().sum(dim=1)  # of padding, none is predicted
+        return hits / ((targets >= 0) & (targets < logits.shape[1])).flatten(1).sum(dim=1)
     if outputs.dim() != 2 or outputs.shape[1] < 2 or (targets.is_floating_point() and targets.shape != outputs.shape):
         return undefined_accuracy(outputs, targets)
     if not targets.is_floating_point() and targets.dim() != 1:
@@ -202,11 +201,6 @@ def class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         return right
     shares = ((targets.sum(dim=1) - 1).abs() < 1e-3) & (targets >= 0).all(dim=1)  # other real numbers are no classes
     return torch.where(shares, right.double(), torch.nan)
-
-
-def _labelled(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Which targets (N, ...) are one of the classes of outputs (N, classes, ...)."""
-    return (targets >= 0) & (targets < outputs.shape[1])
 
 
 def class_indices(targets: Tensor) -> Tensor:
