@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -21,6 +22,8 @@ import pytest
 import synthetic
 import xarray as xr
 from drawable import ERRORS, EVERYDAY, OF_STUDY, UNFINISHED, VIT, axes_for, result_of, spoilt, stored_in
+from matplotlib.collections import FillBetweenPolyCollection
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -144,6 +147,9 @@ def test_every_figure_has_its_width_and_is_whole_and_readable(study: Path, name:
         page.savefig(drawn, format="rgba")
         if name in EVERYDAY:
             check_layout(page, name)
+    bars = [one for ax in page.axes for one in (*ax.containers, *ax.collections)]
+    if any(isinstance(one, ErrorbarContainer | FillBetweenPolyCollection) for one in bars):
+        assert re.search("interval|quartile|standard deviation|spread", said(page)), "what are the bars or bands?"
     assert page.get_figwidth() in ((style.PAGE,) if name in EVERYDAY else (style.COLUMN, style.PAGE))
     pixels = np.frombuffer(drawn.getvalue(), np.uint8).reshape(
         -1, round(page.get_figwidth() * style.RC["savefig.dpi"]), 4
@@ -225,7 +231,12 @@ def test_a_figure_speaks_of_intervals_where_its_results_have_some(small: Path, n
     for data in [data for data in (whole, without) if not has_intervals(data) and figure.drawable(data)]:
         with theme.applied(theme.SCREEN):
             page = figure.module.page([data], appearance.looks([data]))
-        assert "95 %" not in " ".join(text.get_text() for text in page.texts)
+        assert "95 %" not in said(page)
+
+
+def said(page: Figure) -> str:
+    """What stands below a figure, in one line."""
+    return " ".join(text.get_text().replace("\n", " ") for text in page.texts)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ MEANING = (
     "mini-batches, and the median largest eigenvalue with its quartiles over mini-batches, at snapshots of one run. "
     "Nothing was measured between the snapshots."
 )
+NOTE = "Bands: 95 % intervals over mini-batches, of the largest eigenvalue quartiles of the mini-batches."
 
 
 def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look) -> Sequence[Axes]:
@@ -42,7 +43,7 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     lines = list(runs(results).values())
     last = [results[line[-1]] for line in lines]
     shown = looks_of(last)  # one look per run, not one per snapshot
-    figure, axes = style.beside(last, shown, 3, height=1.9, legend=shown)
+    figure, axes = style.beside(last, shown, 3, height=1.9, legend=shown, note=NOTE)
     for line, look in zip(lines, shown, strict=True):
         draw([results[i] for i in line], axes, look=look)
     axes[0].set_ylim(bottom=-0.03 * axes[0].get_ylim()[1])

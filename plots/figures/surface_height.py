@@ -36,7 +36,7 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look, shift: float = 0.0) -> Axes:
 
 def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
     """All results, one panel per unit of distance, logarithmic where all heights are positive."""
-    figure = style.page(results, looks, height=2.5, legend=looks)
+    figure = style.page(results, looks, height=2.5, legend=looks, note="Bars: 95 % intervals over samples.")
     units = list(dict.fromkeys(_units(data) for data in results))
     panels = figure.subplots(1, len(units), sharey=True, squeeze=False)[0]
     for i, (data, look) in enumerate(zip(results, looks, strict=True)):
