@@ -276,6 +276,9 @@ def test_a_program_is_the_model_itself_on_trust(
     assert "--trust-pickle" in error
     subject = landscape.load(path, **DATA, trust_pickle=True)
     torch.testing.assert_close(outputs(subject), expected(subject))
+    if make is script:
+        program = landscape.load(torch.jit.load(path), **DATA)  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(outputs(program), expected(subject))
     assert exit_code(["line", str(path), *data, "--resolution", "2", "--trust-pickle"]) == 0
     assert exit_code(["hessian", str(path), *data, "--top", "1", "--batch-size", "16", "--trust-pickle"]) == 0
     assert landscape.load(path, **MINE, trust_pickle=True).checkpoint is not None

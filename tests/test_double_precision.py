@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from landscape.probes.hessian import Hessian
 from landscape.products import double_precision, kinks
-from landscape.products.double_precision import DoubleCopy, convolution, double_of
+from landscape.products.double_precision import DoubleCopy, convolution, double_copy, double_of
 from landscape.products.kinks import activation_pattern
 from landscape.subject.subject import Subject
 
@@ -79,6 +79,15 @@ def test_a_copy_follows_the_weights_and_buffers_of_its_model() -> None:
     assert not torch.equal(before[0], after[0])
     for found, expected in zip(after, activation_pattern(model, x), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning", "ignore:The .grad attribute:UserWarning")
+def test_a_copy_of_a_program_is_in_double_precision_too() -> None:
+    model, x = nn.Sequential(torch.jit.script(_net()), nn.Flatten()), torch.randn(6, 3, 9, 9)  # type: ignore[no-untyped-call]
+    copied = double_copy(model)
+    assert all(w.is_leaf and not w.requires_grad and w.dtype is torch.double for w in copied.parameters())
+    torch.testing.assert_close(copied(x.double()), model(x).double())
+    assert all(w.requires_grad and w.dtype is torch.float for w in model.parameters())
 
 
 def test_a_copy_holds_no_weights_between_passes_and_forgets_what_a_pass_stores() -> None:

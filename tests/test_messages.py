@@ -97,6 +97,7 @@ def data(): return torch.randn(16, 4), torch.arange(16) % 3
 def wide(): return torch.randn(16, 5), torch.arange(16) % 3
 def whole(): return torch.randint(0, 3, (16, 4)), torch.arange(16) % 3
 def holes(): return torch.full((16, 4), float("nan")), torch.arange(16) % 3
+def lazy(): return torch.nn.LazyLinear(3)
 def starts_at_minus_one(): return torch.randn(16, 4), torch.arange(16) % 3 - 1
 """
 
@@ -125,6 +126,10 @@ FRESH = ("--model", "mine.py:model", "--data", "mine.py:data")
         (("hessian", "--model", "mine.py:model", "--data", "mine.py:whole"), "which are int64: return inputs.float()"),
         (("hessian", "--model", "mine.py:model", "--data", "mine.py:holes"), "the inputs of the data are not finite"),
         (("hessian", "--model", "mine.py:model", "--data", "mine.py:starts_at_minus_one"), "leave such samples out"),
+        (
+            ("hessian", "--model", "mine.py:lazy", "--data", "mine.py:data"),
+            "weight has no shape yet (a lazy module); call",
+        ),
         (("hessian", "--model", "mine.py:model", "--data", "x.npy"), "--data x.npy,TARGETS.npy"),
         (("hessian", "ok.pt", *FRESH, "--augment"), "give --no-augment"),
         (("hessian", *FRESH, "--batches", "9"), "--batches 1"),

@@ -69,7 +69,13 @@ def double_copy(model: nn.Module) -> nn.Module:
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 doubled[id(value)] = value.detach().double() if value.is_floating_point() else value.detach()
-    return copy.deepcopy(model, doubled)
+    with torch.no_grad():
+        copied = copy.deepcopy(model, doubled)
+        for module in copied.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # which copies its weights by itself, as they are
+                for weight in module.double().parameters():
+                    weight.requires_grad_(False)
+    return copied
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:

@@ -22,7 +22,7 @@ from landscape.subject import losses, mc_dropout, precision, process_group, rest
 from landscape.subject.device import HALF, converted, converted_copy, is_on
 from landscape.subject.device import device as device_of
 from landscape.subject.loading import adaptation, checks, code_identity, next_tokens, preprocessing
-from landscape.subject.loading.model_building import architecture_of, build, with_weights
+from landscape.subject.loading.model_building import architecture_of, build, shaped, with_weights
 from landscape.subject.loading.smoothing import insert, options_of, smoothed
 from landscape.subject.spec import Spec, Split
 from landscape.subject.subject import Origin, Subject
@@ -161,8 +161,8 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
     named, filled = preprocessing.described(spec, stored)
     early = _model_before_images(filled, stored)
     spec, images = preprocessing.resolved(named, filled, stored, given)
+    of = images if isinstance(images, Images) else None
     if stored is not None:
-        of = images if isinstance(images, Images) else None
         if early is None or spec != filled:
             early = None  # its memory is free before another model is built
             early = with_weights(spec, stored, of)
@@ -170,7 +170,7 @@ def load_spec(spec: Spec, objects: Objects = NO_OBJECTS, *, label: str = "") -> 
         if stored.batch_size and isinstance(images, Images):
             checks.refuse_batch_size(stored, spec, len(images))
     else:
-        model = build(spec, None, images if isinstance(images, Images) else None) if module is None else module
+        model = build(spec, None, of) if module is None else shaped(module, "the module")
     first = next(model.parameters(), None)
     if first is None:
         raise ValueError(f"the model ({type(model).__name__}) has no parameters: there is nothing to measure")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from landscape import models
 from landscape.checkpoints.checkpoint import Checkpoint
@@ -32,7 +33,14 @@ def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Mo
     """
     with torch.random.fork_rng(devices=[]):  # a module's own initialisation draws from the global generator
         torch.default_generator.manual_seed(spec.seed)
-        return _built(spec, stored, images)
+        return shaped(_built(spec, stored, images), spec.model)
+
+
+def shaped(module: nn.Module, name: str) -> nn.Module:
+    """The module, rejected where a lazy layer of PyTorch has not seen a sample, which gives its weights a shape."""
+    if lazy := next((key for key, weight in module.named_parameters() if is_lazy(weight)), ""):
+        raise ValueError(f"{name}: {lazy} has no shape yet (a lazy module); call the model on a sample first")
+    return module
 
 
 def architecture_of(stored: Checkpoint | None) -> str:
