@@ -144,8 +144,8 @@ def _in_words(slopes: Sequence[float], curvatures: Sequence[float]) -> str:
                 return f"{said}: an operation has no such derivative in autograd where it is taken, for example {zeros}"
             return (
                 f"{said}: detached terms, stop-gradients, straight-through rounding, checkpointing with "
-                "use_reentrant=True or an autograd function with a backward pass of its own; curvature is that of "
-                "what is differentiated, not of the loss"
+                "use_reentrant=True, an input that is the padding_idx of its embedding, or an autograd function with "
+                "a backward pass of its own; curvature is that of what is differentiated, not of the loss"
             )
     return ""
 
