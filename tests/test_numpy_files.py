@@ -126,7 +126,6 @@ class Hostile:
     ("x", "y", "message"),
     [
         (IMAGES, LABELS[:5], r"inputs \(24, 8, 6, 3\) and targets \(5,\); expected the same number of rows"),
-        (IMAGES, LABELS - 1, "has the target -1; expected class numbers from 0 upward"),
         (IMAGES[..., :2], LABELS, r"uint8 inputs \(24, 8, 6, 2\); expected images \(N, H, W, C\)"),
         (IMAGES, np.array(["cat"] * 24), "the targets are <U3; expected numbers"),
         (IMAGES, np.array([Hostile()] * 24), "it holds Python objects, which are never unpickled"),

@@ -274,3 +274,21 @@ def test_a_loss_of_targets_that_are_no_classes_has_no_accuracy_and_says_so() -> 
     assert found.accuracy.isnull().all()
     assert found.accuracy.attrs["units"] == "undefined"
     assert found.accuracy.attrs["long_name"] == "accuracy (none: outputs and targets are not one class per sample)"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_loss_may_take_class_numbers_below_0_which_have_no_accuracy(whole: bool) -> None:
+    def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (1 - targets * (outputs[:, 1] - outputs[:, 0])).clamp_min(0)
+
+    def of_batch(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return hinge(outputs, batch["target"])
+
+    x, y, model = drawn(SAMPLES, 3), torch.arange(SAMPLES) // (SAMPLES // 2) * -2 + 1, nn.Linear(3, 2)
+    assert y[:2].tolist() == [1, 1]  # what the first samples show
+    subject = load(model, data={"input": x, "target": y} if whole else (x, y), loss=of_batch if whole else hinge)
+    found = metrics_of(subject)
+    assert found["loss"] == pytest.approx(hinge(model(x), y).mean().item(), rel=1e-6)
+    assert "accuracy" not in found
+    with pytest.raises(ValueError, match=r"has the target -1; .* or give the loss of these targets with --loss"):
+        load(model, data=(x, y))

@@ -387,7 +387,6 @@ def failing() -> Iterator[Any]:
         (7, "returned a int; expected a torch Dataset or DataLoader"),
         ({"x": "word"}, "returned a dict; expected a torch Dataset or DataLoader"),
         ({"x": INPUTS, "y": CLASSES[:3]}, "returned tensors with 12, 3 rows; expected the same number in all"),
-        (DataLoader(TensorDataset(INPUTS, CLASSES - 1), batch_size=4), "has the target -1"),
     ],
 )
 def test_what_gives_no_samples_is_explained(made: Any, message: str) -> None:

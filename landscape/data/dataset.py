@@ -321,19 +321,24 @@ def _hashed(samples: Images | BatchList, tensors: Sequence[Tensor], compute: Cal
     return known[1]
 
 
-def number_of_classes(name: str, targets: Tensor) -> int:
-    """Number of classes that targets refer to, 0 for a regression.
-
-    Raises:
-        ValueError: a class number is negative; of several per sample, such as those of tokens, they may be padding.
-    """
+def number_of_classes(targets: Tensor) -> int:
+    """Number of classes that targets refer to, 0 for a regression and other targets of a loss of its own."""
     if targets.is_floating_point():
         return targets.shape[1] if targets.ndim == 2 else 0  # soft labels, or a regression
-    if targets.ndim == 1 and targets.min() < 0:
-        raise ValueError(
-            f"{name} has the target {int(targets.min())}; expected class numbers from 0 upward; leave such samples out"
-        )
-    return int(targets.max()) + 1
+    return 0 if _lowest(targets) < 0 else int(targets.max()) + 1
+
+
+def lowest_target(data: Images | BatchList) -> int:
+    """The lowest of targets that are one integer per sample, which classes have none of below 0; else 0."""
+    every = [data.targets] if isinstance(data, Images) else [targets for _, targets in data.pairs]
+    return min(map(_lowest, every))
+
+
+def _lowest(targets: Nested) -> int:
+    """As `lowest_target`: of several numbers per sample, such as those of tokens, negative ones are padding."""
+    if not isinstance(targets, Tensor) or targets.ndim != 1 or not len(targets):
+        return 0
+    return 0 if targets.is_floating_point() or targets.is_complex() else int(targets.min())
 
 
 def square_side(inputs: Tensor) -> int:

@@ -73,13 +73,13 @@ def _batch_list(wholes: Sequence[Nested], request: Request) -> BatchList:
             got = type(whole).__name__
             raise ValueError(f"{request.name}: a batch is a {got} without tensors; expected tensors in it")
     pairs = [request.read(f"batch {i}", whole) for i, whole in enumerate(wholes)]
-    return BatchList(pairs, wholes, request.name, max(_classes(request.name, targets) for _, targets in pairs))
+    return BatchList(pairs, wholes, request.name, max(_classes(targets) for _, targets in pairs))
 
 
-def _classes(name: str, targets: Nested) -> int:
+def _classes(targets: Nested) -> int:
     if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point():
         return 0
-    return number_of_classes(name, targets)
+    return number_of_classes(targets)
 
 
 def _collated(items: Sequence[Nested], request: Request) -> Nested:

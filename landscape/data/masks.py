@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.data import decoding, memory, sampling
-from landscape.data.dataset import BatchList, Images, number_of_classes, square_side
+from landscape.data.dataset import BatchList, Images, lowest_target, number_of_classes, square_side
 from landscape.data.image_folder import SPLITS, is_picture
 from landscape.data.numpy_files import mapped
 from landscape.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, rgb
@@ -31,11 +31,20 @@ def are_masks(targets: Any) -> bool:
 
 
 def with_class_numbers(data: Images | BatchList) -> Images | BatchList:
-    """The data with 0 and 1 for targets that are False and True."""
+    """The data with 0 and 1 for targets that are False and True.
+
+    Raises:
+        ValueError: a class number is negative.
+    """
 
     def binary(targets: Any) -> bool:
         return isinstance(targets, Tensor) and targets.dtype == torch.bool
 
+    if (lowest := lowest_target(data)) < 0:
+        raise ValueError(
+            f"{data.name} has the target {lowest}; expected class numbers from 0 upward; leave such samples out, or "
+            "give the loss of these targets with --loss"
+        )
     if isinstance(data, Images):
         return replace(data, targets=data.targets.long()) if binary(data.targets) else data
     pairs = [(inputs, targets.long() if binary(targets) else targets) for inputs, targets in data.pairs]
@@ -145,7 +154,7 @@ def load(name: str, *, split: sampling.Split, samples: sampling.Samples, ordered
         rows = sampling.subset(labels, samples, ordered=ordered)
         inputs = _decoded(name, [pictures[row] for row in rows])
         targets = torch.from_numpy(labels[rows])
-        classes = number_of_classes(name, targets)
+        classes = number_of_classes(targets)
         side = square_side(inputs)
         return Images(
             inputs, targets, name, classes, side, IMAGENET_MEAN, IMAGENET_STD,

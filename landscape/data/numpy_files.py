@@ -89,7 +89,7 @@ def _images(name: str, x: np.ndarray, y: np.ndarray, samples: sampling.Samples, 
     wanted = np.array(labels, dtype=_of_torch(labels.dtype))  # a copy in memory: torch has no read-only tensors
     targets = torch.from_numpy(wanted.astype(np.int64) if wanted.dtype.kind in "ui" else wanted)
     mean, std = preprocessing.default_normalisation(inputs)
-    classes = dataset.number_of_classes(name, targets)
+    classes = dataset.number_of_classes(targets)
     return dataset.Images(
         inputs, targets[rows], name, classes, dataset.square_side(inputs), mean, std, counted=True, available=len(x)
     )

@@ -80,8 +80,8 @@ class Request:
         """The samples with normalisation and number of classes; `listed`: class numbers of the whole source."""
         mean, std = default_normalisation(inputs)
         named = _named_classes(source)
-        in_list = 0 if listed is None else number_of_classes(self.name, torch.from_numpy(listed))
-        classes = max(number_of_classes(self.name, targets), named, in_list)
+        in_list = 0 if listed is None else number_of_classes(torch.from_numpy(listed))
+        classes = max(number_of_classes(targets), named, in_list)
         return Images(inputs, targets, self.name, classes, square_side(inputs), mean, std, counted=not named)
 
 

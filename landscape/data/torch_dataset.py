@@ -104,7 +104,7 @@ def _from_pair(request: Request, inputs: Tensor, targets: Tensor) -> Images:
             f"{request.name} returned inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
             "expected the same number of rows in both, at least one"
         )
-    count, classes = parse_count("samples", request.samples, len(inputs)), number_of_classes(request.name, targets)
+    count, classes = parse_count("samples", request.samples, len(inputs)), number_of_classes(targets)
     about = request.name, classes, square_side(inputs)
     return Images(inputs[:count], targets[:count], *about, available=len(inputs))
 

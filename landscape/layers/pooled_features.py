@@ -112,10 +112,10 @@ def _refuse_other_than_classes(targets: Tensor) -> None:
     if targets.is_floating_point():
         if not are_probabilities(targets):
             raise ValueError("a linear classifier needs classes, got real-valued targets; measure it on labelled data")
-    elif targets.ndim != 1:
+    elif targets.ndim != 1 or targets.min() < 0:
         raise ValueError(
-            "a linear classifier needs one class per sample, got several targets; measure it on data with a class per "
-            "image"
+            f"a linear classifier needs one class per sample, got {'several' if targets.ndim != 1 else 'negative'} "
+            "targets; measure it on data with a class per image"
         )
 
 

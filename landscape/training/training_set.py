@@ -99,12 +99,13 @@ def splits(
         FileNotFoundError: the data do not exist.
         ValueError: they are not square images with classes, or their splits do not fit together.
     """
-    needs = "training needs square images (N, C, H, H) and int64 classes (N,)"
+    needs = "training needs square images (N, C, H, H) and int64 classes (N,) from 0 upward"
     if is_tokens(data):
         raise ValueError(f"{data} holds tokens; {needs}")
     training = datasets.load(data, root=root, split="train", image_size=image_size)
     inputs, targets = training.inputs, training.targets
-    if inputs.ndim != 4 or inputs.shape[2] != inputs.shape[3] or targets.ndim != 1 or targets.dtype != torch.int64:
+    classes = targets.ndim == 1 and targets.dtype == torch.int64 and targets.min() >= 0
+    if inputs.ndim != 4 or inputs.shape[2] != inputs.shape[3] or not classes:
         raise ValueError(
             f"{data} gives inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} of {targets.dtype}; {needs}"
         )

@@ -113,7 +113,9 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     subject = with_traits(subject, mean_only=mean_only)
     with fixed_rng(0), subject.evaluating():
         right = subject.losses_and_right(subject.outputs(inputs), targets)[1]
-    subject = with_traits(subject, no_accuracy=bool(right.isnan().all()))
+    data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
+    unclassed = data is not None and dataset.lowest_target(data) < 0  # such as +1 and -1
+    subject = with_traits(subject, no_accuracy=unclassed or bool(right.isnan().all()))
     if not mean_only:
         return subject
     subject = with_traits(subject, coupled=_is_coupled(subject, loss, how))
