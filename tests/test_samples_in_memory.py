@@ -161,8 +161,28 @@ def test_losses_of_padding_are_refused(flat_losses: bool) -> None:
         losses = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none")
         return losses.flatten() if flat_losses else losses
 
-    with pytest.raises(ValueError, match=r"a loss for each of 18 tokens, 7 of which are padding"):
+    with pytest.raises(ValueError, match=r"a loss for each of 18 tokens or pixels, 7 of which have no label"):
         load(Tagger(), data=tagged(), loss=each)
+
+
+def test_losses_of_pixels_without_a_label_are_refused() -> None:
+    masks = torch.zeros(4, 5, 5).long()
+    masks[:, 0] = 255
+    each = nn.CrossEntropyLoss(ignore_index=255, reduction="none")
+    with pytest.raises(ValueError, match=r"50 tokens or pixels, 10 of which have no label; .* / \(targets != 255\)"):
+        load(nn.Conv2d(3, 2, 1), data=(drawn(4, 3, 5, 5), masks), loss=lambda outputs, targets: each(outputs, targets))
+
+
+def test_what_does_not_fit_is_said_in_words() -> None:
+    with pytest.raises(ValueError, match=r"return inputs.float.* or give --mean and --std of pictures"):
+        load(nn.Conv2d(3, 2, 1), data=(torch.zeros(4, 3, 5, 5, dtype=torch.uint8), torch.zeros(4).long()))
+    fields = load(nn.Bilinear(3, 3, 2), data={"input1": drawn(9, 3), "input2": drawn(9, 3), "y": torch.arange(9) % 2})
+    for probe in ("noise", "attack"):
+        with pytest.raises(ValueError, match="got the fields input1, input2; "):
+            measure(probe, fields, out=None, quiet=True)
+    mean = load(nn.Linear(3, 2), data=(drawn(8, 3), torch.arange(8) % 2), loss=lambda outputs, targets: outputs.mean())
+    with pytest.raises(ValueError, match=r"needs 128 mini-batches, .*; raise --samples or lower --batch-size$"):
+        measure("noise-scale", mean, out=None, quiet=True)
 
 
 def test_losses_of_the_real_tokens_have_no_accuracy() -> None:

@@ -132,6 +132,13 @@ class KeywordInputs(dict[str, Nested]):
     """Inputs that a model is called with as keyword arguments."""
 
 
+def kind_of(inputs: Nested) -> str:
+    """What the inputs of a mini-batch are, if they are not one tensor, in words."""
+    if isinstance(inputs, Mapping):
+        return f"the fields {', '.join(map(str, inputs))}"
+    return f"{len(inputs)} inputs" if isinstance(inputs, tuple) else f"a {type(inputs).__name__}"
+
+
 def call_model(model: Callable[..., Any], inputs: Nested) -> Any:
     """What a model returns for the inputs of a mini-batch: one argument, or several, positional or by name."""
     if isinstance(inputs, PositionalInputs):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.data import structure
 from landscape.headline import Headline
 from landscape.layers.fourier import band_pass, published_ring, ring, signs
 from landscape.layers.linear_classifier import with_linear_classifier
@@ -228,7 +229,7 @@ class Noise(Probe):
         """M_f of every band, (band, H, W)."""
         inputs = subject.batches[0][0]
         if not isinstance(inputs, Tensor) or subject.traits.whole == "both":
-            got = "a loss that calls the model" if subject.traits.whole == "both" else f"a {type(inputs).__name__}"
+            got = "a loss that calls the model" if subject.traits.whole == "both" else structure.kind_of(inputs)
             raise ValueError(
                 f"noise is added to the model's input, which has to be one tensor (N, C, H, W); got {got}; "
                 "measure it with a loss of (outputs, targets) on image data"

@@ -178,6 +178,7 @@ def quarter_size(subject: Subject, count: int) -> int:
     if found < QUARTERS * count:
         raise ValueError(
             f"--groups {count} needs {QUARTERS * count} {what}, four per group, got {found}; raise --samples"
+            + ("" if subject.divisible or subject.images is None else " or lower --batch-size")
             + (f", or give at most --groups {found // QUARTERS}" if found >= 3 * QUARTERS else "")
         )
     return found // (QUARTERS * count)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.data import structure
 from landscape.data.dataset import in_unit_range
 from landscape.options import OptionError, require
 from landscape.subject import members, sample_statistics
@@ -88,7 +89,7 @@ def refuse_other_than_pixels(subject: Subject, probe: str) -> None:
         )
     inputs = members.unpositioned(subject.batch(0)[0])
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim != 4:
-        got = f"{tuple(inputs.shape)} {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+        got = f"{tuple(inputs.shape)} {inputs.dtype}" if isinstance(inputs, Tensor) else structure.kind_of(inputs)
         raise ValueError(f"{probe} needs images (N, C, H, W), got {got}; measure it on image data")
     if getattr(subject.batches, "augmentation", None) is not None:
         raise OptionError(f"--augment changes the pixels; drop it: {probe} measures clean images")

@@ -101,7 +101,7 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
         except Exception:
             raise _failed(loss, error, targets) from error
         subject = replace(subject, forward=_logits_of(subject.forward))
-    _refuse_padding(loss, found, targets)
+    _refuse_padding(loss, found, targets, logits)
     if how == "none" and not loss.per_output:
         loss = replace(loss, per_output=True)
         subject = replace(subject, losses=_with_loss(subject, loss).losses)
@@ -305,7 +305,10 @@ def _causes(subject: Subject, inputs: structure.Nested) -> str:
         return "the inputs of --data, which lie as (N, H, W, C): return each as .permute(2, 0, 1), in real numbers"
     if isinstance(inputs, Tensor) and not inputs.is_floating_point():
         kind = str(inputs.dtype).removeprefix("torch.")
-        return f"the inputs of --data, which are {kind}: return inputs.float() if the model takes real numbers"
+        pictures = ", or give --mean and --std of pictures" if kind == "uint8" else ""
+        return (
+            f"the inputs of --data, which are {kind}: return inputs.float() if the model takes real numbers{pictures}"
+        )
     return "the shape of the inputs of --data, --model and --model-arg"
 
 
@@ -323,17 +326,22 @@ def _failed(loss: Loss, error: Exception, targets: structure.Nested = None) -> V
     return ValueError(f"{_named(loss)} failed with {type(error).__name__}: {reason}{hint}")
 
 
-def _refuse_padding(loss: Loss, found: Any, targets: structure.Nested) -> None:
-    """Reject a loss per token that counts padding, whose targets are negative, as samples with the loss 0."""
+def _refuse_padding(loss: Loss, found: Any, targets: structure.Nested, logits: Tensor | None) -> None:
+    """Reject a loss per token or pixel that counts those without a label, negative or no class, as the loss 0."""
     if not isinstance(found, Tensor) or found.dim() == 0:
         return
+    classes = 0 if logits is None or logits.dim() < 3 else logits.shape[1 if logits.dim() == 4 else -1]
     for tensor in structure.tensors_in(targets):
-        padding = 0 if tensor.is_floating_point() or tensor.dim() < 2 else int((tensor < 0).sum())
-        if padding and len(tensor) < tensor.numel() == found.numel():
+        if tensor.is_floating_point() or tensor.dim() < 2 or not len(tensor) < tensor.numel() == found.numel():
+            continue
+        other = (tensor >= classes) & (found.reshape(tensor.shape) == 0) if classes > 1 else torch.zeros_like(tensor)
+        padding = int(((tensor < 0) | other.bool()).sum())
+        if padding:
+            label = f"targets != {int(tensor.max())}" if other.any() else "targets >= 0"
             raise ValueError(
-                f"{_named(loss)} returned {tuple(found.shape)}, a loss for each of {tensor.numel()} tokens, {padding} "
-                "of which are padding (negative targets); return one loss per sample: losses.view(len(targets), -1)"
-                ".sum(1) / (targets >= 0).flatten(1).sum(1)"
+                f"{_named(loss)} returned {tuple(found.shape)}, a loss for each of {tensor.numel()} tokens or pixels, "
+                f"{padding} of which have no label; return one loss per sample: "
+                f"losses.view(len(targets), -1).sum(1) / ({label}).flatten(1).sum(1)"
             )
 
 
