@@ -4,6 +4,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from PIL import Image
@@ -133,8 +134,27 @@ def measure(folder: Path) -> None:
                 )
 
 
+def photograph(path: Path) -> None:
+    """Save what Chromium shows of the report of CIFAR-10: its head, the first two answers and the surface."""
+    sys.path.append(str(DOCS.parent / "tests"))
+    from browser import browser
+
+    hidden = "#answers > :nth-child(n + 4), #checks, #checkpoints, #trajectory"
+    with TemporaryDirectory() as folder, browser(Path(folder) / "profile") as window:
+        page = Path(folder) / "report.html"
+        command = [sys.executable, "-m", "landscape", "report", DOCS / "examples" / "results" / "cifar10.h5", "--quiet"]
+        subprocess.run([*command, "--out", page], check=True)
+        window.tool("Emulation.setDeviceMetricsOverride", width=1266, height=1210, deviceScaleFactor=1, mobile=False)
+        window.tool("Emulation.setScrollbarsHidden", hidden=True)
+        window.open(page)
+        window.until("return document.querySelector('#trajectory-view svg')")  # which is drawn after the surface
+        window.run(f"for (const part of document.querySelectorAll('{hidden}')) part.style.display = 'none'")
+        Image.fromarray(window.picture().astype("uint8")).save(path, optimize=True)
+
+
 if __name__ == "__main__":
     if "--measure" in sys.argv:
         measure(DOCS.parent / "build" / "wall")
     draw(GALLERY)
+    photograph(GALLERY / "report.png")
     (DOCS / "all-figures.md").write_text(wall())
