@@ -30,7 +30,6 @@ from landscape.checkpoints.checkpoint import (
 )
 from landscape.checkpoints.file_names import label_of
 from landscape.checkpoints.state_dict_loading import load_into
-from landscape.subject.loading.load import load
 
 KEYS = ["format", "model", "model_args", "state_dict", "data", "recipe", "epoch", "metrics", "seed", "versions"]
 
@@ -267,8 +266,6 @@ def test_weights_that_the_first_pass_would_make_have_the_shapes_of_the_file(tmp_
     del weights["module.0.weight"]
     with pytest.raises(ValueError, match=r"1 missing keys \(0.weight\)"):
         load_into(lazy(), read_checkpoint(saved(tmp_path / "less.pt", weights)))
-    fresh = load(lazy(), data=(inputs, torch.zeros(5).long()))
-    assert fresh.objective(0).isfinite()
 
 
 # --- files that would run code ---
