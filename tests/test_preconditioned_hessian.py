@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic import dense_hessian, run_probe, tanh_net
+from analytic import dense_hessian, quadratic, run_probe, symmetric, tanh_net
 
 import landscape
 from landscape.curvature.preconditioner import preconditioner
@@ -72,6 +72,18 @@ def test_the_probe_reads_the_state_beside_the_weights(tmp_path: Path, scope: str
     assert found["facts"]["stability"] == known.definition
     if scope == "batch":
         assert found["sharpness_se"] == pytest.approx(expected[:, 0].std(ddof=1) / math.sqrt(2), rel=1e-3)
+
+
+@pytest.mark.parametrize("which", ["LM", "LA", "both"])
+@pytest.mark.parametrize("top", [1, 2, 4])
+def test_the_ratio_is_that_of_the_largest_eigenvalue_where_those_of_largest_magnitude_are_negative(
+    which: Any, top: int
+) -> None:
+    subject = quadratic(symmetric(torch.cat([torch.tensor([-5.0, -4.0, -3.0]), torch.linspace(-1.0, 2.0, 37)])))
+    probe = Hessian(operator="preconditioned", optimizer="sgd", optimizer_arg=("lr=0.1",), top=top, which=which)
+    found = run_probe(replace(probe, hvp="double-backward"), subject)
+    assert found["ratio"] == pytest.approx(2.0 / (2 / 0.1), rel=3e-3)
+    assert found["sharpness"] == pytest.approx(2.0, abs=float(found["ratio_error"][0]) * 20)
 
 
 def test_weight_decay_is_that_of_the_optimizer(tmp_path: Path) -> None:

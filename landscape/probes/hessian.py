@@ -218,7 +218,9 @@ class Hessian(Probe):
         if self.engine == "pyhessian":
             tol, residual = None, self.tol
         verify = self.verify and self.engine == "lanczos"
-        return Request(self.top, self.which, tol, residual, self.ends, self._nodes, self.eigenvectors, verify)
+        hidden = self.operator == "preconditioned" and self.which == "LM"  # the largest eigenvalue may be none of these
+        ends = min(self.ends, preconditioner.ENDS) if hidden else self.ends
+        return Request(self.top, self.which, tol, residual, ends, self._nodes, self.eigenvectors, verify)
 
     def _at_once(self, subject: Subject, batches: int) -> AbstractContextManager[int]:
         """PyHessian's iteration writes gradients to the model, and other matrices call a user's loss at any time."""
