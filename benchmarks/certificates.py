@@ -76,7 +76,7 @@ NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
 
 @cache
 def network(name: str, seed: int = 0) -> nn.Module:
-    """A network after few steps on the first half of the population."""
+    """A network after few steps on a quarter of the population."""
     torch.manual_seed(seed)
     made, (x, y) = NETWORKS[name]().double(), population()
     steps = torch.optim.Adam(made.parameters(), lr=0.01)
