@@ -156,5 +156,5 @@ if __name__ == "__main__":
     if "--measure" in sys.argv:
         measure(DOCS.parent / "build" / "wall")
     draw(GALLERY)
-    photograph(GALLERY / "report.png")
     (DOCS / "all-figures.md").write_text(wall())
+    photograph(GALLERY / "report.png")  # last, because it needs Chromium and its driver

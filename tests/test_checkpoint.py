@@ -20,6 +20,7 @@ from hostile import Call
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import landscape
 from landscape.checkpoints import raw_files
 from landscape.checkpoints.checkpoint import (
     newest_checkpoint,
@@ -263,6 +264,10 @@ def test_weights_that_the_first_pass_would_make_have_the_shapes_of_the_file(tmp_
     load_into(model, read_checkpoint(saved(tmp_path / "lazy.pt", weights)))
     assert_same(dict(model.state_dict()), dict(trained.state_dict()))
     assert torch.equal(model.eval()(inputs), trained.eval()(inputs))
+    named = "nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 2))"
+    (tmp_path / "mine.py").write_text(f"from torch import nn\ndef lazy(): return {named}\n")
+    how: dict[str, Any] = {"model": f"{tmp_path / 'mine.py'}:lazy", "data": (inputs, torch.arange(5) % 2)}
+    assert_same(dict(landscape.load(tmp_path / "lazy.pt", **how).model.state_dict()), dict(trained.state_dict()))
     del weights["module.0.weight"]
     with pytest.raises(ValueError, match=r"1 missing keys \(0.weight\)"):
         load_into(lazy(), read_checkpoint(saved(tmp_path / "less.pt", weights)))

@@ -33,7 +33,8 @@ def build(spec: Spec, stored: Checkpoint | None, images: Images | None) -> nn.Mo
     """
     with torch.random.fork_rng(devices=[]):  # a module's own initialisation draws from the global generator
         torch.default_generator.manual_seed(spec.seed)
-        return shaped(_built(spec, stored, images), spec.model)
+        module = _built(spec, stored, images)
+        return shaped(module, spec.model) if stored is None else module  # whose file gives the shapes of lazy layers
 
 
 def shaped(module: nn.Module, name: str) -> nn.Module:
@@ -132,4 +133,4 @@ def with_weights(spec: Spec, stored: Checkpoint, images: Images | None) -> tuple
     if model is not stored.module:
         advice = partial(providers.advice, spec.model or stored.model)
         stored = load_into(model, stored, allow_missing=spec.allow_missing, logits=spec.logits, advice=advice)
-    return model, stored
+    return shaped(model, spec.model or stored.model), stored
