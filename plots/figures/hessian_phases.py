@@ -17,7 +17,7 @@ MEANING = (
     "mini-batches, and the median largest eigenvalue with its quartiles over mini-batches, at snapshots of one run. "
     "Nothing was measured between the snapshots."
 )
-NOTE = "Bands: 95 % intervals over mini-batches, of the largest eigenvalue quartiles of the mini-batches."
+NOTE = "Bands: 95 % intervals over mini-batches. Bands of the largest eigenvalue: its quartiles over mini-batches."
 
 
 def draw(data: Sequence[xr.Dataset] | xr.Dataset, axes: Sequence[Axes], *, look: Look) -> Sequence[Axes]:
