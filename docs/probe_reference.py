@@ -1,8 +1,8 @@
 """Directives of what the code itself knows of a probe, so that a page cannot go stale.
 
 `probe-pages GROUP` writes the table of the pages of a group. `probe-reference NAME` writes the defaults, the options,
-the figures with their meaning, and all stored numbers with their units. `results-format VERSION` writes all that the
-results file of a release stores, from a file that it wrote.
+the figures with their meaning, the coverage of the intervals, and all stored numbers with their units. `results-format
+VERSION` writes all that the results file of a release stores, from a file that it wrote.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import gzip
 import io
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,7 @@ class ProbeReference(Directive):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        return [*_defaults(name), *_options(name), *_figures(name), *_quantities(name)]
+        return [*_defaults(name), *_options(name), *_figures(name), *_coverage(name), *_quantities(name)]
 
 
 class ProbePages(Directive):
@@ -100,6 +101,26 @@ def _defaults(name: str) -> list[nodes.Node]:
     if probe.by_process_group:
         text += " torchrun divides its products among several processes."
     return [nodes.paragraph(text=text)]
+
+
+def _coverage(name: str) -> list[nodes.Node]:
+    """The rows of a probe in the certificates, with the conditions of their cases; none for what has no interval."""
+    page = (Path(__file__).parents[1] / "benchmarks" / "CERTIFICATES.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    conditions = {row[0]: row[1] for row in cells if len(row) == 2}
+    rows = [
+        (number.replace("\\|", "|"), conditions[case], f"{redraws} of {redrawn}", coverage.strip("*"))
+        for probe, number, case, redrawn, redraws, *_, coverage in (row for row in cells if len(row) == 9)
+        if probe == name and "[" in coverage
+    ]
+    if not rows:
+        return []
+    head = ("number", "case", "redraws", "share that holds the truth, %")
+    return [
+        nodes.rubric(text="Coverage of the 95 % intervals, as on the page of certificates"),
+        _table(head, rows, code=0),
+    ]
 
 
 def _options(name: str) -> list[nodes.Node]:
