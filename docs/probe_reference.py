@@ -118,7 +118,7 @@ def _coverage(name: str) -> list[nodes.Node]:
         return []
     head = ("number", "case", "redraws", "share that holds the truth, %")
     return [
-        nodes.rubric(text="Coverage of the 95 % intervals, as on the page of certificates"),
+        nodes.rubric(text="Coverage of the intervals (page certificates)"),
         _table(head, rows, code=0),
     ]
 
