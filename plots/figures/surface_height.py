@@ -12,9 +12,9 @@ from landscape.plots.figure import Axes, Figure, Look
 from landscape.statistics.stored import error_of, half_width
 
 MEANING = (
-    "How far the loss rises on average over a circle around the weights, with 95 % intervals over samples as "
-    "bars. A line is one pair of random directions; where several "
-    "pairs differ by more than the bars, the plane matters more than the samples."
+    "How far the loss rises on average over a circle around the weights, linear between the points of the grid, with "
+    "95 % intervals over samples as bars. A line is one pair of random directions; where several pairs differ by more "
+    "than the bars, the plane matters more than the samples."
 )
 
 
