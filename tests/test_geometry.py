@@ -216,6 +216,8 @@ def test_a_simplex_has_collapsed() -> None:
     assert found["class_separation"].value == pytest.approx(1.0, abs=1e-4)
     assert collapse(x, Labels(y), (y + 1) % 4, -simplex)["nc4"].value == 1.0
     assert collapse(x, Labels(y), None, -simplex)["nc3"].value == pytest.approx(4.0, abs=1e-4)
+    signs = collapse(x, Labels(2 * (y % 2) - 1), y % 2, simplex)  # -1 is no class of a classifier
+    assert np.isnan([signs["nc3"].value, signs["nc4"].value]).all()
 
 
 def test_classes_of_one_sample_do_not_count() -> None:

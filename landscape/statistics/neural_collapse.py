@@ -103,7 +103,9 @@ def collapse(
     spread = np.array(replicates).std(axis=0) * math.sqrt(GROUPS - 1)
     found = {name: Estimate(float(value), float(error)) for name, value, error in zip(
         (*names, *also[: own is not None]), values, spread, strict=True)}  # fmt: skip
-    if decisions is not None:
+    if decisions is not None and known.min() < 0:
+        found["nc4"] = UNKNOWN
+    elif decisions is not None:
         other = known[_nearest_mean(x, labels, np.ones((1, len(x))))[0]] != decisions[kept]
         found["nc4"] = Estimate(float(other.mean()), _nc4_error(other, x, labels, decisions[kept]))
     return found
@@ -112,7 +114,8 @@ def collapse(
 def _of_classes(weight: np.ndarray, known: np.ndarray) -> np.ndarray:
     """The rows of some classes; NaN where the classifier does not have them."""
     rows = known.astype(int)
-    return np.asarray(weight[rows] if rows.max() < len(weight) else np.full((len(rows), weight.shape[1]), np.nan))
+    has_all = 0 <= rows.min() <= rows.max() < len(weight)  # not of targets such as +1 and -1, of a loss of their own
+    return np.asarray(weight[rows] if has_all else np.full((len(rows), weight.shape[1]), np.nan))
 
 
 def _sums(x: np.ndarray, units: np.ndarray, labels: Labels, times: np.ndarray) -> _Sums:
