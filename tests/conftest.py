@@ -185,3 +185,13 @@ def command(
     monkeypatch.chdir(trained)
     monkeypatch.delenv("LANDSCAPE_DATA", raising=False)
     return command_here
+
+
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but neither laid out nor written."""
+    from landscape.plots import drawing
+
+    monkeypatch.setattr(
+        drawing, "_save", lambda name, page, folder, formats: [page() and folder / f"{name}.{end}" for end in formats]
+    )

@@ -14,14 +14,24 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
 import synthetic
-import xarray as xr
-from drawable import ERRORS, EVERYDAY, OF_STUDY, UNFINISHED, VIT, axes_for, result_of, spoilt, stored_in
+from drawable import (
+    ERRORS,
+    EVERYDAY,
+    OF_STUDY,
+    UNFINISHED,
+    VIT,
+    axes_for,
+    check_layout,
+    of_networks,
+    result_of,
+    spoilt,
+    stored_in,
+)  # fmt: skip
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -31,57 +41,11 @@ import landscape
 from landscape.options import OptionError
 from landscape.plots import FIGURES, STUDIES, appearance, drawing, study_module, style, theme
 from landscape.plots.figure import checked
-from landscape.plots.figures import park2022
 from landscape.plots.selection import Selection
-from landscape.plots.tidy import _gap, _shown, _touch, tidied
+from landscape.plots.tidy import tidied
 from landscape.probes import PROBES
 from landscape.results import reader
 from landscape.statistics.stored import has_intervals
-
-
-@pytest.fixture
-def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made, but neither laid out nor written."""
-    monkeypatch.setattr(
-        drawing, "_save", lambda name, page, folder, formats: [page() and folder / f"{name}.{end}" for end in formats]
-    )
-
-
-def texts(page: Figure) -> list[Any]:
-    """Texts that a reader sees: what is written in figure and axes, and labels of flat axes, without those of ticks."""
-    shown = [text for part in (page, *page.subfigs) for text in part.texts]
-    shown += [text for legend in page.legends for text in legend.get_texts()]
-    for ax in (ax for ax in page.axes if ax.get_visible()):
-        legend = ax.get_legend()
-        shown += [ax.title, *ax.texts, *(legend.get_texts() if legend else ())]
-        if ax.axison and ax.name == "rectilinear":
-            shown += [ax._left_title, ax._right_title, ax.xaxis.label, ax.yaxis.label]  # type: ignore[attr-defined]
-    return [text for text in shown if text.get_visible() and text.get_text().strip()]
-
-
-def check_layout(page: Figure, name: str) -> None:
-    """No text of a drawn figure is cut off, covers another or is below 6 pt, and labels of ticks do not touch.
-
-    A logarithmic axis has two numbers at least, and powers of ten without factors.
-    """
-    page.dpi = matplotlib.rcParams["savefig.dpi"]
-    boxes = []
-    for ax in page.axes:
-        for side, axis in enumerate((ax.xaxis, ax.yaxis) if ax.name == "rectilinear" else ()):
-            labels = [(label, label.get_window_extent()) for label in _shown(axis)]
-            said = [label.get_text() for label, _ in labels]
-            assert axis.get_scale() != "log" or (len(said) != 1 and r"\times" not in "".join(said)), (name, said)
-            pairs = itertools.pairwise(box for _, box in labels)
-            assert not any(_touch(one, other, side, _gap(page, side)) for one, other in pairs), name
-            boxes += labels if ax.axison and ax.get_visible() else []
-        sizes = [text.get_fontsize() for text in ax.findobj(matplotlib.text.Text) if text.get_text()]
-        assert min(sizes, default=6.0) >= 6.0, name
-    boxes += [(text, text.get_window_extent()) for text in texts(page)]
-    assert [text.get_text() for text, box in boxes if box.x0 < -1 or box.x1 > page.bbox.x1 + 1] == []
-    ends = np.array([[[box.x0, box.y0], [box.x1, box.y1]] for _, box in boxes])  # (text, end, axis)
-    reach = np.minimum(ends[:, None, 1], ends[:, 1]) - np.maximum(ends[:, None, 0], ends[:, 0])  # in pixels
-    one, other = np.nonzero(np.triu(reach.min(axis=-1) > 1, k=1))
-    assert [(boxes[i][0].get_text(), boxes[j][0].get_text()) for i, j in zip(one, other, strict=True)] == []
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -165,13 +129,6 @@ def of_paper() -> list[tuple[str, int, int]]:
     cases = itertools.product(EVERYDAY, (1, 2), (1, 3, 12))
     share = {(1, 3): 1, (2, 3): 12, (1, 1): 6, (2, 1): 6, (1, 12): 8, (2, 12): 8}
     return [case for case in cases if ALL or zlib.crc32(repr(case).encode()) % share[case[1:]] == 0]
-
-
-def of_networks(study: Path, name: str, count: int) -> list[xr.Dataset]:
-    """Results of so many networks for a figure, each under a label of its own."""
-    entry = FIGURES[name]
-    stored = entry.selected([data for group, data in stored_in(study) if group.startswith(f"{entry.probe}/")])
-    return [data.assign_attrs(label=f"{data.attrs['label']} {i}") for i, data in enumerate((12 * stored)[:count])]
 
 
 @pytest.mark.campaign
@@ -332,113 +289,6 @@ def test_files_are_as_wide_as_the_columns_asked_for(quick: Path, tmp_path: Path,
     for path in drawing.draw(quick, tmp_path, figures=("surface_height",), theme=page):
         with Image.open(path) as image:
             assert image.width == round(300 * width)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unsaved")
-def test_the_layout_of_the_paper_holds_every_network_and_names_what_is_missing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    probes = ("surface", "hessian", "fourier", "variance", "lesion")
-    path = synthetic.write(tmp_path / "r.h5", synthetic.NETWORKS, probes=probes)
-    with caplog.at_level("INFO"):
-        drawn = drawing.draw_layout(path, tmp_path, theme=theme.Theme(columns=2))
-    assert [file.stem for file in drawn] == ["park2022_weights", "park2022_spectra", "park2022_features"]
-    assert [r.getMessage() for r in caplog.records] == [
-        "park2022_weights: nothing of landscape trajectory yet",
-        "park2022_spectra: nothing of landscape hessian of early snapshots yet",
-        "park2022_alternet: nothing of landscape lesion of networks that differ in their self-attentions yet",
-        "park2022_alternet: nothing of landscape corruption yet",
-    ]
-    results = [data for name, data in reader.groups(path) if name.startswith("hessian")]
-    parts = park2022.PAGES["park2022_weights"]
-    page = park2022.page(parts, [[], [], park2022.chosen(parts[2], results, appearance.looks(results))])
-    texts = " ".join(" ".join(text.get_text().split()) for text in page.texts)
-    assert "Not measured: landscape surface, landscape trajectory." in texts
-    assert [len(ax.lines) for ax in page.axes] == [3, 3]
-    assert {text.get_text() for text in page.legends[0].get_texts()} == {n.label for n in synthetic.NETWORKS}
-
-
-def of_run(result: xr.Dataset, run: str, stage: str, epoch: float) -> xr.Dataset:
-    spec = json.dumps({"checkpoint": f"{run}/{stage}.pt"})
-    return result.assign_attrs(label=f"{run}-{stage}", spec=spec, epoch=epoch)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(("columns", "count"), [*itertools.product((1, 2), (1, 3, 12))])
-@pytest.mark.parametrize("name", park2022.PAGES)
-def test_a_page_in_the_layout_of_the_paper_is_readable_and_no_higher_than_a_page(
-    study: Path, name: str, columns: int, count: int
-) -> None:
-    parts, found = park2022.PAGES[name], []
-    for part in parts:
-        of = of_networks(study, part.figure, count)
-        if part.choose is park2022.built_up:
-            of = [data.isel(unit=slice(i % 3, None)).assign_attrs(model="one") for i, data in enumerate(of)]
-        else:
-            of = [of_run(one, one.attrs["label"], *at) for one in of for at in (("warmup", 0.5), ("final", 9.0))]
-        found.append(park2022.chosen(part, of, appearance.looks(of)))
-    with theme.applied(theme.Theme(columns=columns)):
-        page = tidied(park2022.page(parts, found))
-        page.dpi = matplotlib.rcParams["savefig.dpi"]
-        page.draw_without_rendering()
-        check_layout(page, name)
-    assert page.get_figwidth() == (style.COLUMN, style.PAGE)[columns - 1]
-    assert page.get_figheight() <= theme.HIGHEST + 1e-9
-
-
-@pytest.mark.slow
-def test_the_layout_of_the_paper_takes_early_spectra_for_one_part_and_the_last_snapshots_for_the_others(
-    study: Path,
-) -> None:
-    spectrum = result_of(study, "hessian")
-    results = [
-        of_run(spectrum, run, stage, epoch)
-        for run in "ab"
-        for stage, epoch in (("final", 9.0), ("init", 0.0), ("warmup", 0.5), ("epoch_005", 5.0))
-    ]
-    results += [spectrum.assign_attrs(label="alone"), of_run(spectrum, "c", "warmup", 1.0)]
-    parts = park2022.PAGES["park2022_spectra"]
-    end, early = (park2022.chosen(part, results, appearance.looks(results)) for part in parts)
-    assert [look.label for _, look in end] == ["a-final", "b-final", "alone", "c-warmup"]
-    assert [(data.attrs["label"], look.label) for data, look in early] == [
-        ("a-warmup", "a-final"), ("b-warmup", "b-final"),
-    ]  # fmt: skip
-    page = park2022.page(parts, [end, early])
-    assert [len(ax.lines) for ax in page.axes] == [4, 4, 2, 2]
-    assert "Early in training: epoch 0.5 of a-final, 0.5 of b-final." in page.caption  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_layout_of_the_paper_shows_the_whole_angle_of_every_run_in_any_order(study: Path, order: int) -> None:
-    wide, narrow = (result_of(study, "trajectory").assign_attrs(label=label) for label in ("wide", "narrow"))
-    wide["angle"][0], narrow["angle"] = 2.0, narrow["angle"].clip(max=1.0)
-    results = [wide, narrow][::order]
-    part = park2022.PAGES["park2022_weights"][1]
-    (ax,) = park2022.page([part], [park2022.chosen(part, results, appearance.looks(results))]).axes
-    assert np.rad2deg(ax.get_xlim()).tolist() == [0, 180]
-
-
-@pytest.mark.slow
-def test_the_layout_of_the_paper_draws_the_accuracy_of_a_model_over_its_self_attentions(study: Path) -> None:
-    alternet, vit = (result_of(study, "lesion", synthetic.NETWORKS[i].label) for i in (2, 0))
-    convolutional = alternet.assign(kind=alternet["kind"].where(alternet["kind"] != "msa", "conv"))
-    built = [
-        data.assign_attrs(label=f"{seed} {data is alternet}", intact_accuracy=accuracy + 0.02 * seed)
-        for data, accuracy in ((alternet, 0.8), (convolutional, 0.7))
-        for seed in (0, 1)
-    ]
-    partial_result = alternet.assign_attrs(label="half", parameters=json.dumps({"layers": ["1"]}))
-    part = park2022.PAGES["park2022_alternet"][0]
-    results = [vit, *built, partial_result]
-    chosen = park2022.chosen(part, results, appearance.looks(results))
-    assert [data.attrs["label"] for data, _ in chosen] == [data.attrs["label"] for data in built]
-    (ax,) = park2022.page([part], [chosen]).axes
-    _, mean = ax.lines[:2]
-    assert list(mean.get_xdata()) == [0, 4]
-    assert list(mean.get_ydata()) == pytest.approx([0.71, 0.81])
-    assert park2022.chosen(part, [vit], appearance.looks([vit])) == []
 
 
 @pytest.mark.slow
