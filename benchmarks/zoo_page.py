@@ -10,6 +10,12 @@ PROBES = {"fourier": "delta_log_amplitude", "variance": "variance", "similarity"
 COLUMNS = (*PROBES, "lesion", "hessian")
 LIBRARIES = ("timm", "torchvision", "transformers", "torch")
 SIGNS = {"number": "x", "partial": "part", "none": "-", "refused": "refused", "failed": "FAILED", "limit": "limit"}
+MEANINGS = {  # of the signs, and of an empty cell
+    "number": "a number for every layer (`hessian`: an eigenvalue)", "partial": "numbers for this share of the layers",
+    "none": "the network has nothing of the kind, such as maps of positions or self-attention",
+    "refused": "one line says why", "failed": "an error of another library",
+    "limit": "not finished within the time or memory of a network", "": "not measured yet",
+}  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -84,17 +90,18 @@ def page(known: Iterable[Row], everything: int) -> str:
     dates = sorted({row["date"] for row in rows})
     text = [
         "# Networks of timm, torchvision and transformers", "",
-        f"What works on {len(rows)} of {everything} networks with random weights, by `benchmarks/zoo.py`, measured "
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))} with {versions}: the smallest member of every family of "
-        "timm, every builder of torchvision for classification, segmentation and detection, and every architecture of "
-        "transformers with a head for image classification, masked or causal language modelling, from a tiny "
-        f"configuration; {len(rows) - len(built)} could not be built so. Four samples of noise; `hessian` on two, with "
-        "two products, compared with differences of gradients only where no number comes out. Of detection the scores "
-        "of classes are measured, as means over anchors, or of a box that is the image in R-CNNs.", "",
-        "x: a number for every layer (`hessian`: an eigenvalue). part: numbers for so many of the layers. -: the "
-        "network has nothing of the kind, such as maps of positions or self-attention. refused: one line says why. "
-        "FAILED: an error of another library. limit: not finished within the time or memory of a network. Empty: not "
-        "measured yet. The reasons stand below, and at the end the versions of this project.", "",
+        f"This page says which probes work on {len(rows)} of {everything} networks with random weights: the smallest "
+        "member of every family of timm, every builder of torchvision for classification, segmentation and detection, "
+        "and every architecture of transformers with a head for image classification, masked or causal language "
+        f"modelling, from a tiny configuration. {len(rows) - len(built)} could not be built this way. Measured by "
+        f"`benchmarks/zoo.py` from {' to '.join(dict.fromkeys((dates[0], dates[-1])))} with {versions}, on four "
+        "samples of noise; `hessian` on two samples, with two products, which are compared with differences of "
+        "gradients only where no number comes out. Of detection networks the scores of the classes are measured, as "
+        "means over anchors, or in R-CNNs of a box that is the image.", "",
+        "| cell | meaning |", "| --- | --- |",
+        *(f"| {SIGNS.get(outcome, '(empty)')} | {meaning} |" for outcome, meaning in MEANINGS.items()), "",
+        "[The reasons](#reasons) for refusals and failures follow the table, and [the versions](#versions) of this "
+        "project that measured the cells end the page.", "",
         "## Shares", "", "| | networks | " + " | ".join(COLUMNS) + " |", "|" + " --- |" * (2 + len(COLUMNS)),
         *shares(built), "", "## Networks", "",
         "| network | layers | with a grid | attentions read | units | " + " | ".join(COLUMNS) + " |",
