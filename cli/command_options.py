@@ -55,7 +55,7 @@ class ProbeCommand(TyperCommand):
         if not everything:
             common = [param for name in COMMON for param in self.params if param.name == name]
             panels = {**{name: panels[name] for name in ("Arguments", OWN) if name in panels}, "Every probe": common}
-        console = Console(highlight=False)
+        console = Console(highlight=False, emoji=False)
         console.print(f" [bold]{escape(self.get_usage(context))}[/]\n\n {self.help}\n")
         for title, params in panels.items():
             table = Table.grid(padding=(0, 1))
@@ -96,7 +96,7 @@ RUN: Mapping[str, Option] = {
     ),
     "memory": option(
         str,
-        "bytes that samples, graphs and stored vectors are planned for, such as 8GiB, no bound of the process; "
+        "memory planned for samples, graphs and stored vectors, such as 8GiB, no bound of the process; "
         "default: what is free",
         "",
         GENERAL,
@@ -104,10 +104,10 @@ RUN: Mapping[str, Option] = {
     "label": option(list[str], "name in the results file, one per checkpoint; repeatable", [], OUTPUT),
     "out": option(Path, "results file", Path("results.h5"), OUTPUT),
     "overwrite": option(bool, "measure again what the file already holds", False, OUTPUT),
-    "fsync": option(bool, "flush each finished unit to the disk: a power cut loses nothing either", False, OUTPUT),
+    "fsync": option(bool, "flush each finished unit to the disk: even a power cut loses nothing", False, OUTPUT),
     "quiet": option(bool, QUIET, False, OUTPUT),
     "verbose": option(bool, VERBOSE, False, OUTPUT),
-    "log": option(Path | None, "append what happens to this file, as JSON lines", None, OUTPUT),
+    "log": option(Path | None, "append events to this file, as JSON lines", None, OUTPUT),
     "debug": option(bool, DEBUG, False, OUTPUT),
 }
 HELP_ALL: Option = (

@@ -43,7 +43,7 @@ def compare(
         ),
     ] = None,
     against: Annotated[
-        str, Option(help="network or group that all others are compared with; default: up to four, every pair")
+        str, Option(help="network or group that all others are compared with; default: every pair of up to four")
     ] = "",
     only: Annotated[list[str], Option(help="only the checkpoint of this label (* is anything); repeatable")] = [],  # noqa: B006
     rows: Rows = "",

@@ -46,7 +46,7 @@ def plot(
     title: Annotated[str, Option(help="title above every figure")] = "",
     style: Annotated[str, Option(help="screen, paper (300 dots per inch) or dark")] = "screen",
     columns: Annotated[
-        int, Option(help="1 or 2 columns of a paper (3.25 or 6.75 in wide, 7 in high, else in parts); 0: as needed")
+        int, Option(help="width: 1 or 2 columns of a paper (3.25 or 6.75 in; above 7 in high, in parts); 0: as needed")
     ] = 0,
     caption: Caption = "text",
     eigenvalues: Annotated[
@@ -89,8 +89,8 @@ def report(
         bool,
         Option(
             "--pictures",
-            help="hold a picture of every figure, for readers without scripts; default: of at most 8 networks, of what "
-            "the page does not draw by itself",
+            help="include a picture of every figure, for readers without scripts; default: with at most 8 networks, of "
+            "the figures that the page does not draw itself",
         ),
     ] = False,
     quiet: command_options.Quiet = False,

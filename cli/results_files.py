@@ -55,7 +55,7 @@ def cite(
     file: Annotated[Path, typer.Argument(help="results file")] = Path("results.h5"),
     debug: command_options.Debug = False,
 ) -> None:
-    """Print a paragraph of methods and the BibTeX of what was measured; the whole is a file that BibTeX reads."""
+    """Print a paragraph of methods and the BibTeX of what was measured; BibTeX can read the whole output."""
     from landscape.results import reader
     from landscape.studies.citation import methods_and_sources
 
@@ -101,7 +101,7 @@ def merge(
     quiet: command_options.Quiet = False,
     debug: command_options.Debug = False,
 ) -> None:
-    """Join results files: every result of each, and of results to the same question the units of all."""
+    """Join results files: keep every result, and combine the units of equal measurements."""
     for line in damaged_files.in_child(lambda: _merged(files, out, prefer), files):
         say(line, quiet=quiet)
     typer.echo(out)

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from landscape.studies.study_file import StudyFile
 
 Option = typer.Option
-app = typer.Typer(no_args_is_help=True, help="Train, measure and compare several networks as one file says.")
-File = Annotated[
-    str, typer.Argument(help="study's file, or the name of one that is shipped, see: landscape study list")
-]
+app = typer.Typer(no_args_is_help=True, help="Train, measure and compare several networks, as described in one file.")
+File = Annotated[str, typer.Argument(help="file of a study, or the name of a bundled one, see: landscape study list")]
 Given = Annotated[list[Path] | None, typer.Argument(help="checkpoints of a study that does not name its own")]
 Out = Annotated[
     Path | None, Option(help="folder for checkpoints, results.h5, study.md, figures; default: the file's name")
@@ -133,7 +131,7 @@ def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debu
 def show(
     file: File, checkpoint: Given = None, out: Out = None, data_root: DataRoot = None, debug: Debug = False
 ) -> None:
-    """Show what of a study is done, what is left, and for how long."""
+    """Show what a study has done, what is left, and how long that takes."""
     from landscape.studies.conduct import Progress, steps_of
 
     study = study_named(file, checkpoint, data_root=data_root)

@@ -139,7 +139,9 @@ class Probe(Protocol):
     # `pair` or `members`.
     several: ClassVar[str] = "each"
     places: ClassVar[Mapping[str, Sequence[str]]] = {}  # options that are paths, and words that they may be instead
-    checkpoints: ClassVar[str] = "checkpoints, or folders of them: a run's stands for its last"  # this in the help
+    checkpoints: ClassVar[str] = (
+        "checkpoints, or folders of them; a run's folder means its last one"  # this in the help
+    )
     staged_by: ClassVar[str] = ""  # the option that makes it decide by stages, see `Stages`
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"park2022": {}}  # parameters and loading options, by name
     smallest: ClassVar[Mapping[str, Any]] = {}  # parameters for the fastest meaningful run, used by tests

@@ -21,7 +21,7 @@ from landscape.results.declared_size import toml_of
 
 LayerPatterns = Annotated[
     tuple[str, ...],
-    "REGEX[:KIND] or file.toml: modules to measure instead of the discovered layers; the kind stream keeps those",
+    "modules to measure instead of the discovered layers: REGEX[:KIND] or file.toml; kind stream: discovered layers",
 ]
 _GRID = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?")
 STREAM = "stream"  # in place of a kind: the discovered layer of that name

@@ -71,7 +71,7 @@ PROBES: dict[str, ProbeEntry] = {
         "Distance, mutual information and diversity of self-attentions, per head.", True,
         sources="park2023what"),
     "attention-maps": ProbeEntry(REPRESENTATIONS, "AttentionPictures",
-        "Where chosen positions of the first images attend, for pictures.",
+        "Where chosen positions of the first images attend, as pictures.",
         sources="park2023what"),
     "tokens": ProbeEntry(REPRESENTATIONS, "Tokens", "Tokens of the first images in the plane, by t-SNE.",
         sources="vandermaaten2008visualizing park2023what"),

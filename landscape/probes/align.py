@@ -42,7 +42,7 @@ class Align(Probe):
         Headline("similarity", "similarity"),
     )
 
-    against: Annotated[str, "the other checkpoint, B.pt, which is permuted; default: the first of the run's own"] = ""
+    against: Annotated[str, "the other checkpoint, which is permuted; default: the first snapshot of the run"] = ""
     resolution: Annotated[int, "points of the line, ends included; two more are added near each end"] = 11
     restarts: Annotated[int, "searches for the permutation; the one with the most similar weights is taken"] = 3
     repair: Annotated[int, "mini-batches from which batch norm's statistics are recomputed at every point; 0: none"] = (

@@ -62,9 +62,9 @@ class Attention(Probe):
     layers: layer_patterns.LayerPatterns = ()
     spectra_images: Annotated[int, "images per mini-batch whose tokens' singular values are computed"] = 4
 
-    pool: Annotated[Literal["mean", "cls"], "an image in the singular values: mean over tokens, or the class token"] = (
-        "mean"
-    )
+    pool: Annotated[
+        Literal["mean", "cls"], "an image in the singular values: mean over tokens, or cls, its class token"
+    ] = "mean"
     centred: Annotated[bool, "singular values after subtracting the mean token, or image, as of a covariance"] = False
 
     def __post_init__(self) -> None:

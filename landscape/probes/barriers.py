@@ -44,9 +44,9 @@ class Barriers(Probe):
         Headline("mean before", "barrier", {"curve": "before", "pair": "mean"}),
     )
 
-    members: Annotated[str, "further checkpoints: B.pt,C.pt; further checkpoints of the command are such too"] = ""
+    members: Annotated[str, "further checkpoints, B.pt,C.pt; or list them as arguments"] = ""
     snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint"] = ""
-    align: Annotated[bool, "also with the second checkpoint of every pair permuted to match the first"] = False
+    align: Annotated[bool, "measure also with the second checkpoint of every pair permuted to match the first"] = False
     resolution: Annotated[int, "points of every line, ends included; two more are added near each end"] = 11
     restarts: Annotated[int, "searches for each permutation; the one with the most similar weights is taken"] = 3
     repair: Annotated[int, "mini-batches from which batch norm's statistics are recomputed at every point; 0: none"] = (

@@ -45,7 +45,7 @@ class Corruption(Probe):
         "ImageNet-C",
     ] = AUTO  # fmt: skip
     baseline: Annotated[
-        str, "FILE.csv, or results.h5:LABEL: the network that mCE, mCNLL and mCECE are relative to; default: none"
+        str, "the network that mCE, mCNLL and mCECE are relative to, as FILE.csv or results.h5:LABEL; default: none"
     ] = ""
     seed: Annotated[int, "seed of generated corruptions"] = 0
 

@@ -65,7 +65,7 @@ class Density(Probe):
 
     vectors: Annotated[int, "random start vectors"] = 8
     tol: Annotated[
-        float, "add start vectors until the standard error is this share of the mean eigenvalue; 0 takes --vectors"
+        float, "add start vectors until the standard error is this share of the mean eigenvalue; 0: exactly --vectors"
     ] = 0.0
     max_vectors: Annotated[int, "with --tol: most start vectors"] = 256
     steps: Annotated[int, "Lanczos steps, and so nodes, per vector; at most the number of parameters"] = 40

@@ -57,7 +57,7 @@ class Ensemble(Probe):
     smallest: ClassVar[Mapping[str, Any]] = {"draws": 20, "orders": 2, "snapshots": "last:2"}
     headlines: ClassVar[Sequence[Headline]] = running_sums.HEADLINES
 
-    members: Annotated[str, "further members: B.pt,C.pt; further checkpoints of the command are such too"] = ""
+    members: Annotated[str, "further members, B.pt,C.pt; or list them as arguments"] = ""
     snapshots: Annotated[str, "take last:K or spread:K snapshots of the run of each checkpoint as members"] = ""
     swa: Annotated[
         int, "average these snapshots' weights into one member; batch norm recalibrated on this many train mini-batches"

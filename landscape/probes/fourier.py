@@ -45,7 +45,7 @@ class Fourier(Probe):
 
     layers: layer_patterns.LayerPatterns = ()
     spectrum: Annotated[
-        Literal["full", "diagonal"], "store the mean spectrum at all frequencies, or only along the diagonal"
+        Literal["full", "diagonal"], "full: store the mean spectrum at all frequencies; diagonal: only along it"
     ] = "full"
     frequencies: Annotated[Literal["true", "park2022"], "true DFT frequencies, or with the last bin called pi"] = "true"
 

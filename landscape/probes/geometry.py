@@ -74,7 +74,7 @@ class Geometry(Probe):
 
     layers: layer_patterns.LayerPatterns = ()
     pool: Annotated[Literal["mean", "cls"], "features of a map: mean over positions, or the class token"] = "mean"
-    images: Annotated[int, "number of images at most, the first of the data"] = 1024
+    images: Annotated[int, "at most this many images, the first of the data"] = 1024
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", layer_patterns.expand(self.layers))

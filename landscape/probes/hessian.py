@@ -70,9 +70,9 @@ class Hessian(Probe):
     scope: Annotated[Scope, "batch: a spectrum per mini-batch; dataset: one for the mean over all samples"] = "batch"
     batches: Annotated[int, "number of mini-batches; default 0: all"] = 0
     which: Annotated[stopping.Which, "LM largest magnitude, LA largest, SA smallest, both ends"] = "LM"
-    tol: Annotated[float, "largest estimated relative error of an eigenvalue (pyhessian: change of it)"] = 1e-4
-    tol_residual: Annotated[float, "relative residual to stop at; default 0: tol"] = 0.0
-    ends: Annotated[float, "relative residual of the largest and smallest eigenvalue, too; default 1: any"] = 1.0
+    tol: Annotated[float, "estimated relative error of all eigenvalues to stop at (pyhessian: their change)"] = 1e-4
+    tol_residual: Annotated[float, "relative residual to stop at instead; default 0: by --tol"] = 0.0
+    ends: Annotated[float, "relative residual also of the largest and smallest eigenvalue; default 1: any"] = 1.0
     operator: Annotated[
         Matrix, "hessian, ggn (Gauss-Newton), fisher (empirical: mean of g g'), or preconditioned (by the optimiser)"
     ] = "hessian"
@@ -86,7 +86,7 @@ class Hessian(Probe):
     max_products: Annotated[int, "cap on products per mini-batch (pyhessian: per eigenvalue), at least top + 1"] = 200
     engine: Annotated[Engine, "lanczos, or as a cross-check pyhessian: power iteration, LM only, may miss"] = "lanczos"
     eigenvectors: Annotated[bool, "also store the eigenvectors: 8 bytes per parameter, rank and mini-batch"] = False
-    verify: Annotated[bool, "search for copies of equal eigenvalues too, by a quarter more products"] = True
+    verify: Annotated[bool, "also search for copies of equal eigenvalues, with a quarter more products"] = True
     seed: Annotated[int, "seed of the start vectors"] = 0
 
     def __post_init__(self) -> None:

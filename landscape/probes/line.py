@@ -71,7 +71,7 @@ class Line(Probe):
     normalize: Annotated[Normalize, NORMALIZE_HELP] = "filter"
     ignore: Annotated[str, IGNORE_HELP] = POSITIONS
     bn: Annotated[
-        str, "batch-norm statistics: frozen, interpolate, recalibrate:K; auto interpolates between checkpoints"
+        str, "batch norm: frozen, interpolate, recalibrate:K (on K mini-batches); auto interpolates between checkpoints"
     ] = "auto"
     connect: Annotated[
         Connect, "straight, or bezier: a curve of low loss to another checkpoint, trained on the train split"

@@ -71,7 +71,7 @@ class NoiseScale(Probe):
     headlines: ClassVar[Sequence[Headline]] = (Headline("simple", "simple"), Headline("curvature", "curvature"))
 
     groups: Annotated[int, "groups that the samples are divided into; their gradients are kept in memory"] = 32
-    simple: Annotated[bool, "the simple noise scale alone, without Hessian products"] = False
+    simple: Annotated[bool, "only the simple noise scale, without Hessian products"] = False
     params: Annotated[str, parameter_selection.PARAMS_HELP] = ""
     seed: Annotated[int, "seed of the division into quarters, and of the halves of the groups"] = 0
 

@@ -67,9 +67,9 @@ class Step(Probe):
     optimizer: Annotated[str, optimizers.OPTIMIZER_HELP] = ""
     optimizer_arg: Annotated[tuple[str, ...], optimizers.OPTIMIZER_ARG_HELP] = ()
     optimizer_state: Annotated[bool, optimizers.OPTIMIZER_STATE_HELP] = True
-    clip: Annotated[float, "clip the gradient to this norm before the update, as in training; 0 does not"] = 0.0
+    clip: Annotated[float, "clip the gradient to this norm before the update, as in training; 0: no clipping"] = 0.0
     batches: Annotated[int, "number of mini-batches; default 0: all"] = 0
-    top: Annotated[int, "eigenvalues of the preconditioned Hessian per mini-batch, the largest; 0 measures none"] = 1
+    top: Annotated[int, "number of largest preconditioned eigenvalues per mini-batch; 0 leaves them out"] = 1
     others: Annotated[int, "further mini-batches on which each update is tried"] = 1
     kinks: Annotated[Kinks, KINKS_HELP] = "double"
 

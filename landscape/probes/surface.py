@@ -62,7 +62,7 @@ class Surface(Probe):
     ] = "random"
     ignore: Annotated[str, IGNORE_HELP] = POSITIONS
     bn: Annotated[
-        str, "batch norm: frozen, interpolate, recalibrate:K mini-batches; auto interpolates between checkpoints"
+        str, "batch norm: frozen, interpolate, recalibrate:K (on K mini-batches); auto interpolates between checkpoints"
     ] = "auto"
     directions: Annotated[int, "pairs of random directions, a seed each"] = 1
     l2_definition: Annotated[L2Definition, "l2 as (1/2) sum ||w||^2, or as the sum of the tensors' norms"] = "squared"

@@ -42,11 +42,11 @@ class Tokens(Probe):
 
     layers: layer_patterns.LayerPatterns = ()
     method: Annotated[
-        Literal["tsne", "principal"], "t-SNE, or three principal axes of the tokens before and after self-attention"
+        Literal["tsne", "principal"], "tsne, or principal: three principal axes of tokens before and after attention"
     ] = "tsne"
     images: Annotated[int, "number of images, the first of the data"] = 18
     perplexity: Annotated[float, "effective number of neighbours of a token"] = 20.0
-    depths: Annotated[str, "normalised depths whose nearest layers are embedded; with --layers, all of those are"] = (
+    depths: Annotated[str, "normalised depths whose nearest layers are embedded; with --layers, all of these"] = (
         "0,0.5,1"
     )
     seed: Annotated[int, "seed of t-SNE"] = 0

@@ -84,14 +84,14 @@ class Trace(Probe):
     method: Annotated[Method, "estimator; xtrace has the smallest error for the same work"] = "xtrace"
     vectors: Annotated[int, "Hessian products per mini-batch"] = 32
     tol: Annotated[
-        float, "add vectors until the standard error is this share of the trace, such as 0.01; 0 takes --vectors"
+        float, "add vectors until the standard error is this share of the trace, such as 0.01; 0: exactly --vectors"
     ] = 0.0
     max_vectors: Annotated[int, "with --tol: most Hessian products per mini-batch"] = 1024
     hvp: Annotated[hvp_backends.Hvp, hvp_backends.HVP_HELP] = "auto"
     kinks: Annotated[hvp_backends.Kinks, hvp_backends.KINKS_HELP] = "double"
     params: Annotated[str, PARAMS_HELP] = ""
     blocks: Annotated[
-        BlockKind, f"also what lies between these diagonal blocks, and beyond Gauss-Newton; {BLOCK_KINDS}"
+        BlockKind, f"also the share of H outside its diagonal blocks, and beyond Gauss-Newton; {BLOCK_KINDS}"
     ] = "none"
     diagonal: Annotated[
         Diagonal, "also the diagonal of the Hessian: summary per parameter tensor, or full for every entry"

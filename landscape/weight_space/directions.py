@@ -53,7 +53,7 @@ def through_centre(span: Span, count: int) -> Span:
 
 
 Normalize = Literal["filter", "layer", "none", "park2022"]
-NORMALIZE_HELP = "of random directions: filter (per output unit), layer, none, or park2022 (as published)"
+NORMALIZE_HELP = "norms of random directions: by filter (per output unit), layer, none, or park2022 (as published)"
 IGNORE_HELP = "do not move parameters whose names match this REGEX; default: position tables, by name or use"
 
 FILTERS = 64  # normalised at once
