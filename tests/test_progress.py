@@ -53,6 +53,13 @@ def test_in_python_a_bar_appears_after_a_second_where_it_can_be_seen(
         report(4, 4)
 
 
+def test_a_bar_shows_a_label_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    with Progress("trace vit[best] :x: a[/]", lines=False) as report:
+        report(1, 4)
+    assert "trace vit[best] :x: a[/]" in capsys.readouterr().err
+
+
 def test_lines_name_the_workers_and_appear_while_a_unit_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -219,8 +219,9 @@ class Progress:
         from rich.progress import Progress as Bar
 
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),  # a label is no markup
+            TextColumn("{task.fields[rate]}", markup=False), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(),
         )  # fmt: skip
         self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
         self._bar.start()
