@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import cache
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 import h5py
+import numpy as np
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
@@ -61,11 +63,14 @@ class ResultsFormat(Directive):
     required_arguments: ClassVar[int] = 1
 
     def run(self) -> list[nodes.Node]:
+        import landscape
+
         stored = gzip.decompress((Path(__file__).parent / "format" / f"{self.arguments[0]}.h5.gz").read_bytes())
         found: list[nodes.Node] = []
         with h5py.File(io.BytesIO(stored)) as file:
             for probe, groups in file.items():
-                rows = [_stored(name, array) for name, array in next(iter(groups.values())).items()]
+                known = _declared(probe) if self.arguments[0] == landscape.__version__ else {}
+                rows = [_stored(name, array, known.get(name)) for name, array in next(iter(groups.values())).items()]
                 found += [
                     nodes.rubric(text=probe),
                     _table(("name", "what it is", "unit", "axes", "type"), rows, code=1),
@@ -73,11 +78,30 @@ class ResultsFormat(Directive):
         return found
 
 
-def _stored(name: str, array: h5py.Dataset) -> tuple[str, ...]:
-    """Name, meaning, unit, axes and type of a stored array."""
+def _stored(name: str, array: h5py.Dataset, declared: Any) -> tuple[str, ...]:
+    """Name, meaning, unit, axes and type of a stored array; what its probe declares, if the file has its bare name."""
     axes = [axis[0].name.rpartition("/")[2] if len(axis) else "itself" for axis in array.dims]
     about = [str(array.attrs.get(key, "")) for key in ("long_name", "units")]
+    if declared is not None and about[0].replace(" ", "_") == name:
+        about = [declared.long_name, declared.units]
     return name, *about, " × ".join(axes) or "one number", "text" if array.dtype == object else str(array.dtype)
+
+
+@cache
+def _declared(name: str) -> dict[str, Any]:
+    """What a probe declares of the arrays that it stores; the made-up file of a release has bare names instead."""
+    import landscape
+    from landscape.monitoring.stored_series import plan_of
+    from landscape.probes import PROBES, probe_class
+
+    subject = landscape.load(_run() / "final.pt", data="digits", split="train", samples=32, batch_size=16)
+    plans = [_plan(name) if name in PROBES else plan_of(subject, 1, 4, np.zeros(0))]
+    if name == "line":  # it has a barrier between two checkpoints
+        plans.append(probe_class(name)(along=str(_run() / "init.pt")).plan(subject))
+    labels = [{key: quantity for key, (quantity, _) in plan.labels.items()} for plan in plans]
+    return dict(
+        ChainMap(*(table for plan in plans for table in (plan.about, plan.summaries, plan.quantities)), *labels)
+    )
 
 
 def question(name: str) -> str:

@@ -177,6 +177,7 @@ def test_the_documentation_builds_without_warnings_and_loads_nothing_from_elsewh
     loaded = r"<(?:script|img|link)[^>]*(?:src|href)=\"(https?:[^\"]*)\""
     assert {link for page in tmp_path.rglob("*.html") for link in re.findall(loaded, page.read_text())} == set()
     assert "Coverage of the intervals" in (tmp_path / "probes" / "trace.html").read_text()
+    assert "Frobenius norm of the Hessian of the mini-batch" in (tmp_path / "format-0.1.html").read_text()
 
 
 def test_the_page_of_all_figures_is_current_and_every_picture_has_words() -> None:
