@@ -71,11 +71,11 @@ ASKED = {  # commands that are not those of a probe
 }  # fmt: skip
 HEAD = """# All figures
 
-Every figure that `landscape plot` draws, with the question of its probe and the commands that measure and draw it
-alone. Pictures are of small networks, drawn with the default style: the commands above each draw it. This page is
-written by `python docs/wall.py`. The table that `hybrid` imports was read from Figure 12 of Park et al. 2023
-(arXiv 2305.00729). Where commands name `vit`, `resnet` and others, these are seven networks that train in a minute
-each; `python docs/wall.py --measure` trains and measures them, and draws these pictures anew:
+Every figure that `landscape plot` draws, with the question of its probe, the commands that measure it and the command
+that draws it alone. The pictures show small networks in the default style. The table that `hybrid` imports was read
+from Figure 12 of Park et al. 2023 (arXiv 2305.00729). `python docs/wall.py` writes this page. Where commands name
+`vit`, `resnet` and others, these are seven networks that train in a minute each; `python docs/wall.py --measure`
+trains and measures them, and draws their pictures anew:
 """
 
 
