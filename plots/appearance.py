@@ -135,6 +135,18 @@ def escaped(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
+def cut(names: Sequence[str], letters: Sequence[int]) -> list[str]:
+    """Names of at most so many letters each: cut at the front, or in the middle where two would be equal then."""
+
+    def short(name: str, most: int, start: int) -> str:
+        return name if len(name) <= most else f"{name[:start]}…{name[start + 1 - most :]}"
+
+    front = [short(name, most, 0) for name, most in zip(names, letters, strict=True)]
+    if len(set(front)) == len(set(names)):
+        return front
+    return [short(name, most, most // 2) for name, most in zip(names, letters, strict=True)]
+
+
 def label_of(data: xr.Dataset) -> str:
     """The label of a result, as it is stored."""
     return str(data.attrs.get("label", ""))

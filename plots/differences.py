@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.plots import broken, style, theme
+from landscape.plots import appearance, broken, style, theme
 from landscape.plots.figure import Axes, Look
 from landscape.statistics.paired import Difference
 
@@ -50,10 +50,9 @@ def draw(
             ax.set_xlim(-1.0, 1.0)
             ax.set_xticks([0.0])
         ax.set_ylim(len(found) - 0.5, -0.5)
-    axes[0].set_yticks(range(len(found)), [shortened(look.label) for look in looks])
+    axes[0].set_yticks(range(len(found)), shortened([look.label for look in looks]))
 
 
-def shortened(label: str) -> str:
-    """A label of a row: the end of a long one, which tells snapshots apart."""
-    longest = LONGEST * 2 // 3 if theme.narrow() else LONGEST
-    return label if len(label) <= longest else f"…{label[-longest:]}"
+def shortened(labels: Sequence[str]) -> list[str]:
+    """Labels of rows, cut if long."""
+    return appearance.cut(labels, [LONGEST * 2 // 3 if theme.narrow() else LONGEST] * len(labels))

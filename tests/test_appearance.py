@@ -136,6 +136,9 @@ def test_names_lose_their_common_prefix_and_stay_distinct() -> None:
     assert lesion.shortened(["only.one"]) == ["only.one"]
     assert lesion.shortened(["a.b", "a.b.c"]) == ["b", "b.c"]
     assert lesion.shortened(["a.0.x + a.1.x", "a.1.x + a.2.x"]) == ["0.x + 1.x", "1.x + 2.x"]
+    long = [f"blocks.{i}.attention.projection" for i in range(2)]
+    assert lesion.shortened(["head", *long]) == ["head", "blocks.0.at…projection", "blocks.1.at…projection"]
+    assert lesion.shortened(["head", long[0]]) == ["head", "….attention.projection"]  # the end tells them apart
 
 
 def test_a_caption_lists_protocols_that_differ() -> None:

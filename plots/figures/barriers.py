@@ -77,7 +77,7 @@ def _digits(value: float) -> str:
 def told_apart(names: Sequence[str]) -> list[str]:
     """Names without the words that all of them begin with."""
     if len(names) < 2:
-        return [differences.shortened(name) for name in names]
+        return differences.shortened(names)
     same = next((i for i, letters in enumerate(zip(*names)) if len(set(letters)) > 1), 0)  # noqa: B905
     start = max(names[0].rfind(mark, 0, same) for mark in "-_/ ") + 1
-    return [differences.shortened(name[start:] or name) for name in names]
+    return differences.shortened([name[start:] or name for name in names])

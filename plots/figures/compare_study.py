@@ -138,7 +138,8 @@ def draw(study: Records, ax: Axes, panel: tuple[str, str, str], *, marked: bool 
             ax.errorbar([value], [at], xerr=ends, color=MEAN, marker=marker, markersize=3.2, elinewidth=1.0)
     example = next(iter(shown.values()), {})
     unit = f" ({example['unit']})" if example.get("unit") else ""
-    ax.set_yticks(range(len(study.names)), [appearance.escaped(_shortened(name)) for name in study.names])
+    names = appearance.cut(study.names, [LONGEST] * len(study.names))
+    ax.set_yticks(range(len(names)), [appearance.escaped(name) for name in names])
     ax.set_ylim(len(study.names) - 0.4, -0.6)
     ax.tick_params(labelsize=style.SMALL)
     ax.locator_params(axis="x", nbins=5)
@@ -158,8 +159,3 @@ def notes(data: xr.Dataset) -> dict[str, str]:
     verdicts = [str(row["verdict"]) for row in rows_of(data) if row["kind"] == "difference"]
     plain = [verdict.partition(":")[0].partition(" (")[0] for verdict in verdicts]
     return {"differences": f"{len(plain)}", **{word: str(plain.count(word)) for word in dict.fromkeys(plain)}}
-
-
-def _shortened(name: str) -> str:
-    """A long name with its start and its end, which tell networks apart."""
-    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2 - 1]}…{name[-LONGEST // 2 :]}"

@@ -20,7 +20,7 @@ NAMED = 10  # members up to which their names are written
 
 def draw(data: xr.Dataset, axes: tuple[Axes, ...], *, look: Look) -> tuple[Axes, ...]:
     """Draw the matrices of disagreement and of CKA of every two members."""
-    names = [appearance.escaped(differences.shortened(str(name))) for name in data["name"].values]
+    names = [appearance.escaped(name) for name in differences.shortened([str(name) for name in data["name"].values])]
     for ax, (quantity, title) in zip(axes, QUANTITIES.items(), strict=False):
         values = data[quantity].values.copy()
         np.fill_diagonal(values, np.nan)

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from landscape.plots import broken, style, theme
-from landscape.plots.appearance import escaped
+from landscape.plots.appearance import cut, escaped
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.headlines import change
 from landscape.statistics.stored import half_width
@@ -111,12 +111,11 @@ def page(results: Sequence[xr.Dataset], looks: Sequence[Look]) -> Figure:
 
 
 def shortened(names: Iterable[str]) -> list[str]:
-    """Names without their common dotted prefix, cut at the front if long; of a pair, each part by itself."""
+    """Names without their common dotted prefix, cut if long; of a pair, each part by itself."""
     pairs = [str(name).split(" + ") for name in names]
     parts = [part.split(".") for pair in pairs for part in pair]
     shared = 0
     while len(parts) > 1 and all(len(part) > shared + 1 and part[shared] == parts[0][shared] for part in parts):
         shared += 1
     rest = [" + ".join(".".join(part.split(".")[shared:]) for part in pair) for pair in pairs]
-    room = [LONGEST * len(pair) for pair in pairs]
-    return [escaped(name if len(name) <= n else f"…{name[1 - n :]}") for name, n in zip(rest, room, strict=True)]
+    return [escaped(name) for name in cut(rest, [LONGEST * len(pair) for pair in pairs])]
