@@ -268,6 +268,12 @@ def test_the_page_lists_what_the_doctor_found_with_what_to_do(few: Path, tmp_pat
     found = Page(report(few, tmp_path / "r.html", [], [wrong, note]).read_text())
     words = " ".join(found.words.split())
     assert "1 wrong and 1 note." in words
+    ids, first = [a["id"] for a in found.attributes if "id" in a], ["#answers", "#checks", "#checkpoints"]
+    assert (
+        [a["href"] for a in found.of("a") if a["href"] in first][:3]
+        == first
+        == [f"#{i}" for i in ids if f"#{i}" in first]
+    )
     assert "wrong a <b> surface/a and 1 more" in words
     assert "landscape surface a.pt --range 1" in words
     assert f"landscape doctor {few}" in words

@@ -8,7 +8,6 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import h5py
@@ -172,15 +171,10 @@ def test_the_cap_and_the_slice_change_what_is_drawn(opened: Browser) -> None:
     assert opened.run(line) != before
     low, high = (opened.run(slide, "Cap of the loss", value, "cap") for value in (30, 80))
     assert low < high
-    box: Any = opened.run(
-        "const n = document.querySelectorAll('#surface-view canvas')[1];"
-        "n.scrollIntoView({block: 'center', behavior: 'instant'});"
-        "const b = n.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]"
-    )
-    left, top, width, height = box
-    opened.mouse("mousePressed", left + 0.2 * width, top + 0.8 * height, pressed=True)
-    opened.mouse("mouseMoved", left + 0.8 * width, top + 0.2 * height, pressed=True)
-    opened.mouse("mouseReleased", left + 0.8 * width, top + 0.2 * height)
+    x, y = centre(opened, "#surface-view .flat svg")
+    opened.mouse("mousePressed", x - 90, y + 90, pressed=True)
+    opened.mouse("mouseMoved", x + 90, y - 90, pressed=True)
+    opened.mouse("mouseReleased", x + 90, y - 90)
     assert opened.run("return views.surface.state.angle") == pytest.approx(np.pi / 4, abs=0.1)
 
 
@@ -448,11 +442,17 @@ def test_tables_are_saved_with_their_shown_rows_and_columns(opened: Browser) -> 
 
 
 def test_charts_are_saved_as_drawings_and_as_pictures(opened: Browser) -> None:
-    save = "document.querySelector('#layers .chart .save').querySelectorAll('button')"
-    drawing = ElementTree.fromstring(_saved(opened, f"{save}[0]"))
-    words = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert HOSTILE in words
-    assert "normalised depth" in words
+    plots = {
+        "#layers .chart": "normalised depth",
+        "#surface .turn + *": "x",
+        "#surface .flat": "first random direction",
+    }
+    for plot, axis in (plots | {"#layers .flat": "layer"}).items():  # the latter three are pictures with vector axes
+        save = f"document.querySelector('{plot} .save').querySelectorAll('button')"
+        drawing = ElementTree.fromstring(_saved(opened, f"{save}[0]"))
+        words = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+        assert any(word.startswith(axis) for word in words if word)
+        assert (plot == "#layers .chart") == (HOSTILE in words)
     kind, size = _saved(opened, f"{save}[1]").split()
     assert kind == "image/png"
     assert int(size) > 5000

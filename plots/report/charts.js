@@ -1,4 +1,4 @@
-// Charts in SVG: points and lines with errors, spectra, trajectories, layers, and matrices of layers on a canvas.
+// Charts in SVG: points and lines with errors, spectra, trajectories, layers, and matrices of layers.
 
 const MARKS = {
   conv: "M-4 0L0-4 4 0 0 4z", msa: "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z", mlp: "M-3-3H3V3H-3z",
@@ -7,22 +7,24 @@ const MARKS = {
 const mark = (kind) => MARKS[kind] || MARKS.other;
 
 /**
- * A chart that fits the width of its place. `spec()` returns its series, {name, color, points: [{x, y, error, note,
- * key, kind}], line, dash, marks, area, faint}, with labels and scales of the axes. Hovering finds the nearest point.
+ * A chart that fits the width of its place. `spec(width)` returns its series, {name, color, points: [{x, y, error, note,
+ * key, kind}], line, dash, width, marks, edge, area, faint}, labels and scales of the axes, and an image below it all.
+ * Hovering finds the nearest point.
  */
 function chart(host, title, spec, hover = () => {}) {
   const svg = draw("svg", { role: "img", tabindex: -1 });
-  const drawing = () => standalone(svg, title, spec().series);
-  const save = saving({ SVG: () => download(`${title}.svg`, "image/svg+xml", drawing()), PNG: () => savePicture(title, drawing()) });
+  let placed = [], now = {}, sx, sy;
+  const save = saved(() => now.name, () => standalone(svg, now.name, now.series));
   const figure = make("figure", { class: "chart" }, make("figcaption", {}, title, save), svg);
   host.append(figure);
-  let placed = [];
   const redraw = () => {
-    const { series, x, y, height = 240 } = spec();
     drawn.set(figure, figure.clientWidth);
-    const width = Math.max(figure.clientWidth, 220), left = 64, right = 8, top = 8, bottom = 34;
+    const width = Math.max(figure.clientWidth, 220);
+    now = { name: title, height: 240, ...spec(width) };
+    const { series, x, y, height, name, image } = now, left = 64, top = 8, side = width - 8, floor = height - 34;
     svg.replaceChildren();
-    fill(svg, { viewBox: `0 0 ${width} ${height}`, width, height, "aria-label": `${title}: ${series.map((s) => s.name).join(", ")}` }, []);
+    figure.classList.toggle("flat", !!image);
+    fill(svg, { viewBox: `0 0 ${width} ${height}`, width, height, "aria-label": `${name}: ${series.map((s) => s.name).join(", ")}` });
     const points = series.flatMap((s) => s.points);
     const good = (v, axis) => ok(v) && (axis.scale !== "log" || v > 0);
     const range = (axis, key, errors) => {
@@ -32,22 +34,23 @@ function chart(host, title, spec, hover = () => {}) {
       const pad = axis.domain ? 0 : 0.05 * (high - low) || Math.abs(low) * 0.1 || 0.5;
       return [low - pad, high + pad];
     };
-    const sx = scale(x.scale || "linear", range(x, "x"), [left, width - right], x.width);
-    const sy = scale(y.scale || "linear", range(y, "y", true), [height - bottom, top], y.width);
-    const grid = draw("g", { class: "grid" });
+    sx = scale(x.scale || "linear", range(x, "x"), [left, side], x.width);
+    sy = scale(y.scale || "linear", range(y, "y", true), [floor, top], y.width);
+    const grid = draw("g", { class: "grid" }), write = (words, place) => grid.append(draw("text", { "text-anchor": "middle", ...place }, words));
     for (const v of sx.ticks(width < 420 ? 4 : 7)) {
-      grid.append(draw("path", { d: `M${sx(v)} ${top}V${height - bottom}` }));
-      grid.append(draw("text", { x: sx(v), y: height - bottom + 13, "text-anchor": "middle" }, text(v)));
+      grid.append(draw("path", { d: `M${sx(v)} ${top}V${floor}` }));
+      write(text(v), { x: sx(v), y: floor + 13 });
     }
     for (const v of sy.ticks(5)) {
-      grid.append(draw("path", { d: `M${left} ${sy(v)}H${width - right}` }));
-      grid.append(draw("text", { x: left - 5, y: sy(v) + 4, "text-anchor": "end" }, text(v)));
+      grid.append(draw("path", { d: `M${left} ${sy(v)}H${side}` }));
+      write(text(v), { x: left - 5, y: sy(v) + 4, "text-anchor": "end" });
     }
-    grid.append(draw("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, x.label));
-    grid.append(draw("text", { transform: `translate(10 ${(height - bottom) / 2})rotate(-90)`, "text-anchor": "middle" }, y.label));
+    write(x.label, { x: (left + width) / 2, y: height - 4 });
+    write(y.label, { transform: `translate(10 ${floor / 2})rotate(-90)` });
     svg.append(grid);
+    if (image) svg.append(draw("image", { href: image, x: left, y: top, width: side - left, height: floor - top, preserveAspectRatio: "none", "image-rendering": "pixelated" }));
     placed = [];
-    for (const s of series) drawSeries(svg, s, sx, sy, good, x, y, placed, height - bottom);
+    for (const s of series) drawSeries(svg, s, sx, sy, good, x, y, placed, floor);
   };
   const nearest = (event) => {
     const box = svg.getBoundingClientRect();
@@ -58,16 +61,15 @@ function chart(host, title, spec, hover = () => {}) {
     }
     return best;
   };
-  svg.addEventListener("pointermove", (event) => {
+  fill(svg, { onpointermove: (event) => {
     const found = nearest(event);
     hover(found);
     tell(event, ...(found ? [found.series, found.note] : []));
-  });
-  svg.addEventListener("pointerleave", (event) => { tell(event); hover(null); });
-  svg.addEventListener("click", (event) => hover(nearest(event), true));
+  }, onpointerleave: (event) => { tell(event); hover(null); }, onclick: (event) => hover(nearest(event), true) });
   always(redraw);
   resized.observe(figure);
-  return { redraw, placed: () => placed, figure };
+  const where = ({ clientX, clientY }, box = svg.getBoundingClientRect()) => [sx.back(clientX - box.left), sy.back(clientY - box.top)];
+  return { redraw, placed: () => placed, figure, svg, where };
 }
 
 function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
@@ -85,7 +87,7 @@ function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
     }
   });
   if (band) group.append(draw("path", { d: `${band}${back}z`, fill: color, opacity: 0.18 }));
-  if (s.line !== false) group.append(draw("path", { d: path, fill: "none", stroke: color, "stroke-width": 1.6, "stroke-dasharray": s.dash }));
+  if (s.line !== false) group.append(draw("path", { d: path, fill: "none", stroke: color, "stroke-width": s.width ?? 1.6, "stroke-dasharray": s.dash }));
   s.points.forEach((p, i) => {
     if (!usable[i]) return;
     const px = sx(p.x), py = sy(p.y);
@@ -96,7 +98,7 @@ function drawSeries(svg, s, sx, sy, good, x, y, placed, floor) {
     }
     let shape = null;
     if (s.marks !== false || p.kind === "tick") {
-      shape = draw("path", { d: mark(p.kind), fill: color, class: "mark" });
+      shape = draw("path", { d: mark(p.kind), fill: color, stroke: s.edge, class: "mark" });
       group.append(draw("g", { transform: `translate(${px} ${py})` }, shape)); // a mark is scaled about its own place
     }
     placed.push({ px, py, key: p.key, series: s.name, note: p.note ?? `${text(p.x)}: ${text(p.y)}`, shape, index: i });
@@ -133,8 +135,7 @@ function density(values, low, high, factor, few) {
 }
 
 function spectraPart(host) {
-  const panels = DATA.spectra.map((p) => ({ ...p, v: Array.from(decode(p.values)) }));
-  const nodes = DATA.densities.map((p) => ({ ...p, v: Array.from(decode(p.values)), w: decode(p.weights) }));
+  const panels = DATA.spectra, nodes = DATA.densities;
   let factor = 1, logarithmic = true;
   const charts = [], update = () => charts.forEach((c) => c.redraw());
   const bar = make("div", { class: "controls" });
@@ -146,10 +147,10 @@ function spectraPart(host) {
   host.append(place);
   const shown = (all) => all.filter(visible);
   if (panels.length) {
-    const all = panels.flatMap((p) => p.v), negative = all.filter((v) => v < 0);
+    const all = panels.flatMap((p) => [...p.values]), negative = all.filter((v) => v < 0);
     const low = negative.length ? 1.15 * quantile(negative, 0.01) : 0, high = 1.15 * Math.max(quantile(all, 0.99), 0) || -low || 1;
     charts.push(chart(place, "Max-eigenvalue spectra of mini-batches", () => {
-      const series = shown(panels).map((p) => ({ ...p, marks: false, points: density(p.v, low, high, factor, p.few) }));
+      const series = shown(panels).map((p) => ({ ...p, marks: false, points: density([...p.values], low, high, factor, p.few) }));
       const top = extent(series.flatMap((s) => s.points.map((p) => p.y)))[1] || 1;
       const axis = logarithmic ? { scale: "log", domain: [1e-4 * top, top] } : { domain: [0, 1.05 * top] };
       if (logarithmic) for (const s of series) s.points = s.points.map((p) => (p.y >= 1e-4 * top ? p : { ...p, y: p.kind ? 1e-4 * top : NaN }));
@@ -160,12 +161,12 @@ function spectraPart(host) {
     }
   }
   if (nodes.length) {
-    const [low, high] = extent(nodes.flatMap((p) => p.v)), width = nodes[0].linear; // axis and kernel of the figure
+    const [low, high] = extent(nodes.flatMap((p) => [...p.values])), width = nodes[0].linear; // axis and kernel of the figure
     charts.push(chart(place, "Density of all eigenvalues per unit of this axis", () => {
       const from = Math.asinh((1.3 * low) / width), to = Math.asinh((1.3 * high) / width), sigma = nodes[0].kernel * factor;
       const series = shown(nodes).map((p) => {
         const points = sampled(from, to, (at) => {
-          const y = p.v.reduce((a, v, k) => a + p.w[k] * bell((at - Math.asinh(v / width)) / sigma), 0) / sigma;
+          const y = p.values.reduce((a, v, k) => a + p.weights[k] * bell((at - Math.asinh(v / width)) / sigma), 0) / sigma;
           return { x: width * Math.sinh(at), y: logarithmic && y < 1e-7 ? NaN : y };
         });
         return { ...p, marks: false, points };
@@ -179,9 +180,8 @@ function spectraPart(host) {
 // --- trajectories ---
 
 function trajectoryPart(host) {
-  const runs = DATA.trajectory.map((p) => ({ ...p, ...Object.fromEntries(
-    ["epoch", "pc1", "pc2", "radius", "angle", "loss", "loss_half", "plane_loss", "off_plane", "accuracy"].map((k) => [k, decode(p[k])])) }));
-  const charts = [], said = make("ul", { class: "plain" });
+  const runs = DATA.trajectory;
+  const shown = () => runs.filter(visible), charts = [], said = make("ul", { class: "plain" });
   const last = extent(runs.flatMap((r) => Array.from(r.epoch)))[1];
   let epoch = last;
   const nearest = (run) => run.epoch.reduce((best, e, i) => (Math.abs(e - epoch) < Math.abs(run.epoch[best] - epoch) ? i : best), 0);
@@ -190,7 +190,7 @@ function trajectoryPart(host) {
       const run = runs.find((r) => p.series.startsWith(r.name));
       p.shape?.classList.toggle("on", !!run && p.index === nearest(run));
     }
-    said.replaceChildren(...runs.filter(visible).map((r) => {
+    said.replaceChildren(...shown().map((r) => {
       const i = nearest(r), say = (k, word) => (r[k] && ok(r[k][i]) ? `, ${word} ${text(r[k][i])}` : "");
       return make("li", {}, make("b", {}, r.name), `: epoch ${text(r.epoch[i])}${say("loss", "loss")}${say("accuracy", "accuracy")}` +
         `${say("plane_loss", "loss on the plane")}${say("off_plane", "distance from the plane")}${say("radius", "distance to the end")}.${lacking(r)}`);
@@ -203,7 +203,6 @@ function trajectoryPart(host) {
   legend(host, runs, update);
   const place = make("div", { class: "grid2" });
   host.append(place, said);
-  const shown = () => runs.filter(visible);
   charts.push(chart(place, "Principal plane of each run, ending at the origin", () => ({
     series: shown().map((r) => ({ name: r.name, color: r.color, points: Array.from(r.pc1, (x, i) => ({ x, y: r.pc2[i], note: `epoch ${text(r.epoch[i])}` })) })),
     x: { label: "first principal coordinate" }, y: { label: "second principal coordinate" },
@@ -213,7 +212,7 @@ function trajectoryPart(host) {
       name: k === "loss" ? r.name : `${r.name}, on the plane`, color: r.color, dash: k === "loss" ? null : "5 4",
       points: Array.from(r[k], (y, i) => ({ x: r.epoch[i], y, error: k === "loss" && r.loss_half ? r.loss_half[i] || 0 : 0 })),
     }))),
-    x: { label: "epoch" }, y: { label: "loss", scale: "log" },
+    x: { label: "epoch" }, y: { label: runs[0].label, scale: "log" },
   })));
   always(mark);
 }
@@ -223,8 +222,7 @@ function trajectoryPart(host) {
 function layersPart(host) {
   const charts = [], matrices = [];
   const panels = DATA.layers.flatMap((plot) => plot.series).concat(DATA.similarity);
-  const plots = DATA.layers.filter((plot) => plot.series.length).map((plot) => ({ ...plot, series: plot.series.map((s) => ({
-    ...s, d: decode(s.depth), v: decode(s.values), e: decode(s.halves), h: decode(s.heads) })) }));
+  const plots = DATA.layers.filter((plot) => plot.series.length);
   const said = make("div", { id: "layer-said", "aria-live": "polite" });
   const key = (panel, layer) => `${panel.who}\n${layer}`;
   const keys = [...new Set(panels.flatMap((p) => p.layers.map((layer) => key(p, layer))))];
@@ -234,8 +232,8 @@ function layersPart(host) {
     marked = to;
     for (const c of charts) for (const p of c.placed()) p.shape?.classList.toggle("on", p.key === to);
     for (const m of matrices) m(to);
-    const lines = !to ? [] : plots.flatMap((plot) => plot.series.flatMap((s) => s.layers.flatMap((layer, i) => (key(s, layer) === to && ok(s.v[i])
-      ? [make("li", {}, `${plot.title}: ${text(s.v[i])}${plusMinus(s.e?.[i])} ${plot.unit}`)] : []))));
+    const lines = !to ? [] : plots.flatMap((plot) => plot.series.flatMap((s) => s.layers.flatMap((layer, i) => (key(s, layer) === to && ok(s.values[i])
+      ? [make("li", {}, `${plot.title}: ${text(s.values[i])}${plusMinus(s.halves?.[i])} ${plot.unit}`)] : []))));
     said.replaceChildren(...(to ? [make("b", {}, to.replace("\n", ": ")), make("ul", { class: "plain" }, ...lines)] : ["Point at a layer or choose one: every plot marks it."]));
   };
   const hover = (found, click) => {
@@ -252,13 +250,13 @@ function layersPart(host) {
     const shown = () => plot.series.filter(visible);
     charts.push(chart(place, plot.title, () => ({
       series: shown().flatMap((s) => {
-        const heads = s.h ? s.h.length / s.v.length : 0, point = (i) => ({ x: s.d[i], kind: s.kinds[i], key: key(s, s.layers[i]) });
-        const dots = { name: s.name, color: s.color, line: false, faint: true, points: Array.from(s.h || [], (y, i) => {
+        const heads = s.heads ? s.heads.length / s.values.length : 0, point = (i) => ({ x: s.depth[i], kind: s.kinds[i], key: key(s, s.layers[i]) });
+        const dots = { name: s.name, color: s.color, line: false, faint: true, points: Array.from(s.heads || [], (y, i) => {
           const layer = Math.floor(i / heads);
           return { ...point(layer), y, note: `${s.layers[layer]}, head ${i % heads}: ${text(y)}` };
         }) };
-        return [dots, { name: s.name, color: s.color, line: !plot.bars, bars: plot.bars, points: Array.from(s.v, (y, i) => ({
-          ...point(i), y, error: s.e ? s.e[i] || 0 : 0, note: `${s.layers[i]} (${s.kinds[i]}): ${text(y)}${plusMinus(s.e?.[i])}` })) }];
+        return [dots, { name: s.name, color: s.color, line: !plot.bars, bars: plot.bars, points: Array.from(s.values, (y, i) => ({
+          ...point(i), y, error: s.halves ? s.halves[i] || 0 : 0, note: `${s.layers[i]} (${s.kinds[i]}): ${text(y)}${plusMinus(s.halves?.[i])}` })) }];
       }),
       x: { label: "normalised depth", domain: [-0.02, 1.02] }, y: { label: plot.unit, scale: plot.log ? "log" : "linear" },
     }), hover));
@@ -271,34 +269,23 @@ function layersPart(host) {
 
 /** Similarity of all pairs of layers as a picture; returns the function that marks a layer in it. */
 function matrix(host, panel, key, hover) {
-  const values = decode(panel.cka), errors = decode(panel.half), rows = panel.layers.length, columns = panel.others.length;
-  const canvas = make("canvas", { role: "img", "aria-label": `Similarity of the layers of ${panel.name}` });
-  const title = `Similarity (CKA): ${panel.name}`;
-  const figure = make("figure", { class: "chart" }, make("figcaption", {}, `${title}.${lacking(panel)}`, saving({ PNG: () => saveCanvas(title, canvas) })), canvas);
-  choosers.push(() => { figure.hidden = !visible(panel); });
-  host.append(figure);
-  resized.observe(figure);
+  const { cka: values, half: errors, layers, others } = panel, rows = layers.length, columns = others.length;
   const small = make("canvas", { width: columns, height: rows }), pixels = new ImageData(columns, rows);
-  values.forEach((v, i) => pixels.data.set(ok(v) ? [...viridis(v), 255] : [128, 128, 128, 90], 4 * i));
+  values.forEach((v, k) => pixels.data.set(ok(v) ? [...viridis(v), 255] : [128, 128, 128, 90], 4 * ((rows - 1 - Math.floor(k / columns)) * columns + (k % columns))));
   small.getContext("2d").putImageData(pixels, 0, 0);
   let on = null;
-  const redraw = () => {
-    const side = Math.min(canvas.parentNode.clientWidth, 280), high = (side * rows) / columns, pen = canvas.getContext("2d");
-    [canvas.width, canvas.height] = [side, high];
-    pen.imageSmoothingEnabled = false;
-    pen.drawImage(small, 0, 0, side, high);
-    pen.strokeStyle = "#f22";
-    pen.lineWidth = 2;
-    panel.layers.forEach((layer, i) => { if (key(panel, layer) === on) pen.strokeRect(1, (i * high) / rows, side - 2, high / rows); });
-    panel.others.forEach((layer, i) => { if (key(panel, layer) === on) pen.strokeRect((i * side) / columns, 1, side / columns, high - 2); });
-  };
-  canvas.addEventListener("pointermove", (event) => {
-    const i = between(Math.floor((event.offsetY / canvas.clientHeight) * rows), 0, rows - 1);
-    const j = between(Math.floor((event.offsetX / canvas.clientWidth) * columns), 0, columns - 1), at = i * columns + j;
-    hover({ key: key(panel, panel.layers[i]) });
-    tell(event, `${panel.layers[i]} with ${panel.others[j]}`, `CKA ${text(values[at])}${plusMinus(errors?.[at])}`);
-  });
-  canvas.addEventListener("pointerleave", (event) => { tell(event); hover(null); });
-  always(redraw);
-  return (to) => { on = to; redraw(); };
+  const frame = (x, y, wide, high) => ({ name: on.replace("\n", ": "), color: "#ff2222", marks: false, width: 2, points: [0, 1, 1, 0, 0].map((a, k) => ({ x: x + a * wide - 0.5, y: y + (k % 4 > 1) * high - 0.5 })) });
+  const plot = chart(host, `Similarity (CKA): ${panel.name}.${lacking(panel)}`, (width) => ({
+    image: small.toDataURL(), height: 42 + ((width - 72) * rows) / columns,
+    x: { label: "layer", domain: [-0.5, columns - 0.5] }, y: { label: "layer", domain: [-0.5, rows - 0.5] },
+    series: [...layers.flatMap((layer, i) => (key(panel, layer) === on ? [frame(0, i, columns, 1)] : [])), ...others.flatMap((layer, j) => (key(panel, layer) === on ? [frame(j, 0, 1, rows)] : []))],
+  }));
+  choosers.push(() => { plot.figure.hidden = !visible(panel); });
+  fill(plot.svg, { onpointerleave: () => hover(null), onpointermove: (event) => {
+    const [j, i] = plot.where(event).map(Math.round), at = i * columns + j;
+    if (!layers[i] || !others[j]) return;
+    hover({ key: key(panel, layers[i]) });
+    tell(event, `${layers[i]} with ${others[j]}`, `CKA ${text(values[at])}${plusMinus(errors?.[at])}`);
+  } });
+  return (to) => { on = to; plot.redraw(); };
 }

@@ -20,7 +20,6 @@ const resized = new ResizeObserver((all) => {
 
 /** The values of a stored array: NaN is unfinished, Infinity is finished but not finite. */
 function decode(array) {
-  if (!array) return null;
   if (array.t === "f4") return new Float32Array(bytes(array.b).buffer);
   const { z, lo, hi, log, zero } = array, wide = array.t === "u2", mask = wide ? 65535 : 255, top = mask - 2;
   const size = z.length / (wide ? 2 : 1), columns = array.n.at(-1), codes = new Int32Array(size);
@@ -35,7 +34,7 @@ function decode(array) {
 
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
-/** Decompress the arrays of the data; false where the browser cannot, and the pictures stay. */
+/** Decode the arrays of the data; false where the browser cannot decompress them, and the pictures stay. */
 async function unpack() {
   const found = [], look = (v) => { if (v?.z) found.push(v); else if (v && typeof v === "object") Object.values(v).forEach(look); };
   look(DATA);
@@ -44,6 +43,8 @@ async function unpack() {
     const stream = new Blob([bytes(v.z)]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
     v.z = new Uint8Array(await new Response(stream).arrayBuffer());
   }));
+  const put = (v) => { for (const k in v) if (v[k]?.n) v[k] = decode(v[k]); else if (typeof v[k] === "object") put(v[k]); };
+  put(DATA);
   return true;
 }
 
@@ -73,7 +74,7 @@ function extent(values) {
 
 // --- elements ---
 
-function fill(node, attributes, children) {
+function fill(node, attributes, children = []) {
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (value === true) node.setAttribute(key, "");
@@ -134,6 +135,7 @@ function scale(kind, [low, high], [from, to], width = 1) {
   const f = { linear: (v) => v, log: Math.log, asinh: (v) => Math.asinh(v / width) }[kind];
   const a = f(low), b = f(high);
   const at = (v) => from + ((f(v) - a) / (b - a || 1)) * (to - from);
+  at.back = (p) => low + ((p - from) / (to - from)) * (high - low); // where it is linear
   at.ticks = (count) => {
     if (kind === "linear" || (kind === "log" && high < 30 * low)) {
       const raw = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(raw));
@@ -141,10 +143,10 @@ function scale(kind, [low, high], [from, to], width = 1) {
       for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(+(i * step).toPrecision(12));
       return found;
     }
-    const found = [], edge = kind === "asinh" ? width : low;
+    const found = [], edge = kind === "asinh" ? width : low, steps = kind === "log" && high < 100 * low ? [1, 2, 5] : [1];
     const largest = Math.max(Math.abs(low), Math.abs(high));
     const decades = Math.max(1, Math.ceil((Math.log10(largest) - Math.log10(edge)) / count));
-    for (let d = Math.ceil(Math.log10(edge) - 1e-9); 10 ** d <= largest * 1.0001; d += decades) found.push(10 ** d);
+    for (let d = Math.ceil(Math.log10(edge) - 1e-9) - !!steps[1]; 10 ** d <= largest * 1.0001; d += decades) found.push(...steps.map((k) => k * 10 ** d));
     const all = kind === "asinh" ? [...found.map((v) => -v).reverse(), 0, ...found] : found;
     return all.filter((v) => v >= low && v <= high);
   };

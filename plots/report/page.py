@@ -49,8 +49,9 @@ def document(
     drawn = sections.figure_sections(static, numbered, file)
     means = means_of(networks_of(ordered, groups.rules, file.name).entries) if groups else ()
     tested, over = compared.comparisons(stored), compared.group_means(means, groups)
-    also = [("checks", "Checks")] * (examined is not None) + [("groups", "Means over seeds")] * bool(over)
-    also += [("compared", "Differences, tested")] * bool(tested)
+    first = [("answers", "What these results say"), *[("checks", "Checks")] * (examined is not None)]
+    first += [("checkpoints", "Checkpoints"), *[("groups", "Means over seeds")] * bool(over)]
+    first += [("compared", "Differences, tested")] * bool(tested)
     body = [
         sections.answers(findings(ordered, file, means), parts),
         *([] if examined is None else [checks(examined, file)]),
@@ -62,7 +63,7 @@ def document(
         sections.protocol_list(numbered),
         sections.everything(headlines.rows(file, stored), skipped(ordered)),
     ]
-    return _document(f"Loss landscape: {file.name}", _header(named, file), _contents(parts, static, also), body, data)
+    return _document(f"Loss landscape: {file.name}", _header(named, file), _contents(parts, static, first), body, data)
 
 
 def live_data(ordered: Stored, means: Stored) -> dict[str, Any]:
@@ -113,9 +114,8 @@ def _header(named: Sequence[tuple[str, xr.Dataset]], file: Path) -> Html:
     return element("header", *parts, button)
 
 
-def _contents(parts: Sequence[str], static: Sequence[sections.ProbeSection], also: Sequence[tuple[str, str]]) -> Html:
-    items = [_link("answers", "What these results say"), _link("checkpoints", "Checkpoints")]
-    items += [_link(target, text) for target, text in also]
+def _contents(parts: Sequence[str], static: Sequence[sections.ProbeSection], first: Sequence[tuple[str, str]]) -> Html:
+    items = [_link(target, text) for target, text in first]
     items += [_link(part, PARTS[part], live=True) for part in parts]
     inner = element("ul", *(_link(f"probe-{section.probe}", section.probe) for section in static))
     items.append(element("li", element("a", "Figures", href="#figures"), inner))

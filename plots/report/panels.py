@@ -137,12 +137,12 @@ def surfaces(drawn: Sequence[Drawn]) -> list[Panel]:
         at = {"y": evenly(y.size), "x": evenly(x.size)}
         done = grid(data, "done", at) == 1
         panel = one.head | {"x": float32(x[at["x"]]), "y": float32(y[at["y"]])}
-        panel |= {"loss": encoded(grid(data, "loss", at), done), "labels": [_axis(data, name) for name in ("x", "y")]}
+        labels = [*(_axis(data, name) for name in ("x", "y", "loss")), f"distance along the slice{_units(data, 'x')}"]
+        panel |= {"loss": encoded(grid(data, "loss", at), done), "labels": labels}
         if of := next((name for name in ("rise", "loss") if f"{name}_se" in data), ""):
             words = str(stored[f"{of}_se"].attrs.get("long_name", "")).replace("standard error", "95 % interval")
             half = grid(data, f"{of}_se", at, half_width(data, of))
             panel |= {"half": encoded(half, done, bits=ERROR), "error": words}
-        panel["unit"] = str(stored["loss"].attrs.get("units", ""))
         panel["lost"] = int((~np.isfinite(loss) & (stored["done"].values == 1)).sum())
         if done.size < loss.size:
             panel["thinned"] = f"{at['x'].size} x {at['y'].size} of {x.size} x {y.size}"
@@ -165,7 +165,7 @@ def trajectories(drawn: Sequence[Drawn]) -> list[Panel]:
         held = {name: float32(one.data.variables[name].values) for name in names if name in one.data}
         held.setdefault("epoch", float32(np.arange(one.data.variables["radius"].size)))
         held |= {"loss_half": float32(half_width(one.data, "loss"))} if "loss_se" in one.data else {}
-        found.append(one.head | held)
+        found.append(one.head | held | {"label": f"loss{_units(one.data, 'loss')}" if "loss" in one.data else ""})
     return found
 
 
@@ -203,9 +203,13 @@ def densities(drawn: Sequence[Drawn]) -> list[Panel]:
 
 
 def _axis(data: xr.Dataset, name: str) -> str:
-    about = data.variables[name].attrs
-    units = str(about.get("units", "1"))
-    return str(about.get("long_name", name)) + (f" ({units})" if units not in ("1", "") else "")
+    return str(data.variables[name].attrs.get("long_name", name)) + _units(data, name)
+
+
+def _units(data: xr.Dataset, name: str) -> str:
+    """Units in brackets, if there are any."""
+    units = str(data.variables[name].attrs.get("units", "1"))
+    return f" ({units})" if units not in ("1", "") else ""
 
 
 AXES = ("layer", "unit")  # of layers, and of units that a lesion removes

@@ -1,4 +1,4 @@
-// The loss surface: WebGL2 where there is one, else a rasteriser in plain script; contours, a slice, a path.
+// The loss surface: WebGL2 where there is one, else a rasteriser; contours, a slice, a path.
 
 const VERTEX = `#version 300 es
 in vec3 place; uniform vec4 turn; uniform vec2 size; out vec3 at;
@@ -111,21 +111,18 @@ function rasteriser() {
 }
 
 function surfacePart(host) {
-  const all = DATA.surface.map((panel) => {
-    const s = { ...panel };
-    for (const key of ["x", "y", "loss", "half"]) s[key] = decode(panel[key]);
-    Object.assign(s, { columns: s.x.length, rows: s.y.length, x0: s.x[0], y0: s.y[0], wide: s.x.at(-1) - s.x[0] || 1, high: s.y.at(-1) - s.y[0] || 1 });
-    Object.assign(s, { reach: Math.hypot(s.wide, s.high) / 2, middle: [s.x0 + s.wide / 2, s.y0 + s.high / 2] });
-    if (s.path) s.path = { ...s.path, x: decode(s.path.x), y: decode(s.path.y) };
-    return s;
-  });
+  const all = DATA.surface;
+  for (const s of all) {
+    const [x0] = s.x, [y0] = s.y, wide = s.x.at(-1) - x0 || 1, high = s.y.at(-1) - y0 || 1;
+    Object.assign(s, { columns: s.x.length, rows: s.y.length, x0, y0, wide, high, reach: Math.hypot(wide, high) / 2, middle: [x0 + wide / 2, y0 + high / 2] });
+  }
   const low = Math.min(...all.map((s) => extent(s.loss)[0])), top = Math.max(...all.map((s) => extent(s.loss)[1]));
   const start = quantile(all.map((s) => quantile(s.loss, 0.9)), 0.5);
-  const state = { at: 0, az: 0.6, tilt: 0.55, zoom: 1, log: low > 0 && start > 30 * low, cap: start, angle: 0, shift: 0, step: 0, spot: null };
-  const solid = make("canvas", { tabindex: 0, role: "img", class: "turn" }), flat = make("canvas", { role: "img" });
+  const state = { az: 0.6, tilt: 0.55, zoom: 1, log: low > 0 && start > 30 * low, cap: start, angle: 0, shift: 0, step: 0, spot: null };
+  const solid = make("canvas", { tabindex: 0, role: "img", class: "turn" });
   const info = make("p", { class: "note", "aria-live": "polite" }), base = make("canvas");
   const gl = webgl(), raster = rasteriser();
-  let s, mesh, projected, profile, queued = false, stale = true, frames = 0;
+  let s, mesh, projected, profile, flat, picture, queued = false, stale = true, frames = 0;
 
   /** The height of a loss in the box, 0 to 1; NaN where it is unknown. */
   const height = (loss) => {
@@ -189,27 +186,25 @@ function surfacePart(host) {
   };
   const line = (pen, points, color, thick) => {
     pen.beginPath();
-    points.forEach((p) => (ok(p[1]) ? pen.lineTo(p[0], p[1]) : 0));
+    for (const p of points) pen.lineTo(p[0], p[1]);
     Object.assign(pen, { strokeStyle: color, lineWidth: thick }).stroke();
   };
-  const dot = (pen, p, color, radius) => {
+  const dot = (pen, p, color) => {
     pen.beginPath();
-    pen.arc(p[0], p[1], radius, 0, 7);
+    pen.arc(p[0], p[1], 3.5, 0, 7);
     Object.assign(pen, { fillStyle: color, strokeStyle: "#000", lineWidth: 1 }).fill();
     pen.stroke();
   };
-  /** The slice, the path and the point under the pointer, on either canvas. */
-  const overlay = (pen, place) => {
-    line(pen, slice(s).map((p) => place(p[0], p[1])), "#f33", 2);
-    if (s.path) {
-      const points = Array.from(s.path.x, (px, i) => place(px, s.path.y[i]));
-      if (s.path.joined) [["#000", 3.5], ["#fff", 1.8]].forEach((look) => line(pen, points, ...look));
-      points.forEach((p, i) => ok(p[1]) && dot(pen, p, i === state.step ? "#f80" : "#fff", i === state.step ? 6 : 2.5));
-    }
-    if (state.spot) dot(pen, place(...state.spot), "#fff", 4.5);
+  /** What lies on the surface: the slice, the path, the checkpoint, and the point under the pointer. */
+  const overlay = () => {
+    const { path } = s, nodes = path ? Array.from(path.x, (x, i) => [x, path.y[i]]) : [], thick = path?.joined;
+    const over = (name, color, points, width, marks = false) => ({ name, color, points, width, line: !!width, marks, edge: "#000" });
+    return [over("slice", "#ff3333", slice(s), 2), ...(path ? [over("path", "#000000", nodes, thick && 3.5), over("path", "#ffffff", nodes, thick && 1.8, true),
+      over(path.name[state.step], "#ff8800", [nodes[state.step]], 0, true)] : [over("checkpoint", "#ffffff", [[0, 0]], 0, true)]),
+      ...(state.spot ? [over("here", "#ffffff", [state.spot], 0, true)] : [])];
   };
-  const drawSolid = () => {
-    const view = eye(), { width, high } = view, pen = solid.getContext("2d"), muted = css("--muted");
+  const drawSolid = (pen = solid.getContext("2d")) => {
+    const view = eye(), { width, high } = view, muted = css("--muted");
     if (!width || !high) return;
     [solid.width, solid.height] = [width, high]; // clears it too
     const at = (...p) => project(p, view), corners = [[-1, -1], [1, -1], [1, 1], [-1, 1]], floor = corners.map((c) => at(...c, -0.5));
@@ -227,7 +222,11 @@ function surfacePart(host) {
       const [one, other] = [at(a, b, -0.5), at(-a, -b, -0.5)];
       pen.fillText(name, ...(one[1] > other[1] ? one : other).slice(0, 2));
     }
-    overlay(pen, (px, py) => at(...inBox(px, py), height(bilinear(s, s.loss, px, py)) - 0.49));
+    for (const o of overlay()) {
+      const points = o.points.map(([px, py]) => at(...inBox(px, py), height(bilinear(s, s.loss, px, py)) - 0.49)).filter((p) => ok(p[1]));
+      if (o.line) line(pen, points, o.color, o.width);
+      if (o.marks) for (const p of points) dot(pen, p, o.color);
+    }
     frames++;
   };
   const drawBase = (width, high) => {
@@ -244,16 +243,13 @@ function surfacePart(host) {
     }
     pen.putImageData(image, 0, 0);
   };
-  const drawFlat = () => {
-    const width = flat.clientWidth, high = Math.round(width * between(s.high / s.wide, 0.33, 1.5)), pen = flat.getContext("2d");
-    if (!width) return;
-    if (stale || base.width !== width) drawBase(width, high);
+  const contours = (width) => {
+    const wide = width - 72, high = Math.round(wide * between(s.high / s.wide, 0.33, 1.5)), x = [s.x0, s.x0 + s.wide], y = [s.y0, s.y0 + s.high];
+    if (stale || base.width !== wide) { drawBase(wide, high); picture = base.toDataURL(); }
     stale = false;
-    [flat.width, flat.height] = [width, high];
-    pen.drawImage(base, 0, 0);
-    const place = (px, py) => [((px - s.x0) / s.wide) * width, (1 - (py - s.y0) / s.high) * high], [x, y] = place(0, 0);
-    line(pen, [[x - 5, y], [x + 5, y], [x, y], [x, y - 5], [x, y + 5]], "#fff", 1.5);
-    overlay(pen, place);
+    const place = ([px, py]) => ({ x: px, y: ok(bilinear(s, s.loss, px, py)) ? py : NaN, kind: "msa" });
+    return { name: `Contours of ${s.name}`, image: picture, height: high + 42, x: { label: s.labels[0], domain: x },
+      y: { label: s.labels[1], domain: y }, series: overlay().map((o) => ({ ...o, points: o.points.map(place) })) };
   };
   let both = false;
   const schedule = (flatToo = true) => {
@@ -261,7 +257,7 @@ function surfacePart(host) {
     if (!queued) requestAnimationFrame(() => {
       queued = false;
       drawSolid();
-      if (both) drawFlat();
+      if (both) flat?.redraw();
       both = false;
     });
     queued = true;
@@ -269,12 +265,11 @@ function surfacePart(host) {
   const resliced = () => { if (profile) { schedule(); profile.redraw(); } };
   const rebuild = () => { if (profile) { build(); resliced(); } };
   const show = (i) => {
-    s = all[state.at = i];
+    s = all[i];
     state.spot = null;
-    info.textContent = (s.loss.length > 1 ? "" : `One point: loss ${text(s.loss[0])}${plusMinus(s.half?.[0])}. `) + `x: ${s.labels[0]}; y: ${s.labels[1]}; height: loss${s.unit ? ` (${s.unit})` : ""}, one scale for all, cut at the cap.${lacking(s)}` +
+    info.textContent = (s.loss.length > 1 ? "" : `One point: loss ${text(s.loss[0])}${plusMinus(s.half?.[0])}. `) + `x: ${s.labels[0]}; y: ${s.labels[1]}; height: ${s.labels[2]}, one scale for all, cut at the cap.${lacking(s)}` +
       (s.missing ? " Holes and hatching mark them." : "") + (s.lost ? ` In ${s.lost} cells the loss is not finite.` : "") + (s.thinned ? ` Drawn: ${s.thinned} points.` : "");
-    solid.setAttribute("aria-label", `Loss surface of ${s.name}; arrow keys turn it`);
-    flat.setAttribute("aria-label", `Contours of the loss of ${s.name}`);
+    solid.setAttribute("aria-label", `${title()}; arrow keys turn it`);
     solid.closest(".grid2").hidden = s.loss.length < 2;
     scrub.node.hidden = !s.path;
     if (s.path) scrub.set(scrub.input.max = s.path.x.length - 1);
@@ -299,31 +294,27 @@ function surfacePart(host) {
   const scrub = slider("Snapshot", 0, 1, 1, 0, (v) => { state.step = v; if (profile) schedule(); return s.path ? s.path.name[v] : ""; });
   const turn = (change) => { Object.assign(state, change); state.tilt = between(state.tilt, 0.05, 1.57); state.zoom = between(state.zoom, 0.4, 3); schedule(false); noted(); };
   for (const key of ["az", "tilt", "zoom"]) remember(key, () => +state[key].toFixed(3), (to) => { if (ok(+to)) turn({ [key]: +to }); });
-  const reset = make("button", { type: "button", onclick: () => turn({ az: 0.6, tilt: 0.55, zoom: 1 }) }, "Reset the view");
-  const logarithmic = checkbox("logarithmic height", state.log, (on) => { state.log = on; rebuild(); });
   const closer = (by) => make("button", { type: "button", "aria-label": by > 0 ? "Closer" : "Farther", onclick: () => turn({ zoom: state.zoom + by }) }, by > 0 ? "+" : "−");
-  const figure = (canvas, caption) => make("figure", {}, canvas,
-    make("figcaption", {}, caption, saving({ PNG: () => saveCanvas(`surface of ${s.name}`, canvas) })));
-  host.append(make("div", { class: "controls" }, names.node, cap.node, logarithmic, angle.node, shift.node, scrub.node, make("span", {}, closer(0.2), closer(-0.2), reset)),
-    make("div", { class: "grid2" }, figure(solid, "Drag or arrow keys turn; +, −, two fingers or Ctrl and the wheel zoom."), figure(flat, "Contours; drag to lay the slice.")), info);
-  for (const canvas of [solid, flat]) resized.observe(canvas);
+  const title = () => `Loss surface of ${s.name}`, drawing = (pen = vectors(solid.clientWidth, solid.clientHeight)) => {
+    drawSolid(pen);
+    drawSolid();
+    return standalone(pen.svg, title(), []);
+  };
+  const pair = make("div", { class: "grid2" }, make("figure", {}, solid, make("figcaption", {}, "Drag or arrow keys turn; +, −, two fingers or Ctrl and the wheel zoom.", saved(title, () => drawing()))));
+  host.append(make("div", { class: "controls" }, names.node, cap.node, checkbox("logarithmic height", state.log, (on) => { state.log = on; rebuild(); }), angle.node, shift.node, scrub.node, make("span", {}, closer(0.2), closer(-0.2), make("button", { type: "button", onclick: () => turn({ az: 0.6, tilt: 0.55, zoom: 1 }) }, "Reset the view"))),
+    pair, info);
+  resized.observe(solid);
   legend(host, all, () => profile.redraw());
 
-  let drag = null, from = null;
-  const press = (canvas, start, stop) => {
-    canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); start(event); });
-    canvas.addEventListener("pointerup", stop);
-    canvas.addEventListener("pointerleave", (event) => spot(-1, event));
-  };
-  press(solid, (event) => { drag = [event.offsetX, event.offsetY, state.az, state.tilt]; }, () => { drag = null; });
-  solid.addEventListener("pointermove", (event) => {
-    const { offsetX: ex, offsetY: ey } = event;
-    if (fingers.size === 2) {
-      const before = apart();
-      fingers.set(event.pointerId, event);
-      return turn({ zoom: state.zoom * (apart() / before || 1) });
+  const fingers = new Map(), lifted = ({ pointerId }) => fingers.delete(pointerId); // that press
+  const apart = () => { const [a, b] = fingers.values(); return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
+  const pressed = (event) => { solid.setPointerCapture(event.pointerId); fingers.set(event.pointerId, event); };
+  fill(solid, { onpointerdown: pressed, onpointerup: lifted, onpointercancel: lifted, onpointerleave: (event) => spot(-1, event), onpointermove: (event) => {
+    const { offsetX: ex, offsetY: ey, clientX, clientY, pointerId } = event, before = fingers.get(pointerId), far = fingers.size > 1 && apart();
+    if (before) {
+      fingers.set(pointerId, event);
+      return turn(far ? { zoom: state.zoom * (apart() / far) } : { az: state.az + (clientX - before.clientX) * 0.01, tilt: state.tilt + (clientY - before.clientY) * 0.01 });
     }
-    if (drag) return turn({ az: drag[2] + (ex - drag[0]) * 0.01, tilt: drag[3] + (ey - drag[1]) * 0.01 });
     const p = places(eye());
     let best = -1, least = Infinity;
     s.loss.forEach((loss, k) => {
@@ -331,44 +322,37 @@ function surfacePart(host) {
       if (distance < 250 && score < least && ok(loss)) [best, least] = [k, score];
     });
     spot(best, event);
-  });
+  }, onkeydown: (event) => {
+    const [key, by] = { ArrowLeft: ["az", -0.1], ArrowRight: ["az", 0.1], ArrowUp: ["tilt", -0.1], ArrowDown: ["tilt", 0.1], "+": ["zoom", 0.1], "-": ["zoom", -0.1] }[event.key] ?? [];
+    if (key) { event.preventDefault(); turn({ [key]: state[key] + by }); }
+  } });
   solid.addEventListener("wheel", (event) => {
     if (!event.ctrlKey && document.activeElement !== solid) return; // else the page scrolls
     event.preventDefault();
     turn({ zoom: state.zoom * Math.exp(-event.deltaY / 400) });
   }, { passive: false });
-  const fingers = new Map();
-  const apart = () => { const [a, b] = [...fingers.values()]; return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
-  const lifted = (event) => fingers.delete(event.pointerId);
-  solid.addEventListener("pointerdown", (event) => { fingers.set(event.pointerId, event); if (fingers.size === 2) drag = null; });
-  for (const end of ["pointerup", "pointercancel"]) solid.addEventListener(end, lifted);
-  solid.addEventListener("keydown", (event) => {
-    const { az, tilt, zoom } = state;
-    const change = { ArrowLeft: { az: az - 0.1 }, ArrowRight: { az: az + 0.1 }, ArrowUp: { tilt: tilt - 0.1 }, ArrowDown: { tilt: tilt + 0.1 }, "+": { zoom: zoom + 0.1 }, "-": { zoom: zoom - 0.1 } }[event.key];
-    if (change) { event.preventDefault(); turn(change); }
-  });
-  const onPlane = (event) => [s.x0 + (event.offsetX / flat.clientWidth) * s.wide, s.y0 + (1 - event.offsetY / flat.clientHeight) * s.high];
-  press(flat, (event) => { from = onPlane(event); }, () => { from = null; });
-  flat.addEventListener("pointermove", (event) => {
-    const to = onPlane(event), near = (axis, v) => { const [i, part] = cell(axis, v); return between(Math.round(i + part), 0, axis.length - 1); };
+  s = all[0];
+  for (const control of [cap, angle, shift]) control.update();
+  profile = { redraw() {} };
+  show(0);
+  flat = chart(pair, "Contours; drag to lay the slice", contours);
+  let from = null;
+  fill(flat.svg, { onpointerdown: (event) => { flat.svg.setPointerCapture(event.pointerId); from = flat.where(event); }, onpointerup: () => { from = null; }, onpointerleave: (event) => spot(-1, event), onpointermove: (event) => {
+    const to = flat.where(event), near = (axis, v) => { const [i, part] = cell(axis, v); return between(Math.round(i + part), 0, axis.length - 1); };
     if (!from) return spot(near(s.y, to[1]) * s.columns + near(s.x, to[0]), event);
     if (Math.hypot(to[0] - from[0], to[1] - from[1]) < 0.01 * s.reach) return;
     const along = (Math.atan2(to[1] - from[1], to[0] - from[0]) + Math.PI) % Math.PI;
     angle.set(Math.round((along * 180) / Math.PI));
     shift.set(between(((s.middle[0] - from[0]) * Math.sin(along) + (from[1] - s.middle[1]) * Math.cos(along)) / (0.7 * s.reach), -1, 1));
-  });
+  } });
 
-  s = all[0];
-  for (const control of [cap, angle, shift]) control.update();
-  profile = { redraw() {} };
-  show(0);
   profile = chart(host, "Loss along the slice; band: 95 %", () => ({
     series: all.filter(visible).map((t) => ({ name: t.name, color: t.color, marks: t.loss.length < 2, area: true, points: slice(t).map(([px, py, x]) => {
       const y = bilinear(t, t.loss, px, py), error = t.half ? bilinear(t, t.half, px, py) : 0;
       return { x, y: y > state.cap ? NaN : y, error: error || 0, note: `at ${text(x)}: ${text(y)}${plusMinus(error)}` };
     }) })),
-    x: { label: "distance along the slice" }, y: { label: `loss${s.unit ? ` (${s.unit})` : ""}`, scale: state.log ? "log" : "linear" },
+    x: { label: s.labels[3] }, y: { label: s.labels[2], scale: state.log ? "log" : "linear" },
   }));
-  redraws.push(() => schedule());
+  redraws.push(() => schedule(false));
   return { state, draw: drawSolid, frames: () => frames, renderer: () => (gl ? "webgl2" : "2d") };
 }

@@ -144,12 +144,29 @@ function standalone(svg, title, series) {
     copy.append(draw("path", { d: `M64 ${y}h18`, stroke: ink(s.color), "stroke-width": 2, "stroke-dasharray": s.dash }), draw("text", { x: 88, y: y + 4 }, s.name));
   });
   copy.append(draw("text", { x: width / 2, y: total - 6, "text-anchor": "middle" }, title));
-  for (const text of copy.querySelectorAll("text")) fill(text, { fill: css("--text"), "font-family": "sans-serif", "font-size": 11 }, []);
+  for (const text of copy.querySelectorAll("text")) fill(text, { fill: css("--text"), "font-family": "sans-serif", "font-size": 11 });
   for (const path of copy.querySelectorAll(".grid path")) path.setAttribute("stroke", css("--line"));
   for (const group of copy.querySelectorAll(".faint")) group.setAttribute("opacity", 0.35);
   copy.prepend(draw("rect", { width, height: total, fill: css("--back") }));
-  fill(copy, { viewBox: `0 0 ${width} ${total}`, width, height: total, xmlns: "http://www.w3.org/2000/svg" }, []);
+  fill(copy, { viewBox: `0 0 ${width} ${total}`, width, height: total, xmlns: "http://www.w3.org/2000/svg" });
   return new XMLSerializer().serializeToString(copy);
+}
+
+/** Buttons that save a drawing and a picture of it. */
+const saved = (name, drawing) => saving({ SVG: () => download(`${name()}.svg`, "image/svg+xml", drawing()), PNG: () => savePicture(name(), drawing()) });
+
+/** A pen that writes a drawing of what the pen of a canvas would draw. */
+function vectors(width, height) {
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}` }), put = (...node) => svg.append(draw(...node));
+  let d = "";
+  return {
+    svg, beginPath() { d = ""; }, lineTo(x, y) { d += `${d ? "L" : "M"}${x} ${y}`; },
+    arc(x, y, r) { d = `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`; },
+    stroke() { put("path", { d, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth }); },
+    fill() { put("path", { d, fill: this.fillStyle }); },
+    fillText(words, x, y) { put("text", { x, y, "text-anchor": this.textAlign === "right" ? "end" : "middle" }, words); },
+    drawImage(canvas) { put("image", { href: canvas.toDataURL(), width, height }); },
+  };
 }
 
 function savePicture(name, drawing, times = 3) {
@@ -157,25 +174,25 @@ function savePicture(name, drawing, times = 3) {
   picture.onload = () => {
     const canvas = make("canvas", { width: picture.width * times, height: picture.height * times });
     canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
-    saveCanvas(name, canvas);
+    canvas.toBlob((blob) => download(`${name}.png`, "image/png", blob));
   };
   picture.src = `data:image/svg+xml;base64,${btoa(Array.from(new TextEncoder().encode(drawing), (c) => String.fromCharCode(c)).join(""))}`;
 }
-const saveCanvas = (name, canvas) => canvas.toBlob((blob) => download(`${name}.png`, "image/png", blob));
+
+const plain = (node) => { const copy = node.cloneNode(true); copy.querySelectorAll("small, .info").forEach((part) => part.remove()); return copy.textContent.trim(); };
+const titled = (head) => plain(head) + (head.querySelector("small a") ? ` (${head.querySelector("small a").textContent})` : "");
 
 /** The shown rows and columns of a table; a number with an interval has three columns where they are `apart`. */
 function cells(table, apart) {
   const heads = [...table.tHead.rows[0].cells], rows = [...table.tBodies[0].rows].filter((row) => !row.hidden);
   const shown = heads.flatMap((head, i) => (head.hidden ? [] : [i]));
   const wide = (i) => apart && rows.some((row) => row.cells[i].querySelector(".interval"));
-  const plain = (node) => { const copy = node.cloneNode(true); copy.querySelectorAll("small, .info").forEach((part) => part.remove()); return copy.textContent.trim(); };
-  const title = (i) => { const link = heads[i].querySelector("small a"); return plain(heads[i]) + (link ? ` (${link.textContent})` : ""); };
   const value = (cell) => {
     const [low, high] = (cell.querySelector(".interval")?.textContent ?? "").replace(/[[\]]/g, "").split(",").map((part) => part.trim());
     return [cell.dataset.value ?? plain(cell), low ?? "", high ?? ""];
   };
   return [
-    shown.flatMap((i) => (wide(i) ? [title(i), `${title(i)} low`, `${title(i)} high`] : [title(i)])),
+    shown.flatMap((i) => ["", ...(wide(i) ? [" low", " high"] : [])].map((end) => titled(heads[i]) + end)),
     ...rows.map((row) => shown.flatMap((i) => (wide(i) ? value(row.cells[i]) : [plain(row.cells[i])]))),
   ];
 }
@@ -194,10 +211,9 @@ function latex(table, title) {
 
 /** What stands above a table: which of its columns are shown, and how it can be saved. */
 function tableControls(table, name) {
-  const heads = [...table.tHead.rows[0].cells], title = (head) => (head.querySelector(".title") || head).textContent.trim();
+  const heads = [...table.tHead.rows[0].cells];
   const set = (i, on) => { for (const row of table.rows) row.cells[i].hidden = !on; rove(); noted(); };
-  const boxes = heads.map((head, i) => make("label", {}, make("input", { type: "checkbox", checked: true, onchange: (event) => set(i, event.target.checked) }),
-    `${title(head)}${head.querySelector("small a") ? ` (${head.querySelector("small a").textContent})` : ""}`));
+  const boxes = heads.map((head, i) => make("label", {}, make("input", { type: "checkbox", checked: true, onchange: (event) => set(i, event.target.checked) }), titled(head)));
   remember(`columns of ${name}`, () => heads.flatMap((head, i) => (head.hidden ? [i] : [])).join(" "), (to) => {
     const gone = to.split(" ").filter(Boolean).map(Number);
     boxes.forEach((box, i) => { box.firstChild.checked = !gone.includes(i); set(i, !gone.includes(i)); });
