@@ -1,6 +1,6 @@
 """Define the options of the commands: those of probes and of loading come from dataclass fields, the others are here.
 
-An option is an annotation and a default, as Typer reads them; a table maps names to options. `ProbeCommand` shows them.
+An option is an annotation and a default, as Typer reads them; a table maps names to options. `Command` shows them.
 """
 
 import inspect
@@ -34,48 +34,71 @@ CONTEXT: Option = (typer.Context, inspect.Parameter.empty)  # in a table: Typer 
 
 def option(kind: Any, help: str, default: Any, panel: str, *flags: str) -> Option:
     """One option, with its default in its help; what Rich would take for markup there, such as [@LOSS], is shown."""
-    if default is not False and default not in (None, "", (), []) and "default" not in help:
-        help += f"; default {'on' if default is True else f'{default:g}' if isinstance(default, float) else default}"
-    shown = re.sub(r"\[(?=[a-z#/@])", r"\\[", help)
+    shown = re.sub(r"\[(?=[a-z#/@])", r"\\[", _with_default(help, default))
     return Annotated[kind, typer.Option(*flags, help=shown, rich_help_panel=panel, show_default=False)], default
 
 
-class ProbeCommand(TyperCommand):
-    """A command whose `--help` fits one screen, its own options and the common ones; `--help-all` shows them all."""
+def _with_default(help: str, default: Any) -> str:
+    if default is False or default in (None, "", (), []) or "default" in help:
+        return help
+    return f"{help}; default {'on' if default is True else f'{default:g}' if isinstance(default, float) else default}"
+
+
+class Command(TyperCommand):
+    """A command whose `--help` names every option whole, in 80 columns too."""
 
     def format_help(self, context: Any, formatter: Any, *, everything: bool = False) -> None:
         from rich.console import Console
         from rich.markup import escape
+        from rich.padding import Padding
         from rich.panel import Panel
         from rich.table import Table
 
-        panels: dict[str, list[Any]] = {}
-        for param in self.params:
-            panels.setdefault(getattr(param, "rich_help_panel", None) or "Arguments", []).append(param)
-        if not everything:
-            common = [param for name in COMMON for param in self.params if param.name == name]
-            panels = {**{name: panels[name] for name in ("Arguments", OWN) if name in panels}, "Every probe": common}
         console = Console(highlight=False, emoji=False)
-        console.print(f" [bold]{escape(self.get_usage(context))}[/]\n\n {self.help}\n")
-        for title, params in panels.items():
+        about = re.sub(r"(?<!\n)\n(?!\n)", " ", str(self.help))
+        console.print(Padding(f"[bold]{escape(self.get_usage(context))}[/]\n\n{about}\n", (0, 1)))
+        for title, params in self.panels(everything).items():
             table = Table.grid(padding=(0, 1))
             table.add_column(style="bold cyan", no_wrap=True)
             table.add_column(style="bold yellow")
             table.add_column(overflow="fold")
             for param in params:
-                table.add_row(*_row(param, param.display_type(context).strip("<>").split("|")))
+                table.add_row(*_row(param, context))
             console.print(Panel(table, title=title, title_align="left", border_style="dim"))
 
+    def panels(self, everything: bool) -> Mapping[str, Sequence[Any]]:
+        """The parameters that the help shows, by the title of their panel; here these are all."""
+        panels: dict[str, list[Any]] = {}
+        for param in self.params:
+            title = GENERAL if isinstance(param, TyperOption) else "Arguments"
+            panels.setdefault(getattr(param, "rich_help_panel", None) or title, []).append(param)
+        return panels
 
-def _row(param: Any, types: Sequence[str]) -> tuple[str, str, str]:
+
+class ProbeCommand(Command):
+    """A command whose `--help` fits one screen, its own options and the common ones; `--help-all` shows them all."""
+
+    def panels(self, everything: bool) -> Mapping[str, Sequence[Any]]:
+        panels = super().panels(everything)
+        if everything:
+            return panels
+        common = [param for name in COMMON for param in self.params if param.name == name]
+        return {**{name: panels[name] for name in ("Arguments", OWN) if name in panels}, "Every probe": common}
+
+
+def _row(param: Any, context: Any) -> tuple[str, str, str]:
     """Name, type and help of a parameter: a flag that is on by default has both names, choices stand in the help."""
-    help = str(param.help)
+    help = _with_default(str(param.help), param.default if param.show_default else None)
+    help += "; required" if param.required else ""
     if not isinstance(param, TyperOption):
-        return param.name, "", help
+        return param.metavar or param.name, "", help
     if param.is_flag:
         return "\n".join(param.opts if param.default is False else (*param.opts, *param.secondary_opts)), "", help
+    if param.metavar:
+        return param.opts[0], param.metavar, help
+    types = param.display_type(context).partition(">")[0].removeprefix("<").split("|")
     if len(types) == 1:
-        return param.opts[0], "str" if param.multiple else types[0], help
+        return param.opts[0], "str" if param.multiple else types[0].removesuffix(" range"), help
     named = all(word in help for word in types)
     return param.opts[0], "str", help if named else f"{', '.join(filter(None, types))}: {help}"
 

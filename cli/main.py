@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from landscape.cli import (
     study,
     training,
 )
-from landscape.cli.command_options import ProbeCommand
+from landscape.cli.command_options import Command, ProbeCommand
 from landscape.cli.measuring import command_of
 from landscape.options import OptionError, alternatives, printable
 from landscape.probes import FEATURES_HELP, PROBES, REPRESENTATIONS, probe_class
@@ -76,23 +76,23 @@ def _placeholder() -> None:
 
 for _name in MEASURING:
     _add_probe(app, _name, _placeholder)
-_command: Any
-for _command in (studies.smoothing, studies.heads, studies.sweep):
-    app.command(rich_help_panel=STUDIES)(_command)
+OTHERS: Mapping[str, Mapping[str, Any]] = {  # commands that are no probes, by the panel that lists them
+    STUDIES: {"smoothing": studies.smoothing, "heads": studies.heads, "sweep": studies.sweep},
+    TRAIN: {
+        "build-up": studies.build_up, "train": training.train, "models": training.models, "demo": studies.demo,
+        "reproduce": study.reproduce,
+    },
+    INSPECT: {
+        "plot": figures.plot, "animate": figures.animate, "report": figures.report, "compare": compare.compare,
+        "doctor": doctor.doctor, "show": show.show, "layers": networks.layers, "evaluate": networks.evaluate,
+        "merge": results_files.merge, "repair": results_files.repair, "import": results_files.import_,
+        "export": results_files.export, "cite": results_files.cite,
+    },
+}  # fmt: skip
+for _panel, _commands in OTHERS.items():
+    for _name, _function in _commands.items():
+        app.command(_name, cls=Command, rich_help_panel=_panel)(_function)
 app.add_typer(study.app, name="study", rich_help_panel=STUDIES)
-app.command("build-up", rich_help_panel=TRAIN)(studies.build_up)
-for _command in (training.train, training.models, studies.demo, study.reproduce):
-    app.command(rich_help_panel=TRAIN)(_command)
-for _command in (
-    figures.plot, figures.animate, figures.report,
-    compare.compare, doctor.doctor, show.show, networks.layers, networks.evaluate,
-):  # fmt: skip
-    app.command(rich_help_panel=INSPECT)(_command)
-for _command in (results_files.merge, results_files.repair):
-    app.command(rich_help_panel=INSPECT)(_command)
-app.command("import", rich_help_panel=INSPECT)(results_files.import_)
-app.command("export", rich_help_panel=INSPECT)(results_files.export)
-app.command(rich_help_panel=INSPECT)(results_files.cite)
 
 
 def _version(wanted: bool) -> None:

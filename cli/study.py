@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from landscape.cli import process_setup, training
-from landscape.cli.command_options import RUN, Debug, Quiet, Verbose
+from landscape.cli.command_options import RUN, Command, Debug, Quiet, Verbose
 from landscape.cli.loading import load
 from landscape.options import OptionError, at_least, counted, did_you_mean, format_duration, invalid, parse_shard
 from landscape.reporting.progress import say, text_table
@@ -83,7 +83,7 @@ def shipped() -> dict[str, Path]:
     return {file.stem: file for file in sorted(Path(landscape.studies.__file__).parent.glob("*.toml"))}
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     file: File,
     checkpoint: Given = None,
@@ -115,7 +115,7 @@ def run(
     _refuse(found.wrong)
 
 
-@app.command()
+@app.command(cls=Command)
 def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debug: Debug = False) -> None:
     """Check the whole file of a study, and say what it trains and measures; nothing runs."""
     from landscape.studies.conduct import steps_of
@@ -127,7 +127,7 @@ def check(file: File, checkpoint: Given = None, data_root: DataRoot = None, debu
                f"{counted(len(steps) - trainings, 'measurement')}, {counted(len(study.claims), 'claim')}")  # fmt: skip
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     file: File, checkpoint: Given = None, out: Out = None, data_root: DataRoot = None, debug: Debug = False
 ) -> None:
@@ -143,14 +143,14 @@ def show(
     typer.echo(f"{text_table(rows)}\n{progress.in_words(steps)}")
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(debug: Debug = False) -> None:
     """List the studies that are shipped."""
     for name in shipped():
         typer.echo(f"{name:{max(map(len, shipped()))}}  {study_named(name).title}")
 
 
-@app.command()
+@app.command(cls=Command)
 def new(
     file: Annotated[Path, typer.Argument(help="file to write")],
     compare: Annotated[list[str], Option(help="GROUP=GLOB of trained networks; repeatable")] = [],  # noqa: B006

@@ -329,6 +329,21 @@ def test_the_help_of_a_probe_is_one_screen_with_its_options_and_common_ones_and_
     assert "--workers" in err  # also what the short help leaves out is suggested
 
 
+def test_the_help_of_the_other_commands_cuts_no_word_in_80_columns(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    tree: Any = typer.main.get_command(main.app)
+    studies = {f"study {name}": one for name, one in tree.commands["study"].commands.items()}
+    others = {name: tree.commands[name] for panel in main.OTHERS.values() for name in panel}
+    for name, one in (others | studies).items():
+        code, said, _ = command(*name.split(), "--help")
+        assert (code, "…" in said) == (0, False), name
+        names = {option for param in one.params for option in param.opts if option.startswith("--")}
+        assert names <= {*re.findall(r"│ (--[\w-]+)", said)}, name
+        assert len(said.splitlines()) <= 90, name
+
+
 def test_a_shell_completes_the_name_of_a_file_without_torch() -> None:
     code = "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); sys.argv[0] = 'landscape'"
     words = {"_LANDSCAPE_COMPLETE": "complete_bash", "COMP_WORDS": "landscape hessian fin", "COMP_CWORD": "2"}
