@@ -47,11 +47,11 @@ def measure(
     executor: Executor = IN_PROCESS,
     **options: Any,
 ) -> xr.Dataset:
-    """Measure, store, and return the labelled result (the last one, of several random planes).
+    """Measure, store, and return the labelled result; with several random planes, that of the last.
 
         spectrum = landscape.measure("hessian", subject, out=None, top=1)
 
-    The subject's model is left as found, so that a network can be measured in the middle of its training: modes,
+    The subject's model is left as it was, so that a network can be measured in the middle of its training: modes,
     gradients, buffers, hooks and the global random generators are as before. Loading options such as `split` and
     `batch_size` come with the subject; the protocol is printed once for each probe of a subject.
 
@@ -134,7 +134,7 @@ def features(
 
 
 def evaluate(subject: Source = None, *, passes: int = 1, label: str = "", **options: Any) -> dict[str, float]:
-    """Loss, accuracy, top-5, Brier score and calibration error, or a language model's perplexity, with standard errors.
+    """Compute loss, accuracy, top-5, Brier score and calibration error, or perplexity, with standard errors.
 
     Args:
         subject: a loaded subject; or a checkpoint, a module, or None for the newest checkpoint, loaded as by `load`.

@@ -1,6 +1,7 @@
-"""The table of probes, by name. To add one: a file here, a file in plots, a row in each of the two tables, a test.
+"""The table of probes: `landscape.probes()` gives what can be measured, by name, with a line on each.
 
-Other packages add theirs by entry points, see `landscape.plugins`.
+To add one: a file here, a file in plots, a row in each of the two tables, a test. Other packages add theirs by entry
+points, see `landscape.plugins`.
 """
 
 import sys

@@ -29,7 +29,7 @@ _open: dict[tuple[int, Path, tuple[int, ...]], list[tuple[str, xr.Dataset]]] = {
 
 
 def open(path: Path | str) -> xr.DataTree:
-    """The whole file as a tree: `tree["hessian/vit_demo-digits-0123456789"]`.
+    """Open a whole results file as an `xarray.DataTree`: `tree["hessian/vit_demo-digits-0123456789"]`.
 
     Raises:
         FileNotFoundError, ValueError: there is no such file, or it is not a results file; see the message.

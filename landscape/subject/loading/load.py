@@ -74,7 +74,7 @@ def load(
     """Load a checkpoint, its model and its data; model, data and loss may also be objects made in Python.
 
     Args:
-        checkpoint: a file; the folder of a run, which stands for its last snapshot; a module made in Python; or None:
+        checkpoint: a file; the folder of a run, which means its last snapshot; a module made in Python; or None:
             the newest `final.pt` under ./checkpoints, or, with `model=`, that model freshly built. A module is never
             changed. It is measured with the weights that it has at that moment, and on the device where it is unless
             `device` names another.
