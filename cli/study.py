@@ -145,9 +145,11 @@ def show(
 
 @app.command("list", cls=Command)
 def list_(debug: Debug = False) -> None:
-    """List the studies that are shipped."""
-    for name in shipped():
-        typer.echo(f"{name:{max(map(len, shipped()))}}  {study_named(name).title}")
+    """List the bundled studies."""
+    from landscape.results.declared_size import toml_of
+
+    for name, file in shipped().items():
+        typer.echo(f"{name:{max(map(len, shipped()))}}  {toml_of(file)['title']}")
 
 
 @app.command(cls=Command)

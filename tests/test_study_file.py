@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import xarray as xr
 
+from landscape.api import names_of_results
 from landscape.cli.main import exit_code
 from landscape.cli.study import study_named
+from landscape.reporting.progress import print_log
 from landscape.studies.expressions import Expression
 
 FILE = """
@@ -176,6 +178,14 @@ def test_expressions_take_numbers_quantities_and_positions() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             value(text)
+
+
+def test_nothing_is_noted_of_the_network_that_stands_for_those_of_a_study(capsys: pytest.CaptureFixture[str]) -> None:
+    with print_log():
+        assert "depth_cosine" in names_of_results("attention", "", {}).others()
+    assert exit_code(["study", "list"]) == 0
+    said = capsys.readouterr()
+    assert (said.err, "sgd-sam    SGD against SAM" in said.out) == ("", True)
 
 
 def test_a_new_file_is_a_study_that_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,20 @@ class _Recorder(logging.Handler):
 
 
 @contextlib.contextmanager
+def unlogged(*names: str) -> Iterator[None]:
+    """Lose what loggers log while the block runs."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
 def logging_to(handler: logging.Handler) -> Iterator[None]:
     """Pass what the library logs to a handler while the block runs, from the level of the handler on."""
     logger = logging.getLogger("landscape")

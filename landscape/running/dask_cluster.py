@@ -11,7 +11,8 @@ import queue
 import socket
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 from landscape.checkpoints.raw_files import json_of
 from landscape.probe import Probe, Sweeps, Unit, Values, report_workers
+from landscape.reporting.event_log import unlogged
 from landscape.running import dask_task, executor
 from landscape.running.schedule import TRIES, Chunk, Schedule
 from landscape.running.work import Timed, work_of
@@ -29,6 +31,8 @@ CONNECT_SECONDS = 20.0
 POLL_SECONDS = 1.0  # between looks at which workers there are
 WAIT_SECONDS = 30.0  # without workers, after which that is said
 _log = logging.getLogger(__name__)
+# Dask's own messages repeat what an error here says, with tracebacks.
+_quiet_dask = partial(unlogged, "distributed.client", "distributed.batched", "distributed.comm")
 
 
 class DaskCluster:
@@ -208,17 +212,3 @@ def _refuse_silent(address: str) -> None:
         return  # which dask tries again: the scheduler may be about to start
     with connection:
         connection.recv(1)
-
-
-@contextmanager
-def _quiet_dask() -> Iterator[None]:
-    """Silence dask's own messages, which repeat what an error here says, with tracebacks."""
-    loggers = [logging.getLogger(name) for name in ("distributed.client", "distributed.batched", "distributed.comm")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -34,6 +34,7 @@ from landscape.probe import (
 )
 from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
+from landscape.reporting.event_log import unlogged
 from landscape.results import group as groups
 from landscape.results import protocols, unmerged_journals
 from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions
@@ -329,8 +330,8 @@ def _by_stages(
 def result_of_small_network(probe: Probe) -> xr.Dataset:
     """A result whose every number is 1; an empty one where the probe does not apply to the network."""
     try:
-        with MemoryWriter(run_key(probe, _small_subject(), ""), reduce_of=reduce_of) as writer:
-            data = writer.result()
+        with unlogged("landscape"), MemoryWriter(run_key(probe, _small_subject(), ""), reduce_of=reduce_of) as writer:
+            data = writer.result()  # what is noted of this network is not about the user's
     except (ValueError, RuntimeError, OSError):
         return xr.Dataset()
     return data.map(lambda one: one.where(False, 1.0) if one.dtype.kind == "f" else one, keep_attrs=True)
