@@ -62,7 +62,7 @@ def test_rows_between_those_with_eigenvalues_have_what_a_gradient_and_passes_alo
     batch = torch.zeros(4, 1), torch.zeros(4)
     how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "noise": 0, **ALL}
     monitor = landscape.Monitor(model, loss_of_bowl, batch, on_row=logger, other=batch, **how)
-    monitor._budget.allows = lambda kind: kind == "row" or monitor.number == 5  # type: ignore[method-assign]
+    monitor._budget.allows = lambda kind, interval: kind == "row" or monitor.number == 5  # type: ignore[method-assign]
     expected = []
     for _ in range(12):
         g = hessian @ model.w.detach()
@@ -107,7 +107,7 @@ def test_every_row_has_what_is_promised_of_the_group_that_made_the_update_in_the
     model.register_forward_pre_hook(count)
     how: dict[str, Any] = {"every": 1, "out": tmp_path / "r.h5", "optimizer": optimizer, "noise": 0, **ALL}
     monitor = landscape.Monitor(model, F.cross_entropy, batch, **how)
-    monitor._budget.allows = lambda kind: kind == "row"  # type: ignore[method-assign]
+    monitor._budget.allows = lambda kind, interval: kind == "row"  # type: ignore[method-assign]
     rates, passes = [], []
     for _ in range(5):
         optimizer.zero_grad()
@@ -203,7 +203,7 @@ def test_a_loss_spike_after_a_jump_of_the_rate_is_announced_and_a_sound_run_has_
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         how: dict[str, Any] = {"every": 4, "out": tmp_path / "r.h5", "label": name, "noise": 0, **ALL}
         monitor = landscape.Monitor(model, F.cross_entropy, (inputs[:64], targets[:64]), **how)
-        monitor._budget.allows = lambda kind: kind == "row"  # type: ignore[method-assign]
+        monitor._budget.allows = lambda kind, interval: kind == "row"  # type: ignore[method-assign]
         for step in range(280):
             optimizer.param_groups[0]["lr"] = 0.05 * (factor if step >= 200 else 1.0)
             rows = torch.randint(512, (32,), generator=generator)
@@ -242,7 +242,7 @@ def test_measurements_keep_within_their_share_of_the_training_time() -> None:
     for step in range(20_001):
         clock.now += 0.01 if step else 0.0
         for kind in ("eigenvalues" if measured["check"] else "check", "row"):
-            if step % 100 == 0 and budget.allows(kind):  # type: ignore[arg-type]
+            if step % 100 == 0 and budget.allows(kind, 1.0):  # type: ignore[arg-type]
                 with budget.measuring(kind):  # type: ignore[arg-type]
                     clock.now += {"check": 0.5, "eigenvalues": 0.1, "row": 0.014}[kind]
                 measured[kind].append(step)
@@ -252,6 +252,25 @@ def test_measurements_keep_within_their_share_of_the_training_time() -> None:
     assert sorted(measured["row"] + measured["eigenvalues"]) == list(range(100, 20_001, 100))
     assert 8_000 < measured["eigenvalues"][0] < 13_000  # after the first one has been paid for
     assert budget.training == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize(("first", "usual", "rows"), [(80.0, 1.75, 100), (2000.0, 38.0, 4)])
+def test_rows_that_take_longer_than_others_are_paid_for_by_these_and_leave_out_none(
+    first: float, usual: float, rows: int
+) -> None:
+    clock = Clock()
+    budget = Budget(0.02, torch.device("cpu"), clock)
+    with budget.measuring("check"):
+        clock.now += first
+    generator, made = np.random.default_rng(0), 0
+    for _ in range(100):
+        clock.now += 100.0  # steps of a second
+        assert budget.spent - first <= 0.02 * budget.training + 0.6 * usual  # by which a row may exceed the expected
+        if budget.allows("row", 100.0):
+            with budget.measuring("row"):  # the first is cold, and every tenth is slowed down by something else
+                clock.now += usual * ((1.4 if made % 10 == 0 else 0.85) + generator.uniform(0, 0.2))
+            made += 1
+    assert made == rows
 
 
 def test_a_measurement_that_is_too_expensive_is_left_out_and_counted(

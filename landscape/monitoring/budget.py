@@ -22,12 +22,14 @@ class Budget:
     The rule: the first measurement, with eigenvalues, is made whatever it costs. A later one with eigenvalues is made
     if the measurements so far and the one to come, which is taken to cost the mean of its kind, stay below
     `overhead` times the training time so far. Else a row without them is made, if all such rows stay below
-    19/20 of that and, with the measurements of eigenvalues after the first, below all of it; else the step is
-    left out. The first one begins with a random vector and takes about twice as many products as one without that
-    check, of which the first is therefore expected to cost half as much. So no eigenvalues are measured before the
-    first have been paid for, rows go on meanwhile, and at the end measurements have taken at most `overhead` of the
-    training, or 19/20 of it and the first one. An infinite overhead leaves out nothing. Training time is all
-    time that is not spent here, from the construction on.
+    19/20 of that and, with the measurements of eigenvalues after the first, below all of it, at the next step that
+    could have a row; else the step is left out. Rows that take longer than others, as the first one does, whose search
+    has no guess, are so paid for by the others, and each is within one interval. The first measurement begins with a
+    random vector and takes about twice as many products as one without that check, of which the first is therefore
+    expected to cost half as much. So no eigenvalues are measured before the first have been paid for, rows go on
+    meanwhile, and whenever a row is due those before it have taken at most `overhead` of the training, or 19/20 of it
+    and the first measurement. An infinite overhead leaves out nothing. Training time is all time that is not spent
+    here, from the construction on.
 
     Which steps are measured therefore depends on the clock; times and left-out steps are stored with every row.
     """
@@ -46,15 +48,15 @@ class Budget:
         """Seconds that were not spent on measurements."""
         return self._clock() - self._began - self.spent
 
-    def allows(self, kind: Kind) -> bool:
-        """Whether a measurement of a kind may be made now."""
-        return not self._costs or self.due(kind) <= self.training
+    def allows(self, kind: Kind, interval: float) -> bool:
+        """Whether a measurement of a kind may be made now; `interval` seconds of training come before the next."""
+        return not self._costs or self.due(kind, interval) <= self.training
 
-    def due(self, kind: Kind) -> float:
+    def due(self, kind: Kind, interval: float) -> float:
         """The training time from which on the next measurement may be made, in seconds; after the first one."""
         cost = self.expected(kind)
         if kind == "row":
-            return max((self._rows + cost) / ROWS, self.spent - self._first + cost) / self.overhead
+            return max((self._rows + cost) / ROWS, self.spent - self._first + cost) / self.overhead - interval
         return (self.spent + cost) / self.overhead
 
     def expected(self, kind: Kind) -> float:

@@ -208,7 +208,11 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
 
     def _allowed(self, kind: Kind) -> bool:
         """Whether the budget allows it; of divided weights all processes measure, or none."""
-        return not self._shards.total(not self._budget.allows(kind))
+        return not self._shards.total(not self._budget.allows(kind, self.every * self._seconds()))
+
+    def _seconds(self) -> float:
+        """Of a training step, on average."""
+        return self._budget.training / max(self.number - self._start, 1)
 
     def _prepare(self) -> None:
         """Keep the weights where the next update is one to measure."""
@@ -292,12 +296,11 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
 
     def _say_when(self) -> None:
         """Say once that steps are left out, and which one has the next row."""
-        steps = self.number - self._start
-        if self._said or steps < 1:
+        if self._said:
             return
-        self._said = True
-        seconds = self._budget.training / steps
-        due = max(self._start + math.ceil(self._budget.due("row") / seconds), self.number + 1)
+        self._said, seconds = True, self._seconds()
+        due = self._budget.due("row", self.every * seconds) / seconds
+        due = max(self._start + math.ceil(due), self.number + 1)
         due = -(-due // self.every) * self.every
         _log.warning(
             "note: a row without eigenvalues takes as long as %.2g training steps; to keep within %g %% of the "

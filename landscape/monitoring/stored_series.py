@@ -28,9 +28,9 @@ from landscape.subject.subject import Subject
 
 MONITOR = "monitor"  # name of the groups
 RULE = (
-    "a multiple of `every` has a row if rows stay below 19/20 of `overhead` times the training time so far, and "
-    "eigenvalues and noise scale if all measurements stay below it, the first one always; loss, gradient, distance, "
-    "learning rate and what is measured along the last update are in every row"
+    "a multiple of `every` has a row if rows stay below 19/20 of `overhead` times the training time until the next "
+    "one, and eigenvalues and noise scale if all measurements stay below `overhead` times that so far, the first one "
+    "always; loss, gradient, distance, learning rate and what is measured along the last update are in every row"
 )
 HEADLINES = (
     Headline("steps", "step", {"step": -1}),
