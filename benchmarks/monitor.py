@@ -1,11 +1,11 @@
-"""What a monitor adds to a training: two trainings from one start, with and without it, in turns of `--every` steps.
+"""What a monitor adds to a training: two trainings from one start, with and without it, step by step in turns.
 
     python benchmarks/monitor.py [--network vit|gpt2] [--every 100] [--pairs 5] [--overhead 0.02] [--data digits]
 
 The demo ViT with mini-batches of 32 images, or a GPT-2 of 10.8 M parameters on random bytes, 4 x 128 of them per
-mini-batch; AdamW, one thread, process time. Every pair of turns has one row, if the budget allows it; the first
-measurement, at the start, is not among them. "A row" is the median of those without eigenvalues by the monitor's own
-clock, "added" and "share" the median over the pairs of all that it adds in a turn.
+mini-batch; AdamW, one thread, process time. Every pair is of `--every` steps, with one row if the budget allows it; the
+first measurement, at the start, is not among them. "A row" is the median of those without eigenvalues by the monitor's
+own clock, "added" and "share" the median over the pairs of all that it adds.
 """
 
 import copy
@@ -92,11 +92,11 @@ def main() -> None:
 
     first, pairs = seconds(begin), list[tuple[float, float]]()
     for pair in range(arguments.pairs):
-        turns = [functools.partial(one.turn, arguments.every) for one in (watched, alone)]
-        spent = [0.0, 0.0]
-        for i in (0, 1) if pair % 2 == 0 else (1, 0):
-            spent[i] = seconds(turns[i])
-            elsewhere += spent[i] * i
+        turns, spent = [functools.partial(one.turn, 1) for one in (watched, alone)], [0.0, 0.0]
+        for _ in range(arguments.every):
+            for i in (0, 1) if pair % 2 == 0 else (1, 0):
+                spent[i] += (taken := seconds(turns[i]))
+                elsewhere += taken * i
         pairs.append((spent[0], spent[1]))
         print(f"pair {pair + 1}: {100 * (spent[0] / spent[1] - 1):+.2f} %", flush=True)
     with_it, without = np.array(pairs).T
