@@ -19,11 +19,12 @@ import landscape
 from landscape.cli.main import exit_code
 from landscape.doctor.rules import examine
 from landscape.monitoring.budget import Budget
+from landscape.monitoring.followed_model import subject_of
 from landscape.monitoring.gradients import BUCKETS, UPDATES, Start, estimates, gram, noise, pooled, sketch_of
 from landscape.monitoring.measurement import TrackedEigenvalues
 from landscape.monitoring.shards import Shards
-from landscape.monitoring.stored_series import EarlyWarning
-from landscape.statistics.intervals import quantile
+from landscape.monitoring.stored_series import EarlyWarning, plan_of
+from landscape.statistics.intervals import BY_BOUNDS
 
 pytestmark = pytest.mark.slow
 
@@ -143,18 +144,23 @@ def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:
     assert np.isnan(noise(np.ones((1, 1)), 4).scale)
 
 
-def test_intervals_of_the_free_noise_scale_cover_the_true_one() -> None:
+@pytest.mark.parametrize(("count", "size", "bias"), [(4, 16, 0.02), (2, 8, 0.06)])
+def test_intervals_of_the_free_noise_scale_cover_the_true_one(count: int, size: int, bias: float) -> None:
+    model = network()
+    subject = subject_of(model, F.cross_entropy, data(), "", None)
+    interval = BY_BOUNDS[plan_of(subject, 1, 0, np.zeros(BUCKETS)).quantities["simple_noise_scale"].bounds]
     random, covered, scales = np.random.default_rng(0), [], []
     mean, spread = np.array([1.0, -2.0, 0.5, 0.0]), np.array([1.0, 2.0, 3.0, 2.0])
     true = float((spread**2).sum() / (mean**2).sum())
     for _ in range(1000):
-        parts = mean + spread * random.standard_normal((UPDATES, 4, 16, 4)).mean(axis=2)  # micro-batches of 16
+        parts = mean + spread * random.standard_normal((UPDATES, count, size, 4)).mean(axis=2)  # of micro-batches
         small, large = (parts**2).sum(axis=2).mean(axis=1), (parts.mean(axis=1) ** 2).sum(axis=1)
-        squared, variance = estimates(small, large, 4, 16)  # type: ignore[arg-type]
+        squared, variance = estimates(small, large, count, size)  # type: ignore[arg-type]
         scale, error = pooled(np.asarray(squared), np.asarray(variance))
         scales.append(scale)
-        covered.append(abs(scale - true) <= quantile(UPDATES) * error)
-    assert np.mean(scales) == pytest.approx(true, rel=0.02)
+        low, high = interval(scale, error, UPDATES)
+        covered.append(low <= true <= high)
+    assert np.mean(scales) == pytest.approx(true, rel=bias)
     assert 0.93 <= np.mean(covered) <= 0.97
 
 

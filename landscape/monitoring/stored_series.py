@@ -77,7 +77,9 @@ def plan_of(subject: Subject, top: int, parts: int, sketch: np.ndarray) -> Plan:
             "relative_critical_sharpness": Quantity("critical sharpness of the second mini-batch, same update", seen),
             "alarm": Quantity(ALARM),
             "norm_sharpness": Quantity("u'Hu / ||u||^2, || || the norm of the optimiser's steps"),
-            "simple_noise_scale": Quantity("tr Sigma / |G|^2 of the training's micro-batches, last updates", "samples"),
+            "simple_noise_scale": Quantity(
+                "tr Sigma / |G|^2 of the training's micro-batches, last updates", "samples", bounds="positive"
+            ),
             "simple_noise_scale_se": Quantity("its standard error (jackknife)", "samples", over="noise_updates"),
             "gradient_norm": Quantity("norm of the gradient", f"{loss} / weight"),
             "eigenvalue": Quantity("largest Hessian eigenvalue", curvature, ranks),
