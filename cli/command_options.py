@@ -207,6 +207,11 @@ def with_options(function: Callable[..., None], table: Mapping[str, Option]) -> 
     return function
 
 
+def own_options(function: Callable[..., None], **renamed: str) -> dict[str, str]:
+    """The options of a command by the keys of a study's file that they change; `renamed`: those with other names."""
+    return {name: name for name in inspect.signature(function).parameters} | renamed
+
+
 def _documented(kind: type[Any]) -> Iterator[tuple[str, Any, str, Any]]:
     """Name, type, help text and default of every field that has a help text."""
     hints = typing.get_type_hints(kind, include_extras=True)

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from landscape.cli.command_options import OWN, RUN, Debug, Quiet, loading_options, loading_values, option, with_options
+from landscape.cli.command_options import (
+    OWN,
+    RUN,
+    Debug,
+    Quiet,
+    loading_options,
+    loading_values,
+    option,
+    own_options,
+    with_options,
+)
 from landscape.cli.loading import CHECKPOINT, several_checkpoints
 from landscape.cli.study import carry_out, illustrate, of_checkpoints, shipped, study_named, workers_of
 from landscape.options import OptionError, at_least, format_duration, invalid, parse_arguments
@@ -45,7 +55,8 @@ def smoothing(
     measure = {"calibration": {"over": {"mc_dropout": [0, *counts]}}, "fourier": most, "uncertainty": most,
                "hessian": {"batches": batches, "otherwise": {"mc_dropout": counts[0]}}}  # fmt: skip
     changes = {"networks": {"with smoothing": {"load": blocks}}, "measure": measure}
-    of_checkpoints("smoothing", [checkpoint], loading, changes, out, figures, quiet=quiet)
+    own = own_options(smoothing, mc_dropout="sizes")
+    of_checkpoints("smoothing", [checkpoint], loading, changes, own, out, figures, quiet=quiet)
 
 
 def heads(
@@ -62,7 +73,8 @@ def heads(
     at_least("batches", batches, 1)
     over = {"over": {"mc_dropout": [0, masks]}}
     changes = {"measure": {"surface": {"resolution": resolution, **over}, "hessian": {"batches": batches, **over}}}
-    _, drawn = of_checkpoints("heads", checkpoint or [], loading_values(options), changes, out, figures, quiet=quiet)
+    loading, own = loading_values(options), own_options(heads, mc_dropout="masks")
+    _, drawn = of_checkpoints("heads", checkpoint or [], loading, changes, own, out, figures, quiet=quiet)
     if not drawn:
         say(f"no figure yet: {out} needs two networks, one of them with dropout; run it on another one", quiet=quiet)
 
@@ -79,7 +91,8 @@ def sweep(checkpoint: list[Path], batches: int, out: Path, figures: Path, quiet:
 
     at_least("batches", batches, 1)
     changes = {"measure": {"hessian": {"batches": batches}}}
-    found, _ = of_checkpoints("sweep", checkpoint, loading_values(options), changes, out, figures, quiet=quiet)
+    loading, own = loading_values(options), own_options(sweep)
+    found, _ = of_checkpoints("sweep", checkpoint, loading, changes, own, out, figures, quiet=quiet)
     if not found:
         stored = list(reader.groups(out))
         labels = ", ".join(dict.fromkeys(str(data.attrs["label"]) for _, data in stored))
@@ -146,6 +159,7 @@ def build_up(
     from landscape.statistics.rounding import interval
     from landscape.statistics.seed_groups import mean_interval
     from landscape.studies.kinds import build_up_rows
+    from landscape.studies.network_tables import options_instead
 
     at_least("seeds", seeds, 1)
     if runs and data:
@@ -159,9 +173,10 @@ def build_up(
         network = {"model": model, "args": arguments, "over": {"msa": list(map(list, models.build_up(model)))}}
         train = {"seeds": seeds, "fraction": fraction, "recipe": recipe, "epochs": epochs}
         train = {name: value for name, value in train.items() if value is not None}
-        study = study_named("build-up", data_root=data_root, data=data, train=train, networks={"alternet": network})
-        folder = out / model  # of each model, whose networks have the same names
-        carry_out(study, folder, device=device, quiet=quiet)
+        folder, own = out / model, own_options(build_up)  # a folder for each model, whose networks have the same names
+        with options_instead(own):
+            study = study_named("build-up", data_root=data_root, data=data, train=train, networks={"alternet": network})
+            carry_out(study, folder, device=device, quiet=quiet, options=own)
         runs = [file for seed in study.seeds for one in study.networks.values() if (file := one.file(folder, seed))]
     rows = list(build_up_rows(runs or []))
     csv.writer(text := io.StringIO(), lineterminator="\n").writerows([[*rows[0]], *(row.values() for row in rows)])
@@ -203,6 +218,7 @@ def demo(
     """
     from landscape.plots import report
     from landscape.results.declared_size import toml_of
+    from landscape.studies.network_tables import options_instead
 
     at_least("samples", samples, FEWEST)
     start, results = monotonic(), out / "results.h5"
@@ -211,9 +227,12 @@ def demo(
     changes: dict[str, Any] = {"train": {} if epochs is None else {"epochs": epochs}}
     changes |= {"figures": []} if all else {}
     changes["measure"] = {name: {**of, "samples": min(samples, of["samples"])} for name, of in measure.items()}
-    study = study_named("demo", **changes)
+    own = own_options(demo)
+    with options_instead(own):
+        study = study_named("demo", **changes)
     with workers_of(study, WORKERS, device=device) as workers:
-        found = carry_out(study, out, **workers, device=device, quiet=quiet)
+        with options_instead(own):
+            found = carry_out(study, out, **workers, device=device, quiet=quiet, options=own)
         illustrate(study, found, results, workers["each"], WORKERS, quiet=quiet)
     typer.echo(text_table(report.summary_table(results)))
     typer.echo(closing(report.findings_of(results), out))

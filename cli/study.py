@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from landscape.cli import process_setup, training
-from landscape.cli.command_options import RUN, Command, Debug, Quiet, Verbose
+from landscape.cli.command_options import RUN, Command, Debug, Quiet, Verbose, own_options
 from landscape.cli.loading import load
 from landscape.options import OptionError, at_least, counted, did_you_mean, format_duration, invalid, parse_shard
 from landscape.reporting.progress import say, text_table
@@ -216,30 +216,36 @@ def reproduce(
 
     Takes more than two hours on a CPU with three seeds. Finished steps are kept and not repeated.
     """
+    from landscape.studies.network_tables import options_instead
+
     at_least("seeds", seeds, 1)
     at_least("epochs", epochs, 1)
     train = {"seeds": seeds, "fraction": fraction, "epochs": epochs}
-    study = study_named("reproduce", data_root=data_root, data=data, train=train)
+    own = own_options(reproduce)
+    with options_instead(own):
+        study = study_named("reproduce", data_root=data_root, data=data, train=train)
     claims = _claims_named(claim, study.claims)  # a selection has a table of its own, which does not replace all
     part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
     how: dict[str, Any] = {"claims": claims, "measured": measure, "table": out / f"CLAIMS{part}.md"}
-    found = carry_out(study, out, device=device, quiet=quiet, **how)
+    with options_instead(own):
+        found = carry_out(study, out, device=device, quiet=quiet, options=own, **how)
     typer.echo(found.text, nl=False)
     _refuse(found.wrong)
 
 
 def of_checkpoints(
-    name: str, given: Sequence[Path | None], loading: Mapping[str, Any], changes: Mapping[str, Any], out: Path,
-    figures: Path, *, quiet: bool,
+    name: str, given: Sequence[Path | None], loading: Mapping[str, Any], changes: Mapping[str, Any],
+    options: Mapping[str, str], out: Path, figures: Path, *, quiet: bool,
 ) -> tuple[list[Any], list[Path]]:  # fmt: skip
     """Carry out a shipped study of checkpoints into a results file, and print its table and figures; what was found."""
     from landscape.plots import drawing
+    from landscape.studies.network_tables import options_instead
 
     for path in given or [None]:
         load(path, dict(loading), quiet=quiet)
-    study = study_named(name, given, load=loading, **changes)
-    with TemporaryDirectory() as folder:  # what the results file holds is not measured again
-        carry_out(study, Path(folder), results=out, quiet=quiet)
+    with TemporaryDirectory() as folder, options_instead(options):  # what the results file holds is not measured again
+        study = study_named(name, given, load=loading, **changes)
+        carry_out(study, Path(folder), results=out, quiet=quiet, options=options)
     found, drawn = _tables(out, name), drawing.draw_studies(out, figures, names=(name,))
     for path in drawn:
         typer.echo(path)

@@ -19,11 +19,13 @@ import landscape
 from landscape import models
 from landscape.checkpoints.checkpoint import write_checkpoint
 from landscape.cli.main import exit_code
+from landscape.options import OptionError
 from landscape.plots import drawing
 from landscape.plots.figures import build_up, heads_study, sweep_study
 from landscape.results import reader
 from landscape.statistics.means import mean_and_standard_error
 from landscape.studies import kinds
+from landscape.studies.network_tables import options_instead, within
 from landscape.studies.study import Network, members_of
 
 pytestmark = pytest.mark.slow
@@ -81,6 +83,32 @@ def test_networks_of_which_nothing_can_be_measured_are_an_error(
         "landscape: nothing to measure: the model (Noisy) draws random numbers in evaluation mode"
         in capsys.readouterr().err
     )
+
+
+def test_errors_of_a_shipped_study_are_those_of_the_options_that_change_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, said in {
+        "build-up --data digits --recipe foo": "--recipe foo is unknown", "demo --epochs -1": "--epochs must be",
+        "reproduce --data digits --fraction 0": "--fraction must be",
+        "smoothing --model vit_demo --data digits --samples 4 --smooth-block foo": "--smooth-block must be",
+    }.items():  # fmt: skip
+        assert exit_code([*words.split(), "--quiet"]) == 2
+        assert capsys.readouterr().err.startswith(f"landscape: {said}")
+    for error, expected in {
+        OptionError("--no-augment and --mc-dropout, --spectrum"): "--no-augment and --sizes, spectrum",
+        ValueError("no mini-batch"): "hessian of a: no mini-batch",
+    }.items():
+        options = {"mc_dropout": "sizes", "augment": "augment"}
+        with (
+            pytest.raises(type(error)) as raised,
+            options_instead(options),
+            within("file"),
+            within("at", "hessian of a"),
+        ):
+            raise error
+        assert str(raised.value) == expected
 
 
 @pytest.mark.campaign

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -23,6 +23,7 @@ from landscape.statistics.paired import Difference, by_error
 from landscape.studies.claims import Claim, findings, markdown, markdown_table, protocol
 from landscape.studies.correlations import Correlation, Diagram, correlation, correlation_table, diagram, diagram_table
 from landscape.studies.edge_of_stability import SERIES, table_of
+from landscape.studies.network_tables import with_keys
 from landscape.studies.steps import TRAINING, Done, Setting, Step, Train, name_of
 from landscape.studies.study import Cell
 from landscape.studies.study_file import StudyFile
@@ -126,13 +127,14 @@ def steps_of(study: StudyFile, claims: Sequence[Claim]) -> list[str]:
 def conduct(
     study: StudyFile, out: Path, *, train: Train, measure: Callable[..., xr.Dataset], results: Path | None = None,
     table: Path | None = None, claims: Sequence[Claim] | None = None, device: str = "auto", quiet: bool = False,
-    measured: bool = True, each: Callable[..., Iterable[Done]] = map,
+    measured: bool = True, each: Callable[..., Iterable[Done]] = map, options: Mapping[str, str] | None = None,
 ) -> Conducted:  # fmt: skip
     """Train and measure what is left, write the table after every seed.
 
     `train` is called with model, data, fields of the recipe and the options of `training.train`; `measure` as
     `landscape.measure`. Trainings that diverge stay in the study without numbers. `each` is `map`, or that of a pool of
-    processes, which carries out several steps at once: all trainings, then all measurements.
+    processes, which carries out several steps at once: all trainings, then all measurements. `options`: as of
+    `options_instead`, for notes.
 
     Raises:
         ValueError: the folder holds another study, the data changed, or no measurement applies to any network.
@@ -142,7 +144,7 @@ def conduct(
     setting = Setting(
         out, results or out / "results.h5", study.data, study.data_root, study.load, device, quiet, train, measure
     )
-    run = _Run(study, out, setting, each, quiet, Progress.of(study, out))
+    run = _Run(study, out, setting, each, quiet, Progress.of(study, out), options or {})
     run.steps, cells, text = steps_of(study, claims), study.cells(claims), ""
     with Bar(study.title, quiet=quiet, lines=False) as run.bar:
         for seeds in [[seed] for seed in study.seeds] if each is map else [study.seeds]:
@@ -167,6 +169,7 @@ class _Run:
     each: Callable[..., Iterable[Done]]
     quiet: bool
     progress: Progress
+    options: Mapping[str, str]
     steps: list[str] = field(default_factory=list)
     position: int = 0  # of the step that runs
     bar: Callable[[float, int], object] = max
@@ -186,8 +189,8 @@ class _Run:
         steps = [Step(self.study.networks[name], seed) for name, seed in wanted if (name, seed) not in self.trained]
         for step, done in self._carried_out([step for step in steps if step.name not in self.progress.diverged]):
             if done.why:
-                self.progress.diverged[step.name] = done.why
-                say(f"note: {step.network.name}, seed {step.seed} diverged: {done.why}", quiet=self.quiet)
+                self.progress.diverged[step.name] = said = with_keys(done.why, self.options)
+                say(f"note: {step.network.name}, seed {step.seed} diverged: {said}", quiet=self.quiet)
             self._done(step, done.seconds, anew=done.anew)
         self.trained |= wanted.keys()
 
@@ -200,9 +203,9 @@ class _Run:
             for step, done in islice(outcomes, len(of_seed)):
                 name, key = step.network.name, step.key
                 if done.result is None:
-                    self.progress.left_out[step.name] = done.why
+                    self.progress.left_out[step.name] = said = with_keys(done.why, self.options)
                     self.progress.write(self.out)
-                    for why in done.why.splitlines():
+                    for why in said.splitlines():
                         say(f"note: {key} of {name} is left out: {why}", quiet=self.quiet)
                     continue
                 found[name, key] = done.result

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from landscape.options import alternatives, did_you_mean, require
+from landscape.options import OptionError, alternatives, did_you_mean, require
 from landscape.probe import Probe
 from landscape.studies import edge_of_stability, merged, study
 from landscape.studies.claims import FullBatch, Network
@@ -73,22 +74,57 @@ def refuse(wrong: bool, text: str) -> None:
         raise ValueError(text)
 
 
+class InFile(ValueError):
+    """An error at a place of a study's file, and so no usage error."""
+
+    said = ""  # at that place, with options
+    of_option = False
+    step = ""  # that was carried out, in words
+
+
 @contextmanager
-def within(where: str) -> Iterator[None]:
-    """Name the place in every error, which is one of the file and so no usage error; options become the file's keys."""
+def within(where: str, step: str = "") -> Iterator[None]:
+    """Name the place in every error; options become the file's keys."""
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # raised by the system, about a file
             raise
-        raise ValueError(f"{where}: {with_keys(str(error))}") from error
+        raised, inner = InFile(f"{where}: {with_keys(str(error))}"), error if isinstance(error, InFile) else None
+        raised.said, raised.step = (inner.said, inner.step or step) if inner else (str(error), step)
+        raised.of_option = inner.of_option if inner else isinstance(error, OptionError)
+        raise raised from error
 
 
-def with_keys(message: str) -> str:
-    """A message with keys of the file for options, unless they are of a command that it names, or of studies alone."""
+@contextmanager
+def options_instead(options: Mapping[str, str]) -> Iterator[None]:
+    """Raise errors of a study as a command does whose options make its file; `options`: their names by the file's keys.
+
+    Raises:
+        OptionError: an option has an invalid value.
+        ValueError: something else is wrong.
+    """
+    try:
+        yield
+    except InFile as error:
+        text = with_keys(error.said, options)
+        if error.of_option:
+            raise OptionError(text) from error
+        raise ValueError(f"{error.step}: {text}" if error.step else text) from error
+
+
+def with_keys(message: str, options: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A message with keys of the file for options, unless they are of a command that it names, or of studies alone.
+
+    Those in `options` stay options, by these names.
+    """
     command, studies = r"landscape [a-z][^;,()]*", "out|workers|scheduler|shard|debug"
-    option = rf"(?<![\w-])--(?!(?:{studies})\b)(?:no-)?([a-z][a-z-]*)"
-    return re.sub(f"{command}|{option}", lambda at: at[1].replace("-", "_") if at[1] else at[0], message)
+
+    def word(at: re.Match[str]) -> str:
+        key = (at[1] or "").replace("-", "_")
+        return at[0].replace(at[1], options[key].replace("_", "-")) if key in options else key or at[0]
+
+    return re.sub(rf"{command}|(?<![\w-])--(?!(?:{studies})\b)(?:no-)?([a-z][a-z-]*)", word, message)
 
 
 NAME = r"\w[\w .+-]*"  # of a network

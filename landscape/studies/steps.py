@@ -19,7 +19,7 @@ import xarray as xr
 from landscape.probe import NotApplicable
 from landscape.results.journal import Busy
 from landscape.studies import claims, edge_of_stability, merged
-from landscape.studies.network_tables import with_keys, within
+from landscape.studies.network_tables import within
 
 Train: TypeAlias = Callable[..., Path]
 Report: TypeAlias = Callable[[int, int], None]
@@ -85,7 +85,7 @@ class Setting:
         from landscape.training.train import Diverged
 
         began, there = time.monotonic(), False
-        with within(step.place):
+        with within(step.place, f"{step.key} of {step.network.name}"):
             try:
                 if step.key == TRAINING:
                     folder = claims.run_folder(self.out, step.network.name, step.seed)
@@ -94,7 +94,7 @@ class Setting:
                 else:
                     result = self._measured(step, report)
             except (Diverged, NotApplicable) as error:
-                return Done(time.monotonic() - began, why=with_keys(str(error)))
+                return Done(time.monotonic() - began, why=str(error))
             return Done(time.monotonic() - began, result, anew=not there)
 
     def _train(self, one: claims.Network, seed: int, folder: Path, report: Report | None) -> None:

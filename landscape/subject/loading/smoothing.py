@@ -129,13 +129,13 @@ def _stage_ends(model: nn.Module, flow: Flow, replaceable: set[str], example: Ne
     if not ends or not any(layer.reduces for layer in layers):
         raise ValueError(
             f"the model ({type(model).__name__}) has no stages at whose ends its maps could be smoothed: none of its "
-            "layers reduces the map; name modules with --smooth-at REGEX, or drop --smooth"
+            "layers reduces the map; name modules with --smooth-at REGEX"
         )
     for layer in ends:
         if layer.kind == "smoothing":
             raise ValueError(
-                f"stage {layer.stage} already ends in a smoothing block ({layer.name}); drop --smooth, or name other "
-                "modules with --smooth-at REGEX"
+                f"stage {layer.stage} already ends in a smoothing block ({layer.name}); name other modules "
+                "with --smooth-at REGEX"
             )
     return [replace(layer, tap=Tap(_returning(flow, layer, replaceable), "output")) for layer in ends]
 
