@@ -179,6 +179,14 @@ def counted(count: int, noun: str, form: str = "") -> str:
     return f"{count:{form}} {noun}{plural}"
 
 
+def nearest(word: str, known: Iterable[str], noun: str) -> str:
+    """What there is instead of a word that matches nothing: `similar names are A, B`, or the first names, or none."""
+    names = list(dict.fromkeys(filter(None, known)))
+    if near := difflib.get_close_matches(word, names, 3, 0.4):
+        return f"similar names are {', '.join(near)}"
+    return f"its {noun}s are {listed(names, 5)}" if names else f"it has no {noun} with a name"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown word: `; did you mean A or B?`, or "" if nothing is near."""
     near = difflib.get_close_matches(word, list(known), 3)
@@ -309,6 +317,15 @@ def parse_arguments(name: str, assignments: Iterable[str]) -> dict[str, Any]:
         OptionError: one has no key or no equals sign.
     """
     return {key: _literal(text) for key, text in parse_assignments(name, assignments).items()}
+
+
+def assignments(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Values given in Python as the words that `parse_arguments` reads."""
+
+    def word(value: Any) -> str:
+        return ",".join(map(word, value)) if isinstance(value, list | tuple) else str(value)
+
+    return tuple(f"{key}={word(value)}" for key, value in values.items())
 
 
 def _literal(text: str) -> Any:

@@ -450,3 +450,26 @@ def test_a_protocol_says_what_a_probe_measured_of_the_samples_and_the_parameters
     torch.manual_seed(0)
     subject = landscape.load(torch.nn.Linear(4, 3), data=(torch.randn(40, 4), torch.arange(40) % 3), batch_size=16)
     assert said in landscape.measure(probe, subject, out=None, quiet=True, **options).attrs["protocol"]
+
+
+def test_arguments_are_given_as_a_mapping_or_as_words() -> None:
+    inputs, targets = torch.randn(8, 5), torch.arange(8) % 3
+    subject = landscape.load(nn.Linear(5, 3), data=(inputs, targets), batch_size=4)
+    options = {"optimizer": "adam", "optimizer_state": False, "out": None, "quiet": True}
+    words, mapping = ["lr=0.1", "betas=0.5,0.9", "maximize=False"], {"lr": 0.1, "betas": (0.5, 0.9), "maximize": False}
+    results = [landscape.measure("step", subject, optimizer_arg=of, **options) for of in (words, mapping)]
+    assert results[0].attrs["parameters"] == results[1].attrs["parameters"]
+    block = landscape.subject.spec.Spec(smooth_at="a", smooth_block={"blur": 2, "padding": "grow"})
+    assert block == landscape.subject.spec.Spec(smooth_at="a", smooth_block="blur=2,padding=grow")
+    with pytest.raises(OptionError, match="--layers must be a text or a list of texts"):
+        landscape.measure("variance", subject, layers={"a": 1})
+
+
+def test_more_samples_are_advised_where_there_are_more() -> None:
+    data = (torch.randn(8, 5), torch.arange(8) % 3)
+    for samples, said in ((8, "--batches 2$"), (4, "--batches 1 or raise --samples$")):
+        subject = landscape.load(nn.Linear(5, 3), data=data, samples=samples, batch_size=4)
+        with pytest.raises(ValueError, match=said):
+            landscape.measure("hessian", subject, batches=3, out=None, quiet=True)
+    with pytest.raises(ValueError, match="in memory has no more"):
+        landscape.measure("calibration", landscape.load(nn.Linear(5, 3), data=(data[0][:1], data[1][:1])), out=None)

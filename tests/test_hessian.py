@@ -112,7 +112,7 @@ def test_params_restricts_the_hessian_to_a_diagonal_block_of_the_whole_or_of_eve
     block = dense_hessian(subject)[-24:, -24:]  # weight (3, 7) and bias (3,) of the last layer
     np.testing.assert_allclose(found["eigenvalue"][0], torch.linalg.eigvalsh(block).flip(0)[:2], rtol=1e-9)
     for wrong, similar in (("nothing", r"0\.weight"), (r"2\.wieght", r"2\.weight")):
-        with pytest.raises(ValueError, match=rf"--params \S+ matches no trainable parameter; there are {similar}"):
+        with pytest.raises(ValueError, match=rf"--params \S+ matches no trainable parameter; .* {similar}"):
             Hessian(params=wrong).plan(subject)
     found = run_probe(Hessian(top=2, per_layer=True, params="weight"), tanh_net())
     assert found["size"].tolist() == [28, 21]

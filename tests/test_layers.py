@@ -378,11 +378,20 @@ def test_named_layers_come_in_order_of_execution_with_the_kinds_that_are_known()
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("layr1", "no module; similar names are .*layer1"), ("(", "not a regular expression"), ("fc:con", "no mod")],
+    [
+        ("layr1", "no module; similar names are .*layer1"),
+        ("(", "not a regular expression"),
+        ("fc:con", "no mod"),
+        ("zzz", r"no module; its modules are \S+, \S+, \S+, \S+, \S+ and \d+ more$"),
+    ],
 )
 def test_patterns_that_match_nothing_are_errors(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"--layers .*{message}"):
         select_layers(_demo("resnet_demo"), _images(), [pattern])
+    with pytest.raises(
+        ValueError, match="no module with a name|not a regular" if pattern != "fc:con" else "with a name"
+    ):
+        select_layers(nn.Linear(4, 2), torch.zeros(2, 4), [pattern])
 
 
 def test_a_network_without_maps_is_an_error_where_maps_are_needed() -> None:

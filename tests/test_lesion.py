@@ -216,7 +216,7 @@ def test_layers_selects_units_by_name() -> None:
     subject = _subject()
     chosen = Lesion(layers=("layer2", r"^layer1\.0$")).plan(subject).labels["name"][1]
     assert chosen.tolist() == ["layer1.0", "layer2.0", "layer2.1"]
-    with pytest.raises(ValueError, match=r"--layers attention matches no unit; units are layer1\.0"):
+    with pytest.raises(ValueError, match=r"--layers attention matches no unit; .* layer1\.0"):
         Lesion(layers=("attention",)).plan(subject)
     with pytest.raises(OptionError, match="--layers"):
         Lesion(layers=("fine", "["))

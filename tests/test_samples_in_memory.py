@@ -161,7 +161,7 @@ def test_losses_of_padding_are_refused(flat_losses: bool) -> None:
         losses = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none")
         return losses.flatten() if flat_losses else losses
 
-    with pytest.raises(ValueError, match=r"a loss for each of 18 tokens or pixels, 7 of which have no label"):
+    with pytest.raises(ValueError, match=r"is 0 for 12 of 30 tokens or pixels"):
         load(Tagger(), data=tagged(), loss=each)
 
 
@@ -169,7 +169,7 @@ def test_losses_of_pixels_without_a_label_are_refused() -> None:
     masks = torch.zeros(4, 5, 5).long()
     masks[:, 0] = 255
     each = nn.CrossEntropyLoss(ignore_index=255, reduction="none")
-    with pytest.raises(ValueError, match=r"50 tokens or pixels, 10 of which have no label; .* / \(targets != 255\)"):
+    with pytest.raises(ValueError, match=r"is 0 for 20 of 100 tokens or pixels, .* / \(targets != 255\)"):
         load(nn.Conv2d(3, 2, 1), data=(drawn(4, 3, 5, 5), masks), loss=lambda outputs, targets: each(outputs, targets))
 
 
@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_said_in_words() -> None:
         with pytest.raises(ValueError, match="got the fields input1, input2; "):
             measure(probe, fields, out=None, quiet=True)
     mean = load(nn.Linear(3, 2), data=(drawn(8, 3), torch.arange(8) % 2), loss=lambda outputs, targets: outputs.mean())
-    with pytest.raises(ValueError, match=r"needs 128 mini-batches, .*; raise --samples or lower --batch-size$"):
+    with pytest.raises(ValueError, match=r"needs 128 mini-batches, .*; lower --batch-size$"):
         measure("noise-scale", mean, out=None, quiet=True)
 
 
@@ -192,6 +192,29 @@ def test_losses_of_the_real_tokens_have_no_accuracy() -> None:
     metrics = metrics_of(load(Tagger(), data=tagged(), loss=real))
     assert metrics["samples"] == 18
     assert "accuracy" not in metrics
+
+
+@pytest.mark.parametrize("ignored", [255, 0, -100])
+@pytest.mark.parametrize("pixels", [False, True])
+def test_targets_that_a_loss_ignores_are_looked_for_in_all_samples(ignored: int, pixels: bool) -> None:
+    """Also those that are no first sample, or the number of a class; accuracy and mean would count them."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Conv2d(3, 4, 1) if pixels else nn.Linear(5, 4)
+    inputs = torch.randn((8, 3, 2, 2) if pixels else (8, 5))
+    targets = torch.randint(1, 4, (8, 2, 2) if pixels else (8,))
+    targets[5:, ...] = torch.where(torch.rand(targets[5:].shape) < 0.8, ignored, targets[5:])
+
+    def each(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, ignore_index=ignored, reduction="none")
+
+    for loss in (each, nn.CrossEntropyLoss(ignore_index=ignored, reduction="none")):
+        with pytest.raises(ValueError, match=rf"is 0 for \d+ of .* target {ignored} stands for no label"):
+            load(model, data=(inputs, targets), loss=loss)
+    mean = nn.CrossEntropyLoss(ignore_index=ignored)  # of those with a label alone
+    subject = load(model, data=(inputs, targets), loss=mean, batch_size=8)
+    assert subject.traits.mean_only
+    assert subject.traits.no_accuracy == (ignored == 0 or not pixels)
+    assert subject.loss(0).item() == pytest.approx(mean(model(inputs), targets).item(), rel=1e-5)
 
 
 def test_masks_with_ignored_pixels_are_targets() -> None:

@@ -167,7 +167,7 @@ def test_what_cannot_be_smoothed_is_refused_in_one_line() -> None:
         insert(network(smoothing=True), SAME, EXAMPLE)
     with pytest.raises(ValueError, match="--smooth-at fc names fc, which returns 4, expected a map of positions"):
         insert(network(), SmoothingOptions(at="fc"), EXAMPLE)
-    with pytest.raises(ValueError, match="--smooth-at nowhere matches no module of a forward pass; its modules are"):
+    with pytest.raises(ValueError, match="--smooth-at nowhere matches no module of a forward pass; "):
         insert(network(), SmoothingOptions(at="nowhere"), EXAMPLE)
     with pytest.raises(ValueError, match=r"windows of 4 do not tile .* padding=same keeps the size"):
         insert(network("alternet_demo"), SmoothingOptions(padding="grow"), EXAMPLE)

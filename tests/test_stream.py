@@ -273,7 +273,7 @@ def test_the_time_of_a_prediction_is_stored_with_its_interval_and_drawn() -> Non
 def test_what_is_no_stream_is_refused() -> None:
     inputs, targets = video()
     model = Counted().double()
-    with pytest.raises(ValueError, match="has one frame, and a stream at least two; give more with --samples"):
+    with pytest.raises(ValueError, match="has one frame, and a stream at least two; "):
         stream(load(model, data=(inputs[:1], targets[:1]), ordered=True))
     with pytest.raises(ValueError, match="expected the same number of rows in both"):
         load(model, data=(inputs, targets[:-1]), ordered=True)

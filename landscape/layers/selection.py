@@ -1,6 +1,5 @@
 """Select the layers that a probe measures: those that discovery finds, or those that `--layers` names."""
 
-import difflib
 import logging
 import math
 import re
@@ -22,7 +21,7 @@ from landscape.discovery.discover import discover, layer_at, staged
 from landscape.discovery.layer import KINDS, Kind, Layer, Tap
 from landscape.discovery.residual_blocks import node_at
 from landscape.layers.layer_patterns import STREAM, Pattern, expand, parse
-from landscape.options import counted, matching
+from landscape.options import counted, matching, nearest
 from landscape.probe import NotApplicable, Quantity
 from landscape.subject import mc_dropout, weights_cache
 from landscape.subject.subject import Subject
@@ -40,7 +39,7 @@ def select_layers(
 
     Raises:
         OptionError: a pattern is not a regular expression.
-        ValueError: a pattern matches no module, or as `stream` no discovered layer; lists similar names.
+        ValueError: a pattern matches no module, or as `stream` no discovered layer; lists near names.
     """
     if not patterns:
         try:
@@ -94,9 +93,8 @@ def _matching_modules(names: Sequence[str], patterns: Sequence[str]) -> dict[str
         pattern = parse(text)
         found = matching("layers", pattern.expression, names)
         if not found:
-            near = difflib.get_close_matches(pattern.expression, names, 3, 0.3) or names[:3]
             hint = f"; kinds are {', '.join((*KINDS, STREAM))}" if ":" in pattern.expression else ""
-            raise ValueError(f"--layers {text} matches no module; similar names are {', '.join(near)}{hint}")
+            raise ValueError(f"--layers {text} matches no module; {nearest(pattern.expression, names, 'module')}{hint}")
         named.update(dict.fromkeys(found, pattern))
     return named
 

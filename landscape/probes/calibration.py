@@ -22,7 +22,7 @@ from landscape.probe import Plan, Probe, Quantity, Unit, Values
 from landscape.statistics import calibration as statistics
 from landscape.statistics.calibration import METRIC_NAMES, SampleScores
 from landscape.statistics.intervals import interval
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 from landscape.subject.weights_cache import once_per_weights
 
 KEPT = 1 << 22  # logits that are kept in memory for a second look; of more, the network is run a second time
@@ -61,7 +61,9 @@ class Calibration(Probe):
     def plan(self, subject: Subject) -> Plan:
         refuse_other_than_classifier(subject, "calibration")
         if len(subject) < 2:
-            raise ValueError("calibration fits a temperature on half of the samples, got 1 sample; give --samples 1024")
+            raise ValueError(
+                f"calibration fits a temperature on half of the samples, got 1 sample; {more_samples(subject)}"
+            )
         several = labelled(class_targets(subject, 0)) is not None
         rows = max(map(subject.samples, range(len(subject.batches))))
         return Plan(

@@ -22,7 +22,7 @@ from landscape.statistics.feature_dimension import (
     two_nn,
 )
 from landscape.subject.loading.identity import of_first
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 from landscape.subject.targets import are_probabilities
 from landscape.subject.weights_cache import once_per_weights
 
@@ -84,7 +84,9 @@ class Geometry(Probe):
     def plan(self, subject: Subject) -> Plan:
         places, kept = pooled_features.places_of(subject, self.layers, self.pool), _kept(subject, self.images)
         if sum(kept) < LEAST_SAMPLES:
-            raise ValueError(f"geometry needs at least {LEAST_SAMPLES} images, got {sum(kept)}; raise --samples")
+            raise ValueError(
+                f"geometry needs at least {LEAST_SAMPLES} images, got {sum(kept)}; {more_samples(subject)}"
+            )
         classifier = places.classifier
         layers = places.layers if classifier is None else places.layers[:-1]
         if self.pool == "cls":

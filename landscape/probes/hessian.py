@@ -21,7 +21,7 @@ from landscape.products.micro_batches import announce, mini_batches_at_once, sid
 from landscape.products.operator import Curvature, Matrix, Operator, cache_of_all
 from landscape.products.parameter_selection import PARAMS_HELP, Blocks, matching
 from landscape.subject import losses, optimizers
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 
 PARK_2022 = {"top": 5, "batch_size": 16, "samples": "10%", "split": "train", "augment": True, "weight_decay": 0.05}
 
@@ -249,9 +249,9 @@ class Hessian(Probe):
         usable = mini_batch_means.whole_batches(subject) if self.scope == "batch" else len(subject.batches)
         if self.batches > usable:
             whole = "whole " if self.scope == "batch" else ""
+            ways = more_samples(subject, *([f"give at most --batches {usable}"] if usable else []))
             raise ValueError(
-                f"--batches {self.batches} exceeds the {usable} {whole}mini-batches of the samples; raise --samples"
-                f"{f', or give at most --batches {usable}' if usable else ''}"
+                f"--batches {self.batches} exceeds the {usable} {whole}mini-batches of the samples; {ways}"
             )
         return self.batches or usable
 

@@ -17,7 +17,7 @@ from landscape.layers import selection
 from landscape.layers.layer_patterns import parse
 from landscape.layers.partial_forward import Cache, ResumePoint, advance, flow_of, resume_point, resumed, verified
 from landscape.layers.unit_removal import Group, Removal, pairs, removals, removed, singles, stages
-from landscape.options import OptionError, matching
+from landscape.options import OptionError, matching, nearest
 from landscape.probe import NotApplicable, Plan, Probe, Quantity, Unit, Values
 from landscape.subject import batchnorm, mc_dropout, sample_statistics, weights_cache
 from landscape.subject.batchnorm import recalibration
@@ -116,8 +116,8 @@ class Lesion(Probe):
         matched = {name for pattern in patterns for name in matching("layers", parse(pattern).expression, names)}
         selected = [unit for unit in units if {unit.name, unit.layer.name} & matched]
         if not selected:
-            first = ", ".join(unit.name for unit in units[:5])
-            raise ValueError(f"--layers {' '.join(self.layers)} matches no unit; units are {first}, ...")
+            given = " ".join(self.layers)
+            raise ValueError(f"--layers {given} matches no unit; {nearest(given, (u.name for u in units), 'unit')}")
         if self.pairs and len(selected) < 2:
             raise ValueError(f"--pairs needs two units, there is only {selected[0].name}; drop --pairs or --layers")
         return (pairs if self.pairs else stages if self.stages else singles)(selected)

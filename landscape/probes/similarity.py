@@ -20,7 +20,7 @@ from landscape.statistics import means, stored
 from landscape.statistics.intervals import FEWEST
 from landscape.subject import other_networks, weights_cache
 from landscape.subject.loading.identity import attributes
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 
 TERMS = ("hsic", "hsic_layer", "hsic_other")
 ERROR = "mini-batches, by leaving out one at a time"
@@ -62,7 +62,7 @@ class Similarity(Probe):
         if (samples := subject.samples(0)) < LEAST_SAMPLES:
             raise ValueError(
                 f"similarity needs at least {LEAST_SAMPLES} images per mini-batch, got {samples}; "
-                "raise --batch-size and --samples"
+                + more_samples(subject, *(["raise --batch-size"] if samples < len(subject) else []))
             )
         layers, others = selection.layers_of(subject, self.layers), selection.layers_of(other, self.layers)
         theirs = {f"other_{name}": item for name, item in selection.layer_labels(others, "other").items()}

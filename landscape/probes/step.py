@@ -20,7 +20,7 @@ from landscape.products.hvp_backends import KINKS_HELP, Kinks, curvature
 from landscape.products.mini_batch_means import whole_batches
 from landscape.statistics.means import jackknife_error, mean_and_standard_error
 from landscape.subject import optimizers
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 from landscape.weight_space.optimizer_step import StepMeasurement
 
 BATCH_SHARPNESS = "mean over mini-batches of g'Hg / |g|^2, the expectation of the ratio (arXiv 2412.20553, Def. 3)"
@@ -164,7 +164,8 @@ class Step(Probe):
         if self.batches > usable:
             raise ValueError(
                 f"--batches {self.batches} needs as many whole mini-batches, and {subject.data.in_words} gives "
-                f"{usable} of {subject.samples(0)} samples; raise --samples, or lower --batches or --batch-size"
+                f"{usable} of {subject.samples(0)} samples; "
+                + more_samples(subject, "lower --batches", "lower --batch-size")
             )
         return self.batches or usable
 

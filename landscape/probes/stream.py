@@ -34,7 +34,7 @@ from landscape.predictions.frames import (
 from landscape.predictions.member_networks import member_networks
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.subject import mc_dropout
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 
 _log = logging.getLogger(__name__)
 
@@ -285,7 +285,7 @@ def _refuse_other_than_frames(subject: Subject) -> int:
             "(T, H, W)"
         )
     if len(subject) < 2:
-        raise ValueError(f"{subject.data.in_words} has one frame, and a stream at least two; give more with --samples")
+        raise ValueError(f"{subject.data.in_words} has one frame, and a stream at least two; {more_samples(subject)}")
     if subject.spec is not None and subject.data.name != "in memory" and not subject.spec.ordered:
         _log.warning(
             "note: %s was loaded in balanced order, not as a stream; load it with ordered=True", subject.data.name

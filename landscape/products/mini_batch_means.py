@@ -16,7 +16,7 @@ from landscape.products.operator import WHOLE, Curvature, cache_of_all, part_of
 from landscape.products.vectors import flat
 from landscape.subject import other_samples, restoration
 from landscape.subject.losses import loss_gradients
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 
 
 def over_all_samples(
@@ -177,9 +177,12 @@ def quarter_size(subject: Subject, count: int) -> int:
     found, what = (len(subject), "samples") if subject.divisible else (len(subject.batches), "mini-batches")
     if found < QUARTERS * count:
         raise ValueError(
-            f"--groups {count} needs {QUARTERS * count} {what}, four per group, got {found}; raise --samples"
-            + ("" if subject.divisible or subject.images is None else " or lower --batch-size")
-            + (f", or give at most --groups {found // QUARTERS}" if found >= 3 * QUARTERS else "")
+            f"--groups {count} needs {QUARTERS * count} {what}, four per group, got {found}; "
+            + more_samples(
+                subject,
+                *([] if subject.divisible or subject.images is None else ["lower --batch-size"]),
+                *([f"give at most --groups {found // QUARTERS}"] if found >= 3 * QUARTERS else []),
+            )
         )
     return found // (QUARTERS * count)
 

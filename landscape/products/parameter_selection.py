@@ -1,6 +1,5 @@
 """Select the parameters to measure: those that match a regular expression, as a whole or layer by layer."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.options import matching as names_matching
+from landscape.options import nearest
 from landscape.probe import Quantity
 
 T = TypeVar("T")
@@ -25,9 +25,8 @@ def matching(parameters: Mapping[str, T], pattern: str) -> dict[str, T]:
     if not parameters:
         raise ValueError("the model has no trainable parameter, all are frozen; set requires_grad on some of them")
     if not found:
-        names = list(parameters)
-        near = difflib.get_close_matches(pattern, names, 5, cutoff=0.4) or names[:5]
-        raise ValueError(f"--params {pattern} matches no trainable parameter; there are {', '.join(near)}, ...")
+        some = nearest(pattern, parameters, "parameter")
+        raise ValueError(f"--params {pattern} matches no trainable parameter; {some}")
     return found
 
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from landscape.options import invalid
-from landscape.subject.subject import Subject
+from landscape.subject.subject import Subject, more_samples
 
 INTERPOLATING = ("auto", "interpolate")  # values of `--bn` between several checkpoints
 
@@ -45,7 +45,7 @@ def dependence(subject: Subject, count: int) -> dict[str, int]:
     if count > len(subject.batches):
         raise ValueError(
             f"--bn recalibrate:{count} exceeds the {len(subject.batches)} mini-batches of the samples; "
-            f"give at most --bn recalibrate:{len(subject.batches)}, raise --samples, or lower --batch-size"
+            + more_samples(subject, f"give at most --bn recalibrate:{len(subject.batches)}", "lower --batch-size")
         )
     return {"batch_size": subject.batch_size} if count else {}
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from landscape.options import (
     OptionError,
+    assignments,
     at_least,
     invalid,
     one_of,
@@ -177,6 +178,8 @@ class Spec:
         given: Any = self.model_arg
         if not isinstance(given, Mapping):  # words, as on the command line
             object.__setattr__(self, "model_arg", parse_arguments("model_arg", given))
+        if isinstance(block := self.smooth_block, Mapping):
+            object.__setattr__(self, "smooth_block", ",".join(assignments(block)))
         for name in ("batch_size", "seed", "weight_decay", "mc_dropout"):
             plain = plain_value(name, getattr(self, name), type(self).__dataclass_fields__[name].default)
             object.__setattr__(self, name, plain)

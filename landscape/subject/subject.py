@@ -13,6 +13,7 @@ from landscape.checkpoints.checkpoint import Checkpoint
 from landscape.data.dataset import Batches, BatchList, BatchSource, CallersBatches, Images
 from landscape.data.masks import are_masks
 from landscape.data.structure import Forward, Nested, common_length, logits_or_none, map_tensors, outputs_of, rows_of
+from landscape.options import alternatives
 from landscape.subject import networks_in_memory, process_group, restoration
 from landscape.subject.losses import (
     MEANINGS,
@@ -233,6 +234,13 @@ class Subject:
         """The loss + weight_decay * (1/2) ||w||^2 on mini-batch i, differentiable in the model's parameters."""
         loss = self.loss(i)
         return loss + self.weight_decay * l2_of(self) if self.weight_decay else loss
+
+
+def more_samples(subject: Subject, *others: str) -> str:
+    """What to do where there are too few samples: more of them, unless all are used already, or something else."""
+    all_used = 0 < subject.data.available <= len(subject)
+    ways = [*others, *([] if all_used else ["raise --samples"])]
+    return alternatives(ways) if ways else f"{subject.data.in_words} has no more"
 
 
 def with_traits(subject: Subject, **known: Any) -> Subject:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from landscape.discovery.graph import Flow
 from landscape.discovery.layer import Layer
-from landscape.options import matching
+from landscape.options import matching, nearest
 from landscape.probe import derived_seed
 from landscape.products import hvp_backends, micro_batches, vectors
 from landscape.random_vectors import signs
@@ -164,8 +164,8 @@ def selected(units: Sequence[WeightUnit], patterns: Sequence[str]) -> list[Weigh
     for pattern in patterns or ("",):
         matched = matching("layers", pattern, sorted(set().union(*names)))
         if not matched:
-            first = ", ".join(unit.name for unit in units[:5])
-            raise ValueError(f"--layers {pattern} matches no unit; units are {first}, ...")
+            some = nearest(pattern, (unit.name for unit in units), "unit")
+            raise ValueError(f"--layers {pattern} matches no unit; {some}")
         found |= set(matched)
     return [unit for unit, own in zip(units, names, strict=True) if own & found]
 

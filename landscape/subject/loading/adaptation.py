@@ -8,10 +8,10 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from landscape.checkpoints.user_code import fixed_rng, parameters_of
 from landscape.data import dataset, structure
 from landscape.data.structure import logits_or_none
 from landscape.options import first_line
-from landscape.subject.losses import Loss, per_sample, reduction
+from landscape.subject.losses import IGNORED, Loss, per_sample, reduction
 from landscape.subject.precision import at_least_single, exact
 from landscape.subject.restoration import refusing_written_weights
 from landscape.subject.subject import Subject, with_traits
@@ -32,6 +32,7 @@ OF_TORCH: Mapping[Any, tuple[str, str]] = {
     F.binary_cross_entropy_with_logits: ("sigmoid", "bce-probabilities"),
     nn.BCEWithLogitsLoss: ("sigmoid", "bce-probabilities"),
 }  # fmt: skip
+MOST_CLASSES = 1_024  # that a loss is called with, one by one
 MANY = 10_000  # mini-batches, above which only the first is looked at
 _log = logging.getLogger(__name__)
 
@@ -49,9 +50,11 @@ def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
     with refusing_written_weights(subject.model), warnings.catch_warnings():
         warnings.filterwarnings("error", message="Using a target size")  # PyTorch would broadcast one of them
         if loss.unreduced is not None:
-            apart = _adapted(
-                subject, replace(loss, function=loss.unreduced, unreduced=None, per_output=True), noting=False
-            )
+            each = replace(loss, function=loss.unreduced, unreduced=None, per_output=True)
+            try:
+                apart = _adapted(subject, each, noting=False)
+            except _Diluted:  # its mean over a mini-batch is one of those with a label
+                return _adapted(subject, loss, noting=noting)
             if _same_mean(apart, loss):
                 _log.info("%s is taken without its mean: one loss per sample", _named(loss))
                 return apart
@@ -101,7 +104,12 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
         except Exception:
             raise _failed(loss, error, targets) from error
         subject = replace(subject, forward=_logits_of(subject.forward))
-    _refuse_padding(loss, found, targets, logits)
+    data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
+    if ignored := _ignored(loss, logits, data) if isinstance(found, Tensor) else []:
+        assert data is not None
+        assert logits is not None
+        if found.numel() == targets.numel() > (len(targets) if targets.dim() > 1 else 0) and found.dim():
+            _refuse_unlabelled(loss, data, ignored)
     if how == "none" and not loss.per_output:
         loss = replace(loss, per_output=True)
         subject = replace(subject, losses=_with_loss(subject, loss).losses)
@@ -113,12 +121,12 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     subject = with_traits(subject, mean_only=mean_only)
     with fixed_rng(0), subject.evaluating():
         right = subject.losses_and_right(subject.outputs(inputs), targets)[1]
-    data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
     unclassed = data is not None and dataset.lowest_target(data) < 0  # such as +1 and -1
-    subject = with_traits(subject, no_accuracy=unclassed or bool(right.isnan().all()))
+    counted = bool(ignored) and (targets.dim() == 1 or any(0 <= value < logits.shape[1] for value in ignored))
+    subject = with_traits(subject, no_accuracy=unclassed or counted or bool(right.isnan().all()))
     if not mean_only:
         return subject
-    subject = with_traits(subject, coupled=_is_coupled(subject, loss, how))
+    subject = with_traits(subject, coupled=bool(ignored) or _is_coupled(subject, loss, how))
     if not noting:
         return subject
     if subject.traits.coupled:
@@ -326,23 +334,78 @@ def _failed(loss: Loss, error: Exception, targets: structure.Nested = None) -> V
     return ValueError(f"{_named(loss)} failed with {type(error).__name__}: {reason}{hint}")
 
 
-def _refuse_padding(loss: Loss, found: Any, targets: structure.Nested, logits: Tensor | None) -> None:
-    """Reject a loss per token or pixel that counts those without a label, negative or no class, as the loss 0."""
-    if not isinstance(found, Tensor) or found.dim() == 0:
-        return
-    classes = 0 if logits is None or logits.dim() < 3 else logits.shape[1 if logits.dim() == 4 else -1]
-    for tensor in structure.tensors_in(targets):
-        if tensor.is_floating_point() or tensor.dim() < 2 or not len(tensor) < tensor.numel() == found.numel():
-            continue
-        other = (tensor >= classes) & (found.reshape(tensor.shape) == 0) if classes > 1 else torch.zeros_like(tensor)
-        padding = int(((tensor < 0) | other.bool()).sum())
-        if padding:
-            label = f"targets != {int(tensor.max())}" if other.any() else "targets >= 0"
-            raise ValueError(
-                f"{_named(loss)} returned {tuple(found.shape)}, a loss for each of {tensor.numel()} tokens or pixels, "
-                f"{padding} of which have no label; return one loss per sample: "
-                f"losses.view(len(targets), -1).sum(1) / ({label}).flatten(1).sum(1)"
-            )
+def _refuse_unlabelled(loss: Loss, data: dataset.Images | dataset.BatchList, ignored: list[int]) -> NoReturn:
+    """Reject a loss per sample, token or pixel that is 0 for those without a label, which would dilute the mean.
+
+    Raises:
+        _Diluted: it is such a loss.
+    """
+    every = [targets for targets in _targets(data) if isinstance(targets, Tensor)]
+    of_samples = every[0].dim() == 1
+    count = sum(int((targets == value).sum()) for targets in every for value in ignored)
+    label = "targets >= 0" if max(ignored) < 0 else f"targets != {ignored[-1]}"
+    what, cure = f"{sum(map(Tensor.numel, every))} tokens or pixels", f"{label}).flatten(1).sum(1)"
+    raise _Diluted(
+        f"{_named(loss)} is 0 for {count} of {len(data) if of_samples else what}, whose target {ignored[-1]} stands "
+        + ("for no label; leave these samples out of the data" if of_samples else
+           f"for no label; return one loss per sample: losses.view(len(targets), -1).sum(1) / ({cure}")
+    )  # fmt: skip
+
+
+class _Diluted(ValueError):
+    """A mean over samples, tokens or pixels would count those without a label."""
+
+
+def _ignored(loss: Loss, logits: Tensor | None, data: dataset.Images | dataset.BatchList | None) -> list[int]:
+    """The class numbers among all targets that have no loss whatever the outputs, such as an `ignore_index`.
+
+    PyTorch's losses say theirs. Another loss is called with made-up outputs of one sample, or of one pixel or token: no
+    number has a loss of 0 for two of them unless it is ignored, while a sure network has such losses in plenty.
+    """
+    every = [] if data is None or logits is None else list(_targets(data))
+    if loss.takes_batch or not every or not isinstance(every[0], Tensor) or logits is None:
+        return []
+    shape, given = every[0].shape, [one for one in every if isinstance(one, Tensor) and one.numel()]
+    if any(one.is_floating_point() or one.is_complex() or one.dim() != len(shape) for one in given) or not given:
+        return []
+    last = logits.dim() == 3 and logits.shape[:2] == shape[:2]  # (N, tokens, classes)
+    if logits.dim() != len(shape) + 1 or (classes := logits.shape[-1 if last else 1]) < 2:
+        return []
+
+    def none(value: int, *outputs: Tensor) -> bool:
+        targets = torch.full((1,) * len(shape), value, dtype=given[0].dtype, device=logits.device)
+        with fixed_rng(0), torch.no_grad():
+            return all(not loss.function(one, targets).nan_to_num().any() for one in outputs)
+
+    low, high = min(int(one.min()) for one in given), max(int(one.max()) for one in given)
+    if (own := _ignore_index(loss)) is not None:
+        values = [own]
+    else:
+        blank = logits.new_zeros(
+            [classes if i == (logits.dim() - 1 if last else 1) else 1 for i in range(logits.dim())]
+        )
+        made = (blank, blank + torch.linspace(-1, 1, classes, device=logits.device).reshape(blank.shape).to(blank))
+        within = range(max(low, 0), min(high + 1, classes)) if classes <= MOST_CLASSES else range(0)
+        try:
+            values = [value for value in within if none(value, *made)]
+            values = [] if len(values) == len(within) > 0 else values  # nothing of one sample alone has a loss
+            values += [value for value in (low, high) if not 0 <= value < classes and none(value, *made)]
+        except Exception:  # whatever the user's function raises for a sample of this size, or for no class
+            return []
+    return [value for value in sorted({*values}) if any(bool((one == value).any()) for one in given)]
+
+
+def _ignore_index(loss: Loss) -> int | None:
+    """What one of PyTorch's losses ignores; None of other losses."""
+    function = getattr(loss.function, "__wrapped__", loss.function)
+    if isinstance(loss.function, partial):
+        return loss.function.keywords.get("ignore_index", IGNORED) if of_torch(loss.function) else None
+    known = getattr(function, "ignore_index", None) if isinstance(function, nn.Module) else None
+    return known if isinstance(known, int) else IGNORED if function is F.cross_entropy else None
+
+
+def _targets(data: dataset.Images | dataset.BatchList) -> Iterator[structure.Nested]:
+    return iter([data.targets] if isinstance(data, dataset.Images) else [targets for _, targets in data.pairs])
 
 
 def _named(loss: Loss) -> str:

@@ -21,7 +21,7 @@ from landscape.discovery.layer import Layer, Tap
 from landscape.discovery.residual_blocks import node_at
 from landscape.discovery.token_grid import consumer_is_linear
 from landscape.models.blocks import Smoothing
-from landscape.options import first_line, matching
+from landscape.options import first_line, matching, nearest
 from landscape.subject.mc_dropout import as_is
 from landscape.subject.spec import SmoothingOptions, Spec, smoothing_of
 from landscape.subject.subject import Subject
@@ -159,8 +159,8 @@ def _named(flow: Flow, modules: dict[str, nn.Module], expression: str) -> list[L
     found = matching("smooth_at", expression, filter(None, modules))
     first: dict[str, Call] = {call.module: call for call in reversed(flow.calls) if call.module in found}
     if not first:
-        shown = ", ".join([name for name in modules if name][:5])
-        raise ValueError(f"--smooth-at {expression} matches no module of a forward pass; its modules are {shown}, ...")
+        some = nearest(expression, modules, "module")
+        raise ValueError(f"--smooth-at {expression} matches no module of a forward pass; {some}")
     layers = []
     for name in found:
         call = first.get(name)
