@@ -194,6 +194,20 @@ def test_losses_of_the_real_tokens_have_no_accuracy() -> None:
     assert "accuracy" not in metrics
 
 
+def test_a_mean_over_a_mini_batch_without_a_label_is_refused() -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["labels"])
+
+    targets = torch.arange(12) % 3
+    targets[4:8] = -100
+    pair = (drawn(12, 5), targets)
+    batches = DataLoader([{"x": x, "labels": y} for x, y in zip(*pair, strict=True)], 4)  # type: ignore[arg-type]
+    for own, data in ((loss, batches), (nn.CrossEntropyLoss(), pair)):
+        with pytest.raises(ValueError, match=r"mini-batch 1 of the data in memory has none \(all -100\)"):
+            load(nn.Linear(5, 3), data=data, loss=own, batch_size=4)
+    load(nn.Linear(5, 3), data=pair, loss=nn.CrossEntropyLoss(), batch_size=12)
+
+
 @pytest.mark.parametrize("ignored", [255, 0, -100])
 @pytest.mark.parametrize("pixels", [False, True])
 def test_targets_that_a_loss_ignores_are_looked_for_in_all_samples(ignored: int, pixels: bool) -> None:

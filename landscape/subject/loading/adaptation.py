@@ -105,9 +105,11 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
             raise _failed(loss, error, targets) from error
         subject = replace(subject, forward=_logits_of(subject.forward))
     data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
+    counted = False  # in an accuracy
     if ignored := _ignored(loss, logits, data) if isinstance(found, Tensor) else []:
         assert data is not None
         assert logits is not None
+        counted = targets.dim() == 1 or any(0 <= value < logits.shape[1] for value in ignored)
         if found.numel() == targets.numel() > (len(targets) if targets.dim() > 1 else 0) and found.dim():
             _refuse_unlabelled(loss, data, ignored)
     if how == "none" and not loss.per_output:
@@ -122,10 +124,10 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     with fixed_rng(0), subject.evaluating():
         right = subject.losses_and_right(subject.outputs(inputs), targets)[1]
     unclassed = data is not None and dataset.lowest_target(data) < 0  # such as +1 and -1
-    counted = bool(ignored) and (targets.dim() == 1 or any(0 <= value < logits.shape[1] for value in ignored))
     subject = with_traits(subject, no_accuracy=unclassed or counted or bool(right.isnan().all()))
     if not mean_only:
         return subject
+    _refuse_empty_mean(subject, loss, ignored or [IGNORED])
     subject = with_traits(subject, coupled=bool(ignored) or _is_coupled(subject, loss, how))
     if not noting:
         return subject
@@ -354,6 +356,23 @@ def _refuse_unlabelled(loss: Loss, data: dataset.Images | dataset.BatchList, ign
 
 class _Diluted(ValueError):
     """A mean over samples, tokens or pixels would count those without a label."""
+
+
+def _refuse_empty_mean(subject: Subject, loss: Loss, ignored: list[int]) -> None:
+    """Reject a mean over a mini-batch without a label, which is not a number.
+
+    Raises:
+        ValueError: there is such a mini-batch.
+    """
+    for i, (_, targets) in enumerate(subject.batches if len(subject.batches) < MANY else ()):
+        given = [targets[name] for name in structure.TARGETS if name in targets] if isinstance(targets, Mapping) else []
+        labels = given[0] if given else targets
+        known = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.numel()
+        if known and bool(torch.isin(labels, torch.tensor(ignored, device=labels.device)).all()):
+            raise ValueError(
+                f"{_named(loss)} is a mean over the labels of a mini-batch, and mini-batch {i} of "
+                f"{subject.data.in_words} has none (all {ignored[-1]}); leave such samples out"
+            )
 
 
 def _ignored(loss: Loss, logits: Tensor | None, data: dataset.Images | dataset.BatchList | None) -> list[int]:
