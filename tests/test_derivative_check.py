@@ -79,6 +79,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "gradient by frequency": (ByFrequency, "", GRADIENT),
     "norm of zeros": (lambda: Net(lambda h: h.tanh() + F.normalize(0 * h, dim=-1)), "", PRODUCT + " (nan"),
     "tanh": (Net, "", ""),
+    "loss in single precision": (Net, lambda z, y: F.cross_entropy(z.float() / 50, y), ""),
+    "detached weight in single precision": (Net, lambda z, y: focal(z.float(), y), GRADIENT),
     "relu": (lambda: Net(torch.relu), "", ""),
     "kinks that lie close": (lambda: Net(lambda h: torch.remainder(2e4 * h, 2).sub(1).abs() / 2e4 + h.tanh()), "", ""),
     "units exactly on their kinks": (on_kinks, "", ""),

@@ -75,6 +75,8 @@ def _disagreement(subject: Subject, copy: nn.Module, weights: Tensors, inputs: N
         return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)]
 
     size = sum(w.numel() for w in weights)
+    rounding = _rounding(loss())
+    coarser = (rounding / torch.finfo(torch.double).eps) ** (1 / 3)  # steps of a loss in single precision
     scale = (_inner(weights, weights).detach() / size).sqrt()
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     pairs: list[list[float]] = []
@@ -86,13 +88,21 @@ def _disagreement(subject: Subject, copy: nn.Module, weights: Tensors, inputs: N
         )
         _move(weights, aside, ASIDE if i else 0.0)
         pairs += torch.stack(
-            [_slopes(weights, u, loss, gradient, FIRST / 10**i), _curvatures(weights, u, v, gradient)]
+            [
+                _slopes(weights, u, loss, gradient, coarser * FIRST / 10**i),
+                _curvatures(weights, u, v, gradient, coarser * SECOND, rounding),
+            ]
         ).tolist()
         _move(weights, aside, -ASIDE if i else 0.0)
         found = _in_words(_closest(pairs[::2]), _closest(pairs[1::2]))
         if not found:
             break
     return found
+
+
+def _rounding(loss: Tensor) -> float:
+    """Relative spacing of numbers where a loss comes in single precision, as from a model that converts its logits."""
+    return torch.finfo(loss.dtype).eps
 
 
 def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: Gradient, step: float) -> Tensor:
@@ -104,10 +114,12 @@ def _slopes(weights: Tensors, u: Tensors, loss: Callable[[], Tensor], gradient: 
         _move(weights, u, -sign * step)
     slope = gradient(False)
     typical = (_inner(slope, slope) * _inner(u, u) / sum(w.numel() for w in weights)).sqrt()
-    return torch.stack([_inner(slope, u), (values[0] - values[1]) / (2 * step), typical]).detach()
+    noise = _rounding(values[0]) * values[0].abs() / step / TOLERANCE
+    difference = (values[0] - values[1]) / (2 * step)
+    return torch.stack([_inner(slope, u), difference.to(typical), torch.maximum(typical, noise.to(typical))]).detach()
 
 
-def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient) -> Tensor:
+def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient, step: float, rounding: float) -> Tensor:
     """The second derivative along u and v, v' H u, likewise."""
     slope = gradient(True)
     along = _inner(slope, u)
@@ -118,13 +130,14 @@ def _curvatures(weights: Tensors, u: Tensors, v: Tensors, gradient: Gradient) ->
         product = [torch.zeros_like(w) for w in weights]
     slopes = []
     for sign in (1, -1):
-        _move(weights, u, sign * SECOND)
+        _move(weights, u, sign * step)
         slopes.append(gradient(False))
-        _move(weights, u, -sign * SECOND)
-    difference = [(a - b) / (2 * SECOND) for a, b in zip(*slopes, strict=True)]
+        _move(weights, u, -sign * step)
+    difference = [(a - b) / (2 * step) for a, b in zip(*slopes, strict=True)]
     size = torch.maximum(_inner(product, product), _inner(difference, difference))
     typical = (size * _inner(v, v) / sum(w.numel() for w in weights)).sqrt()
-    noise = 1e-7 * (_inner(slopes[0], slopes[0]) * _inner(v, v)).sqrt()  # of a loss without curvature
+    coarse = rounding / step / TOLERANCE if rounding > torch.finfo(torch.double).eps else 0.0
+    noise = (1e-7 + coarse) * (_inner(slopes[0], slopes[0]) * _inner(v, v)).sqrt()  # of a loss without curvature
     return torch.stack([_inner(product, v), _inner(difference, v), torch.maximum(typical, noise)]).detach()
 
 
