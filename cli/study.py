@@ -221,13 +221,11 @@ def reproduce(
     at_least("seeds", seeds, 1)
     at_least("epochs", epochs, 1)
     train = {"seeds": seeds, "fraction": fraction, "epochs": epochs}
-    own = own_options(reproduce)
-    with options_instead(own):
+    with options_instead(own := own_options(reproduce)):
         study = study_named("reproduce", data_root=data_root, data=data, train=train)
-    claims = _claims_named(claim, study.claims)  # a selection has a table of its own, which does not replace all
-    part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
-    how: dict[str, Any] = {"claims": claims, "measured": measure, "table": out / f"CLAIMS{part}.md"}
-    with options_instead(own):
+        claims = _claims_named(claim, study.claims)  # a selection has a table of its own, which does not replace all
+        part = f"-{'+'.join(one.name for one in claims)}" if len(claims) < len(study.claims) else ""
+        how: dict[str, Any] = {"claims": claims, "measured": measure, "table": out / f"CLAIMS{part}.md"}
         found = carry_out(study, out, device=device, quiet=quiet, options=own, **how)
     typer.echo(found.text, nl=False)
     _refuse(found.wrong)

@@ -13,16 +13,7 @@ from weakref import WeakKeyDictionary
 import xarray as xr
 from torch import nn
 
-from landscape.options import (
-    OptionError,
-    alternatives,
-    assignments,
-    did_you_mean,
-    invalid,
-    parse_shard,
-    plain_value,
-    require,
-)  # fmt: skip
+from landscape.options import OptionError, alternatives, did_you_mean, invalid, parse_shard, plain_value, require
 from landscape.predictions.evaluation import metrics_of
 from landscape.probe import Probe, Shard, Varies
 from landscape.probes import FEATURES, probe_class
@@ -324,10 +315,9 @@ def configure(probe: str, settings: dict[str, Any]) -> tuple[Probe, dict[str, An
 
 def _several(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, Mapping) and name.endswith("_arg"):
-        return assignments(value)
-    require(
-        isinstance(value, Iterable) and not isinstance(value, Mapping), name, repr(value), "a text or a list of texts"
-    )
+        return spec.assignments(value)
+    several = isinstance(value, Iterable) and not isinstance(value, Mapping)
+    require(several, name, repr(value), "a text or a list of texts")
     return (value,) if isinstance(value, str) else tuple(value)
 
 

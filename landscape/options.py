@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import functools
-import logging
 import math
 import re
 import signal
@@ -319,15 +318,6 @@ def parse_arguments(name: str, assignments: Iterable[str]) -> dict[str, Any]:
     return {key: _literal(text) for key, text in parse_assignments(name, assignments).items()}
 
 
-def assignments(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Values given in Python as the words that `parse_arguments` reads."""
-
-    def word(value: Any) -> str:
-        return ",".join(map(word, value)) if isinstance(value, list | tuple) else str(value)
-
-    return tuple(f"{key}={word(value)}" for key, value in values.items())
-
-
 def _literal(text: str) -> Any:
     if "," in text:
         return tuple(_literal(part) for part in text.split(","))
@@ -347,14 +337,6 @@ def parse_duration(name: str, text: str) -> float:
         found = math.nan
     require(0 < found < math.inf, name, text, "a time such as 90s, 30m or 2h")
     return found
-
-
-FORECAST_SECONDS = 10.0  # of a run, or of its preparation, below which no forecast is printed
-
-
-def forecast_level(seconds: float) -> int:
-    """The log level of a forecast: it is printed by default where it is worth waiting for."""
-    return logging.INFO if seconds >= FORECAST_SECONDS else logging.DEBUG
 
 
 def format_duration(seconds: float) -> str:

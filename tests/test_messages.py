@@ -13,7 +13,6 @@ import torch
 from command_line import Command, one_line
 from PIL import Image
 
-from landscape import options
 from landscape.cli.main import exit_code
 from landscape.probes import PROBES
 from landscape.reporting import progress
@@ -332,7 +331,7 @@ def test_a_run_prints_what_was_found_and_how_only_on_request(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line per network and probe, none twice; --verbose adds the engine's, and --log has them in any case."""
-    for module, name in ((progress, "FORECAST_SECONDS"), (options, "FORECAST_SECONDS"), (progress, "LINE_SECONDS")):
+    for module, name in ((progress, "FORECAST_SECONDS"), (progress, "LINE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)  # on a busy machine the run is long enough for lines about time
     run = Path("checkpoints/resnet_demo-digits")
     words = ["hessian", run, run / "init.pt", "--samples", "16", "--batch-size", "4", "--top", "1"]

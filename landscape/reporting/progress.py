@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Self
 
-from landscape.options import FORECAST_SECONDS, counted, format_duration, printable
+from landscape.options import counted, format_duration, printable
 from landscape.probe import Estimates, Stages, listening
 from landscape.reporting.event_log import logging_to, record
 
+FORECAST_SECONDS = 10.0  # of a run, or of its preparation, below which no forecast is printed
 LINE_SECONDS = 30.0  # between lines
 RECORD_SECONDS = 1.0  # between entries of the log
 DRAWN_SECONDS = 0.2  # between updates of the products within a unit
@@ -26,6 +27,11 @@ SEVERAL = 8  # finished units, after which the others are expected to take as ma
 UNIT_SECONDS = 2.0  # of a first unit, after which its products give the forecast
 TIMED_SECONDS = 0.5  # of finished units, after which they give the forecast
 LONG_SECONDS = 600.0  # from here on a forecast names options for a shorter run
+
+
+def forecast_level(seconds: float) -> int:
+    """The log level of a forecast: it is printed by default where it is worth waiting for."""
+    return logging.INFO if seconds >= FORECAST_SECONDS else logging.DEBUG
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import xarray as xr
 
 from landscape import models
 from landscape.headline import stored_headlines
-from landscape.options import OptionError, forecast_level
+from landscape.options import OptionError
 from landscape.probe import (
     WHOLE,
     Autotunes,
@@ -35,6 +35,7 @@ from landscape.probe import (
 from landscape.probes import PROBES, is_known, probe_class
 from landscape.products.derivative_check import disagreement
 from landscape.reporting.event_log import unlogged
+from landscape.reporting.progress import forecast_level
 from landscape.results import group as groups
 from landscape.results import protocols, unmerged_journals
 from landscape.results.run_key import OPTIONS, Arrays, Outcome, Reduce, RunKey, chosen, readable_label, versions

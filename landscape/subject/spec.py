@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from landscape.options import (
     OptionError,
-    assignments,
     at_least,
     invalid,
     one_of,
@@ -106,6 +105,15 @@ NO_OTHER_SPLIT = (
 )
 Weights = Literal["raw", "ema"]
 Adapter = Literal["merged", "separate"]
+
+
+def assignments(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Values given in Python as the words that `parse_arguments` reads."""
+
+    def word(value: Any) -> str:
+        return ",".join(map(word, value)) if isinstance(value, list | tuple) else str(value)
+
+    return tuple(f"{key}={word(value)}" for key, value in values.items())
 
 
 @dataclass(frozen=True)

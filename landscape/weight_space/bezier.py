@@ -19,8 +19,9 @@ from torch import Tensor
 from landscape.checkpoints.checkpoint import state_dict_sha256
 from landscape.checkpoints.user_code import fixed_rng
 from landscape.data import dataset, structure, user_cache
-from landscape.options import forecast_level, format_duration
+from landscape.options import format_duration
 from landscape.probe import derived_seed
+from landscape.reporting.progress import forecast_level
 from landscape.subject import mc_dropout, other_samples, restoration
 from landscape.subject.loading.identity import identity
 from landscape.subject.subject import Subject

@@ -16,9 +16,10 @@ from landscape.checkpoints.file_names import stem_of
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.spectrum import VECTOR_RESIDUAL, memory
 from landscape.exchange import tomgoldstein
-from landscape.options import forecast_level, format_duration
+from landscape.options import format_duration
 from landscape.products import mini_batch_means, operator
 from landscape.products.vectors import flat, inner, random_unit, unflat
+from landscape.reporting.progress import forecast_level
 from landscape.subject.losses import loss_gradients
 from landscape.subject.other_networks import read_beside, run_of
 from landscape.subject.subject import Subject

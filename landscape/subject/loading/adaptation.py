@@ -4,36 +4,28 @@ One pass of a few samples shows it, so that every probe runs on models of any sh
 """
 
 import copy
-import inspect
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.checkpoints.user_code import fixed_rng, parameters_of
 from landscape.data import dataset, structure
 from landscape.data.structure import logits_or_none
 from landscape.options import first_line
+from landscape.subject.loading import ignored_targets
+from landscape.subject.loading.ignored_targets import named
 from landscape.subject.losses import IGNORED, Loss, per_sample, reduction
 from landscape.subject.precision import at_least_single, exact
 from landscape.subject.restoration import refusing_written_weights
 from landscape.subject.subject import Subject, with_traits
 
-# Losses of torch that take logits: what a network with probabilities ends in, and the loss that takes these.
-OF_TORCH: Mapping[Any, tuple[str, str]] = {
-    F.cross_entropy: ("softmax", "nll"), nn.CrossEntropyLoss: ("softmax", "nll"),
-    F.binary_cross_entropy_with_logits: ("sigmoid", "bce-probabilities"),
-    nn.BCEWithLogitsLoss: ("sigmoid", "bce-probabilities"),
-}  # fmt: skip
-MOST_CLASSES = 1_024  # that a loss is called with, one by one
-MANY = 10_000  # mini-batches, above which only the first is looked at
 _log = logging.getLogger(__name__)
 
 
@@ -53,10 +45,10 @@ def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
             each = replace(loss, function=loss.unreduced, unreduced=None, per_output=True)
             try:
                 apart = _adapted(subject, each, noting=False)
-            except _Diluted:  # its mean over a mini-batch is one of those with a label
+            except ignored_targets.Diluted:  # its mean over a mini-batch is one of those with a label
                 return _adapted(subject, loss, noting=noting)
             if _same_mean(apart, loss):
-                _log.info("%s is taken without its mean: one loss per sample", _named(loss))
+                _log.info("%s is taken without its mean: one loss per sample", named(loss))
                 return apart
         return _adapted(subject, loss, noting=noting)
 
@@ -78,7 +70,7 @@ def _largest_batch(subject: Subject) -> int:
     """The mini-batch with the most samples: the first may hold a single one, which has no mean and no sum."""
     lengths = (
         [structure.common_length(targets) or 0 for _, targets in subject.batches]
-        if len(subject.batches) < MANY
+        if len(subject.batches) < ignored_targets.MANY
         else [0]
     )
     return max(range(len(lengths)), key=lengths.__getitem__)
@@ -106,12 +98,12 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
         subject = replace(subject, forward=_logits_of(subject.forward))
     data = subject.batches if isinstance(subject.batches, dataset.BatchList) else subject.images
     counted = False  # in an accuracy
-    if ignored := _ignored(loss, logits, data) if isinstance(found, Tensor) else []:
+    if ignored := ignored_targets.ignored(loss, logits, data) if isinstance(found, Tensor) else []:
         assert data is not None
         assert logits is not None
         counted = targets.dim() == 1 or any(0 <= value < logits.shape[1] for value in ignored)
         if found.numel() == targets.numel() > (len(targets) if targets.dim() > 1 else 0) and found.dim():
-            _refuse_unlabelled(loss, data, ignored)
+            ignored_targets.refuse_diluting(loss, data, ignored)
     if how == "none" and not loss.per_output:
         loss = replace(loss, per_output=True)
         subject = replace(subject, losses=_with_loss(subject, loss).losses)
@@ -127,19 +119,19 @@ def _adapted(subject: Subject, loss: Loss, *, noting: bool) -> Subject:
     subject = with_traits(subject, no_accuracy=unclassed or counted or bool(right.isnan().all()))
     if not mean_only:
         return subject
-    _refuse_empty_mean(subject, loss, ignored or [IGNORED])
+    ignored_targets.refuse_empty_mean(subject, loss, ignored or [IGNORED])
     subject = with_traits(subject, coupled=bool(ignored) or _is_coupled(subject, loss, how))
     if not noting:
         return subject
     if subject.traits.coupled:
         _log.warning(
             "note: %s couples the samples of a mini-batch: its values belong to mini-batches of %d (--batch-size), and "
-            "have no errors over samples", _named(loss), subject.samples(0),
+            "have no errors over samples", named(loss), subject.samples(0),
         )  # fmt: skip
     else:
         _log.warning(
             "note: %s returns a mean over the mini-batch, so that its values have no errors over samples; return one "
-            "loss per sample for them", _named(loss),
+            "loss per sample for them", named(loss),
         )  # fmt: skip
     return subject
 
@@ -175,7 +167,7 @@ def _is_coupled(subject: Subject, loss: Loss, how: str) -> bool:
 
 def _summed(loss: Loss, seen: str) -> ValueError:
     return ValueError(
-        f"{_named(loss)} returns the sum over the mini-batch ({seen}), expected one loss per sample or their mean; sum "
+        f"{named(loss)} returns the sum over the mini-batch ({seen}), expected one loss per sample or their mean; sum "
         "over the other dimensions alone, as in .flatten(1).sum(1), or divide by the number of samples"
     )
 
@@ -209,16 +201,9 @@ def _with_loss(subject: Subject, loss: Loss) -> Subject:
     return replace(with_traits(subject, name=loss.name, whole=whole), losses=losses, forward=forward)
 
 
-def of_torch(losses: Callable[..., Any]) -> tuple[str, str] | None:
-    """The row of `OF_TORCH` of a loss, or of what it wraps."""
-    given = getattr(losses, "__wrapped__", losses)
-    given = given.func if isinstance(given, partial) else given
-    return OF_TORCH.get(given if inspect.isfunction(given) else type(given))
-
-
 def _exactly(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """A loss of logits of PyTorch's in double precision, its weights of classes included (`exact`); others as given."""
-    if of_torch(function) is None:
+    if ignored_targets.of_torch(function) is None:
         return function
     doubled = copy.deepcopy(function).double() if isinstance(function, nn.Module) else function
     of_classes = function.keywords if isinstance(function, partial) else {}
@@ -326,106 +311,11 @@ def _failed(loss: Loss, error: Exception, targets: structure.Nested = None) -> V
     reason = first_line(error)
     if isinstance(error, UserWarning):
         return ValueError(
-            f"{_named(loss)} compares every output with every target ({reason.partition('. ')[0]}); give both the same "
+            f"{named(loss)} compares every output with every target ({reason.partition('. ')[0]}); give both the same "
             "shape, as by outputs.squeeze(1), or targets.unsqueeze(1)"
         )
     hint = ""
     if isinstance(targets, Mapping) and not loss.takes_batch:
         fields = ", ".join(map(str, targets))
         hint = f"; the data name no target, so that it got the fields {fields}: give it the parameters (outputs, batch)"
-    return ValueError(f"{_named(loss)} failed with {type(error).__name__}: {reason}{hint}")
-
-
-def _refuse_unlabelled(loss: Loss, data: dataset.Images | dataset.BatchList, ignored: list[int]) -> NoReturn:
-    """Reject a loss per sample, token or pixel that is 0 for those without a label, which would dilute the mean.
-
-    Raises:
-        _Diluted: it is such a loss.
-    """
-    every = [targets for targets in _targets(data) if isinstance(targets, Tensor)]
-    of_samples = every[0].dim() == 1
-    count = sum(int((targets == value).sum()) for targets in every for value in ignored)
-    label = "targets >= 0" if max(ignored) < 0 else f"targets != {ignored[-1]}"
-    what, cure = f"{sum(map(Tensor.numel, every))} tokens or pixels", f"{label}).flatten(1).sum(1)"
-    raise _Diluted(
-        f"{_named(loss)} is 0 for {count} of {len(data) if of_samples else what}, whose target {ignored[-1]} stands "
-        + ("for no label; leave these samples out of the data" if of_samples else
-           f"for no label; return one loss per sample: losses.view(len(targets), -1).sum(1) / ({cure}")
-    )  # fmt: skip
-
-
-class _Diluted(ValueError):
-    """A mean over samples, tokens or pixels would count those without a label."""
-
-
-def _refuse_empty_mean(subject: Subject, loss: Loss, ignored: list[int]) -> None:
-    """Reject a mean over a mini-batch without a label, which is not a number.
-
-    Raises:
-        ValueError: there is such a mini-batch.
-    """
-    for i, (_, targets) in enumerate(subject.batches if len(subject.batches) < MANY else ()):
-        given = [targets[name] for name in structure.TARGETS if name in targets] if isinstance(targets, Mapping) else []
-        labels = given[0] if given else targets
-        known = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.numel()
-        if known and bool(torch.isin(labels, torch.tensor(ignored, device=labels.device)).all()):
-            raise ValueError(
-                f"{_named(loss)} is a mean over the labels of a mini-batch, and mini-batch {i} of "
-                f"{subject.data.in_words} has none (all {ignored[-1]}); leave such samples out"
-            )
-
-
-def _ignored(loss: Loss, logits: Tensor | None, data: dataset.Images | dataset.BatchList | None) -> list[int]:
-    """The class numbers among all targets that have no loss whatever the outputs, such as an `ignore_index`.
-
-    PyTorch's losses say theirs. Another loss is called with made-up outputs of one sample, or of one pixel or token: no
-    number has a loss of 0 for two of them unless it is ignored, while a sure network has such losses in plenty.
-    """
-    every = [] if data is None or logits is None else list(_targets(data))
-    if loss.takes_batch or not every or not isinstance(every[0], Tensor) or logits is None:
-        return []
-    shape, given = every[0].shape, [one for one in every if isinstance(one, Tensor) and one.numel()]
-    if any(one.is_floating_point() or one.is_complex() or one.dim() != len(shape) for one in given) or not given:
-        return []
-    last = logits.dim() == 3 and logits.shape[:2] == shape[:2]  # (N, tokens, classes)
-    if logits.dim() != len(shape) + 1 or (classes := logits.shape[-1 if last else 1]) < 2:
-        return []
-
-    def none(value: int, *outputs: Tensor) -> bool:
-        targets = torch.full((1,) * len(shape), value, dtype=given[0].dtype, device=logits.device)
-        with fixed_rng(0), torch.no_grad():
-            return all(not loss.function(one, targets).nan_to_num().any() for one in outputs)
-
-    low, high = min(int(one.min()) for one in given), max(int(one.max()) for one in given)
-    if (own := _ignore_index(loss)) is not None:
-        values = [own]
-    else:
-        blank = logits.new_zeros(
-            [classes if i == (logits.dim() - 1 if last else 1) else 1 for i in range(logits.dim())]
-        )
-        made = (blank, blank + torch.linspace(-1, 1, classes, device=logits.device).reshape(blank.shape).to(blank))
-        within = range(max(low, 0), min(high + 1, classes)) if classes <= MOST_CLASSES else range(0)
-        try:
-            values = [value for value in within if none(value, *made)]
-            values = [] if len(values) == len(within) > 0 else values  # nothing of one sample alone has a loss
-            values += [value for value in (low, high) if not 0 <= value < classes and none(value, *made)]
-        except Exception:  # whatever the user's function raises for a sample of this size, or for no class
-            return []
-    return [value for value in sorted({*values}) if any(bool((one == value).any()) for one in given)]
-
-
-def _ignore_index(loss: Loss) -> int | None:
-    """What one of PyTorch's losses ignores; None of other losses."""
-    function = getattr(loss.function, "__wrapped__", loss.function)
-    if isinstance(loss.function, partial):
-        return loss.function.keywords.get("ignore_index", IGNORED) if of_torch(loss.function) else None
-    known = getattr(function, "ignore_index", None) if isinstance(function, nn.Module) else None
-    return known if isinstance(known, int) else IGNORED if function is F.cross_entropy else None
-
-
-def _targets(data: dataset.Images | dataset.BatchList) -> Iterator[structure.Nested]:
-    return iter([data.targets] if isinstance(data, dataset.Images) else [targets for _, targets in data.pairs])
-
-
-def _named(loss: Loss) -> str:
-    return f"--loss {loss.name}" if loss.name else "the loss"
+    return ValueError(f"{named(loss)} failed with {type(error).__name__}: {reason}{hint}")

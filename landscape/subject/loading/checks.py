@@ -12,7 +12,7 @@ from landscape.checkpoints import checkpoint, user_code
 from landscape.data import dataset, structure
 from landscape.probe import NotApplicable
 from landscape.subject import mc_dropout, weights_cache
-from landscape.subject.loading import adaptation, next_tokens
+from landscape.subject.loading import adaptation, ignored_targets, next_tokens
 from landscape.subject.losses import MEANINGS, Losses, bce, cross_entropy
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -59,7 +59,7 @@ def refuse_probabilities(subject: Subject, outputs: Any) -> None:
     if isinstance(subject.forward, LogitsOf):
         _refuse_logits(subject, subject.forward)
     names: dict[Losses, tuple[str, str]] = {cross_entropy: ("softmax", "nll"), bce: ("sigmoid", "bce-probabilities")}
-    known = names.get(subject.losses) or adaptation.of_torch(subject.losses)
+    known = names.get(subject.losses) or ignored_targets.of_torch(subject.losses)
     if (
         known is None
         or subject.traits.name in ENDS_IN
@@ -112,7 +112,7 @@ def _are_probabilities(subject: Subject, outputs: Any) -> bool:
     if shares is None or not shares.is_floating_point() or not bool(((shares >= 0) & (shares <= 1)).all()):
         return False
     if subject.losses is bce or "sigmoid" in (
-        adaptation.of_torch(subject.losses) or ()
+        ignored_targets.of_torch(subject.losses) or ()
     ):  # a head that is still 0 gives logits of 0
         return bool((shares > 0).any()) and bool((shares < 1).any())
     if shares.dim() < 2:
