@@ -92,7 +92,7 @@ def alarms(optimizer: str, seed: int, factors: Iterable[float]) -> list[int]:
     """The steps with an alarm, of a monitor that measures 64 of the samples."""
     training, how = Training(optimizer, seed), {"every": 4, "out": Path(tempfile.mkdtemp()) / "run.h5", "noise": 0}
     with landscape.Monitor(training.model, F.cross_entropy, (INPUTS[:64], training.targets[:64]), **how) as monitor:
-        monitor._budget.allows = lambda kind: kind == "row"  # type: ignore[method-assign]
+        monitor._budget.allows = lambda kind, interval: kind == "row"  # type: ignore[method-assign]
         training.steps(factors, monitor.step)
         data = monitor.data()
     return [int(step) for step in data["step"].values[data["alarm"].values == 1]]
