@@ -368,6 +368,7 @@ def test_frozen_parameters_stay_out_and_other_ones_later_are_said_not_measured(
         ({"other": (data()[0], data()[1] + 3)}, r"other= cannot be measured .*out of bounds.*the classes of batch="),
         ({"other": (data()[0][:, :4], data()[1])}, "other= cannot be measured with this model and loss"),
         ({"optimizer": torch.optim.SGD(network().parameters(), lr=0.1)}, "SGD holds none of the 6 parameters"),
+        ({"optimizer": [torch.optim.SGD(network().parameters()), "adam"]}, "optimizer must be an .* several, got list"),
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
 )

@@ -19,12 +19,13 @@ import landscape
 from landscape.cli.main import exit_code
 from landscape.doctor.rules import examine
 from landscape.monitoring.budget import Budget
-from landscape.monitoring.followed_model import subject_of
+from landscape.monitoring.followed_model import rate_of, subject_of
 from landscape.monitoring.gradients import BUCKETS, UPDATES, Start, estimates, gram, noise, pooled, sketch_of
 from landscape.monitoring.measurement import TrackedEigenvalues
 from landscape.monitoring.shards import Shards
 from landscape.monitoring.stored_series import EarlyWarning, plan_of
 from landscape.statistics.intervals import BY_BOUNDS
+from landscape.subject.optimizer_rules import Together
 
 pytestmark = pytest.mark.slow
 
@@ -128,6 +129,14 @@ def test_every_row_has_what_is_promised_of_the_group_that_made_the_update_in_the
         assert np.isfinite(found[name].values).all(), name
 
 
+def test_without_a_gradient_the_rate_is_that_of_the_groups_that_hold_the_model() -> None:
+    models = nn.Linear(1, 1), nn.Linear(1, 1)
+    several = Together(
+        *(torch.optim.SGD(one.parameters(), lr=rate) for one, rate in zip(models, (0.1, 9.0), strict=True))
+    )
+    assert rate_of(several, {id(p) for p in models[0].parameters()}) == 0.1
+
+
 def test_noise_is_unbiased_for_gradients_of_known_covariance() -> None:
     generator = torch.Generator().manual_seed(0)
     mean, spread = torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.5, 1.0, 3.0]).double()
@@ -172,20 +181,26 @@ def test_the_free_noise_scale_is_that_of_the_gradients_accumulated_in_an_update(
     monitor = landscape.Monitor(model, F.cross_entropy, data(), every=1, out=tmp_path / "r.h5", **ALL)
     inputs, targets = data()
     sums: list[Tensor] = []
-    for parts in (3, 4, 1):  # accumulation that changes; one pass tells nothing
+    for parts, factor in ((3, 1), (4, 1), (1, 1), (2, math.inf)):  # one pass tells nothing, nor do those that overflow
         optimizer.zero_grad()
         for rows in torch.arange(24).chunk(parts):
-            (F.cross_entropy(model(inputs[rows].double()), targets[rows]) / parts).backward()
+            (factor * F.cross_entropy(model(inputs[rows].double()), targets[rows]) / parts).backward()
             flat = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
             sums = [*(sums if rows[0] else []), flat.clone()]
-        optimizer.step()
+        if factor == 1:  # a gradient scaler leaves out the other
+            optimizer.step()
         monitor.step(monitor.number + 1)
         if parts == 3:
             gradients = [sums[0], *(after - before for before, after in itertools.pairwise(sums))]
-            expected = noise(gram(gradients), 8).scale
+            expected = noise(gram(gradients), 8)
     found = monitor.data()["simple_noise_scale"].values
-    assert found[1] == pytest.approx(expected, nan_ok=True)
-    assert found[3] == pytest.approx(found[2], nan_ok=True)
+    assert found[1] == pytest.approx(expected.scale, nan_ok=True)
+    assert found[3:] == pytest.approx(found[2], nan_ok=True)
+    assert monitor._micro is not None
+    known = np.array(monitor._micro._known)
+    assert known[0] == pytest.approx(np.array([expected.squared, expected.variance]))
+    assert known.shape == (2, 2)
+    assert np.isfinite(known).all()
     monitor.close()
     assert not any(p._backward_hooks for p in model.parameters())
 

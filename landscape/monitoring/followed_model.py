@@ -21,16 +21,14 @@ from landscape.weight_space.optimizer_step import critical_step, loss_on
 from landscape.weight_space.weights_in_place import WeightsInPlace
 
 
-def rate_of(optimizer: Optimizer, parameters: Container[int] | None = None) -> float:
+def rate_of(optimizer: Optimizer, parameters: Container[int]) -> float:
     """The learning rate of an update, whose threshold is 2 / rate: the largest of the groups that take part in it.
 
-    These hold one of the `parameters`, by `id`, with a gradient; where none does, or none are given, all groups count.
+    These hold one of the `parameters`, by `id`, with a gradient; where none does, one without.
     """
-    groups = [
-        float(group["lr"]) for group in optimizer.param_groups
-        if parameters is None or any(id(p) in parameters and p.grad is not None for p in group["params"])
-    ]  # fmt: skip
-    return max(groups or [float(group["lr"]) for group in optimizer.param_groups])
+    groups = [(g, [p for p in g["params"] if id(p) in parameters]) for g in optimizer.param_groups]
+    made = [g for g, own in groups if any(p.grad is not None for p in own)]
+    return max(float(g["lr"]) for g in made or [g for g, own in groups if own] or optimizer.param_groups)
 
 
 class UpdatesSeen:

@@ -159,7 +159,8 @@ class MicroBatches:
 
     With m passes of b samples each, |G|^2 and tr Sigma are estimated without bias from the mean of |g_i|^2 and from
     |mean of g_i|^2 (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), whatever the passes' common factor. The
-    noise scale is the ratio of their averages over the last `UPDATES` updates, with its jackknife error over these.
+    noise scale is the ratio of their averages over the last `UPDATES` updates, with its jackknife error over these. If
+    the factor of a gradient scaler changes among them, each counts by its square.
     Passes of several processes count like those of one; replicas add up their gradients once more for it. Of weights
     that FSDP2 has divided, g_i are the gradients before they are divided, and their mean is in those after it.
     """
@@ -206,8 +207,8 @@ class MicroBatches:
         known = size is not None and m > 0 and len(self._reduced) == (passed if self._shards.divided else 0)
         own = float(sum(self._squares)), float(sum(self._reduced.values())), m * (size or 0), (m * (size or 0)) ** 2
         small, large, samples, squared, all_known = self._shards.add_up(*own, known)
-        if all_known < processes or processes * squared > samples**2 * (1 + 1e-9):
-            return
+        if all_known < processes or processes * squared > samples**2 * (1 + 1e-9) or not math.isfinite(small):
+            return  # also where scaled gradients have overflown
         if not self._shards.divided:
             totals = [self._sums.get(id(p), torch.zeros_like(p)) for p in self._parameters]
             for total in totals:

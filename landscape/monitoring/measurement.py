@@ -28,10 +28,11 @@ from landscape.subject.subject import Subject
 
 
 def optimizer_in_use(found: Any) -> Optimizer | None:
-    """The optimiser of PyTorch behind a library's wrapper, or several as one; None where there is none."""
+    """The optimiser of PyTorch behind a library's wrapper, or several as one; None where one of these is none."""
     if isinstance(found, list | tuple):
-        parts = [one for one in map(optimizer_in_use, found) if one is not None]
-        return Together(*parts) if len(parts) > 1 else next(iter(parts), None)
+        parts = [*map(optimizer_in_use, found)]
+        known = [one for one in parts if one is not None]
+        return None if len(known) < len(parts) else Together(*known) if len(known) > 1 else next(iter(known), None)
     while (inner := getattr(found, "optimizer", None)) is not None:
         found = inner
     return found if isinstance(found, Optimizer) else None
@@ -171,7 +172,7 @@ class Measurement:
         distance, distance_se = self._start.distance(parameters)
         values: dict[str, Any] = {"distance": distance, "distance_se": distance_se, "learning_rate": rate}
         if math.isnan(rate) and self._optimizer is not None:  # no update of an optimiser of PyTorch so far
-            values["learning_rate"] = followed_model.rate_of(self._optimizer)
+            values["learning_rate"] = followed_model.rate_of(self._optimizer, {id(p) for p in self._held.values()})
         simple = kind == "row" or self._shards.divided
         product = None if simple else Curvature(subject, parameters, "double-backward").product(0)
         if product is None:
