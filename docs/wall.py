@@ -144,7 +144,7 @@ def photograph(path: Path) -> None:
         page = Path(folder) / "report.html"
         command = [sys.executable, "-m", "landscape", "report", DOCS / "examples" / "results" / "cifar10.h5", "--quiet"]
         subprocess.run([*command, "--out", page], check=True)
-        window.tool("Emulation.setDeviceMetricsOverride", width=1266, height=1210, deviceScaleFactor=1, mobile=False)
+        window.tool("Emulation.setDeviceMetricsOverride", width=1266, height=1240, deviceScaleFactor=1, mobile=False)
         window.tool("Emulation.setScrollbarsHidden", hidden=True)
         window.open(page)
         window.until("return document.querySelector('#trajectory-view svg')")  # which is drawn after the surface
