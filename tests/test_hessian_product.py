@@ -24,8 +24,8 @@ from landscape.subject.subject import Subject
 pytestmark = pytest.mark.slow
 
 
-def _product(subject: Subject, i: int = 0, *, shift: float = 0.0) -> HessianProduct:
-    return hessian_product(partial(subject.loss, i), list(subject.parameters.values()), shift=shift)
+def _product(subject: Subject, i: int = 0, **options: Any) -> HessianProduct:
+    return hessian_product(partial(subject.loss, i), list(subject.parameters.values()), **options)
 
 
 def _vectors(count: int, n: int) -> list[Tensor]:
@@ -45,7 +45,7 @@ def test_value_and_gradient_come_with_the_product() -> None:
     matrix = symmetric([3.0, -1.0, 2.0])
     subject = quadratic(matrix, weight=torch.tensor([[1.0, 2.0, 3.0]]), slope=torch.tensor([0.5, 0.0, -1.0]))
     w, slope = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.5, 0.0, -1.0]).double()
-    product = _product(subject)
+    product = _product(subject, gradient=True)
     assert product.value == pytest.approx((w @ matrix @ w / 2 + slope @ w).item())
     torch.testing.assert_close(product.gradient, matrix @ w + slope)
 
@@ -110,7 +110,7 @@ def test_fused_attention_and_the_fused_encoder_layer_are_differentiated_too() ->
     inputs = torch.randn(3, 4, 8, dtype=torch.float64)
     parameters = list(layer.parameters())
     product = hessian_product(lambda: layer(inputs).pow(3).mean(), parameters)
-    u, v = _vectors(2, product.gradient.numel())
+    u, v = _vectors(2, sum(p.numel() for p in parameters))
     assert torch.dot(u, product(v)).item() == pytest.approx(torch.dot(v, product(u)).item(), rel=1e-9)
     assert product(v).norm() > 1e-3
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
+from unittest import mock
 
 import forked
 import pytest
 import torch
 from analytic import batches_of, run_probe
-from torch import nn
+from torch import Tensor, nn
 
 from landscape.cli.main import exit_code
-from landscape.curvature.krylov_basis import Basis
+from landscape.curvature import spectrum
+from landscape.curvature.krylov_basis import SLICE, Basis
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.spectrum import room
+from landscape.curvature.spectrum import Request, room
 from landscape.data import memory
 from landscape.data.memory import limited_to
 from landscape.options import OptionError, parse_bytes
 from landscape.probes.hessian import Hessian
 from landscape.products import memory_forecast
+from landscape.products.hessian_product import hessian_product
 from landscape.products.hvp_backends import curvature
 from landscape.products.memory_forecast import MemoryForecast, planned_micro_batches
 from landscape.products.vectors import random_unit
@@ -156,3 +160,25 @@ def test_the_basis_is_freed_before_values_are_computed_again(monkeypatch: pytest
     found = lanczos(values.mul, random_unit(50, 0, device=values.device, dtype=values.dtype), 2, storage=torch.float16)
     assert rows == [found.products - 2]
     torch.testing.assert_close(torch.tensor(found.values), values[[-1, -2]].double(), rtol=1e-4, atol=0)
+
+
+def test_a_search_of_a_large_network_holds_its_basis_and_the_vector_it_multiplies() -> None:
+    weight = torch.rand(3 * SLICE, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    before, counts = _held(weight.nbytes // 2), list[int]()
+    made = hessian_product(lambda: weight.pow(3).sum(), [weight])
+
+    def product(vector: Tensor) -> Tensor:
+        counts.append(len(_held(weight.nbytes // 2) - before))
+        return made(vector)
+
+    request = Request(1, "LM", None, 1e-9, 1.0, max_products=4, vectors=False, verify=False)
+    with mock.patch.object(spectrum, "BASIS_BYTES", 10):
+        spectrum.spectrum(product, request, weight.numel(), 0, weight)
+    # The last product is of a Ritz vector, of a basis in half precision that is free by then.
+    assert counts == [2] * len(counts)
+
+
+def _held(least: int) -> set[int]:
+    """The storages of at least so many bytes behind Python's tensors."""
+    storages = [one.untyped_storage() for one in gc.get_objects() if isinstance(one, Tensor)]
+    return {one.data_ptr() for one in storages if one.nbytes() >= least}

@@ -195,21 +195,24 @@ class Basis:
         return self._blocks[at // GROWTH][:, at % GROWTH] if self._last is None else self._last
 
     def append(self, rows: Tensor) -> None:
+        """Add a row for every search, (M, n), which takes their memory and may round them."""
+        self.forget_last()
         if self._count == GROWTH * len(self._blocks):
             count = min(GROWTH, self._room - self._count)
             shape = (self.searches * self._slices, count, self._length)
             self._blocks.append(torch.empty(shape, dtype=self._storage, device=self._device))
-        stored = self._sliced(rows if self.exact else rows * self._scale).to(self._storage)
-        self._blocks[self._count // GROWTH][:, self._count % GROWTH] = stored
+        stored, sliced = self._blocks[self._count // GROWTH][:, self._count % GROWTH], self._sliced(rows)
         self._count += 1
-        if not self.exact:
-            self._last = self._joined(stored.to(self._dtype)).div_(self._scale)
-        elif self._slices > 1:
-            self._last = rows
+        if self.exact:
+            stored.copy_(sliced)
+            self._last = rows if self._slices > 1 else None
+        else:
+            stored.copy_(sliced.mul_(self._scale))
+            self._last = self._joined(sliced.copy_(stored).div_(self._scale))
 
     def orthogonal(self, vectors: Tensor) -> Tensor:
         """The part of every vector orthogonal to the rows of its search, by two passes of Gram-Schmidt, (M, n)."""
-        rest = self._sliced(vectors).clone()
+        rest = self._sliced(vectors, copied=True)
         for _ in range(2):
             inner = [self._inner(rows, rest) for rows in self._filled()]
             for rows, weights in zip(self._filled(), inner, strict=True):
@@ -246,17 +249,29 @@ class Basis:
                     block[part, : min(kept - first, block.shape[1]), columns] = combined[:, first : first + GROWTH]
         self._count = kept
 
+    def forget_last(self) -> None:
+        """Free a copy of the newest rows."""
+        self._last = None
+
     def clear(self) -> None:
         self._blocks, self._count, self._last = [], 0, None
+
+    def zeros(self) -> Tensor:
+        """A vector of zeros for every search, (M, n)."""
+        return torch.zeros(self.searches, self._size, dtype=self._dtype, device=self._device)
 
     def _filled(self) -> list[Tensor]:
         starts = range(0, self._count, GROWTH)
         return [block[:, : self._count - at] for at, block in zip(starts, self._blocks, strict=False)]
 
-    def _sliced(self, vectors: Tensor) -> Tensor:
-        """(M, n) to (M * slices, slice length), padded with zeros."""
+    def _sliced(self, vectors: Tensor, *, copied: bool = False) -> Tensor:
+        """(M, n) to (M * slices, slice length), padded with zeros, which makes a copy of them."""
         lacking = self._slices * self._length - self._size
-        return (F.pad(vectors, (0, lacking)) if lacking else vectors).reshape(-1, self._length)
+        if lacking:
+            vectors = F.pad(vectors, (0, lacking))
+        elif copied:
+            vectors = vectors.clone()
+        return vectors.reshape(-1, self._length)
 
     def _joined(self, slices: Tensor) -> Tensor:
         return slices.reshape(self.searches, -1)[:, : self._size]

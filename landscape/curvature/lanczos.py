@@ -88,7 +88,10 @@ def run(product: Products, running: Searches) -> list[Spectrum | None]:
     rows = next(running)
     try:
         while True:
-            rows = running.send(product(rows))
+            images = product(rows)
+            del rows  # of what is as long as the weights, nothing is held beyond its use
+            rows = running.send(images)
+            del images
     except StopIteration as end:
         found: list[Spectrum | None] = end.value
         return found
@@ -132,7 +135,8 @@ def searches(
     stride, first = (1, 1) if room >= n else (stride, ranks + FIRST)
     room = min(room, steps + (first if stride > 1 else 0))  # while one waits, the others go on
     basis = (recurrence := _Recurrence(starts, room, storage)).basis
-    rules = [replace(rule, copies=one) for one in copies or (None,) * len(starts)]
+    del starts  # its memory, if nobody else has it
+    rules = [replace(rule, copies=one) for one in copies or (None,) * basis.searches]
     going = {i: Projection(rule, n, room, recurrence.floor) for i, rule in enumerate(rules)}
     found: dict[int, _Result] = {}
     while going:
@@ -144,15 +148,18 @@ def searches(
         columns = recurrence.transferred()
         going = {i: search for i, search in going.items() if search.take(*columns[:, :, i].T)}
         solve(going.values())
-        found |= {i: _Result(s, basis, i, vectors, further) for i, s in going.items() if s.done(steps)}
-        going = {i: search for i, search in going.items() if i not in found}
+        ended = {i: search for i, search in going.items() if search.done(steps)}
+        going = {i: search for i, search in going.items() if i not in ended}
+        if not going:
+            recurrence.end()
+        found |= {i: _Result(search, basis, i, vectors, further) for i, search in ended.items()}
         if going:
             stride = 1 if any(search.broken for search in going.values()) else stride
             recurrence.append_after_test(going)
     if not basis.exact:
         basis.clear()
-        yield from _recomputed(starts, found)
-    return [found[i].spectrum(vectors) if i in found else None for i in range(len(starts))]
+        yield from _recomputed(basis, found)
+    return [found[i].spectrum(vectors) if i in found else None for i in range(basis.searches)]
 
 
 class _Recurrence:
@@ -206,6 +213,11 @@ class _Recurrence:
             rows = rows + drawn / torch.where(size > 0, size, 1.0).to(rows.dtype)
         self.basis.append(rows)
 
+    def end(self) -> None:
+        """Free the memory of what only further steps need."""
+        self._next = self._next.new_empty(0)
+        self.basis.forget_last()
+
     def _normalised(self, zero: Tensor | None) -> Tensor:
         """The next vectors, with zeros, also in place of NaN, for some searches; in place."""
         rows, self._next = self._next, self._next.new_empty(0)  # its memory is free during the next product
@@ -242,18 +254,18 @@ class _Result:
         )  # fmt: skip
 
 
-def _recomputed(starts: Tensor, found: Mapping[int, _Result]) -> Generator[Tensor, Tensor, None]:
+def _recomputed(basis: Basis, found: Mapping[int, _Result]) -> Generator[Tensor, Tensor, None]:
     """Values and residuals of vectors from a basis in half precision, with a product per value for all searches."""
     table: list[Tensor] = []
     for j in range(max((len(result.values) for result in found.values()), default=0)):
-        batch = torch.zeros_like(starts)
+        batch = basis.zeros()
         for i, result in found.items():
             if result.rows is not None and j < len(result.rows):
-                result.rows[j].div_(lengths(result.rows[j : j + 1]).to(starts.dtype))
+                result.rows[j].div_(lengths(result.rows[j : j + 1]).to(batch.dtype))
                 batch[i] = result.rows[j]
         images = yield batch
         values = dots(images, batch)
-        table.append(torch.stack([values, lengths(images - values[:, None].to(images.dtype) * batch)]))
+        table.append(torch.stack([values, lengths(images - batch.mul_(values[:, None].to(images.dtype)))]))
     if not table:
         return
     numbers = torch.stack(table).cpu().numpy()  # (value, 2, search)

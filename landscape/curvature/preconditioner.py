@@ -33,7 +33,7 @@ from torch import Tensor
 
 from landscape.curvature.spectrum import Request, spectrum
 from landscape.probe import Quantity, derived_seed
-from landscape.products.vectors import flat, random_unit
+from landscape.products.vectors import flat
 from landscape.statistics.means import mean_and_standard_error
 from landscape.subject import optimizers, weights_cache
 from landscape.subject.optimizer_rules import RULES, Group, Rule, State, name_of, parts_of, rule_of
@@ -193,9 +193,8 @@ class SeenByOptimizer:
         size = sum(p.numel() for p in parameters.values())
         matrix = self.known.of(lambda v: product(v) - shift * v if shift else product(v), parameters)
         seed = derived_seed(0, "preconditioned", i)
-        start, request = random_unit(size, seed, device=own.device, dtype=own.dtype), self.request.capped(size)
         try:
-            found = spectrum(matrix, request, start, seed)
+            found = spectrum(matrix, self.request.capped(size), size, seed, own)
         except FloatingPointError:
             return {name: np.full(self.request.top, np.nan) for name in SEEN}
         lacking = (0, self.request.top - len(found.values))

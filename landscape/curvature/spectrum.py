@@ -90,7 +90,7 @@ def _searched(
         known = replace(known, products=known.products + told.products)
         if not told.suspected:
             break
-        start = only.projected(_start(off, seed + 1000 * missed + 1)[None])[0]
+        start = only.projected(_starts(off.shape[1], [seed + 1000 * missed + 1], off))[0]
         tolerances: dict[str, Any] = {"tol": rule.tol, "tol_residual": rule.tol_residual}
         extra = lanczos(only.first, start, 1, which=which, vectors=True, **tolerances, **memory)
         vector = _vectors(extra)[0]
@@ -136,16 +136,12 @@ def _suspected(
 
 
 def _told(only: Complement, copies: Sequence[Copies], which: Which, seeds: Sequence[int], **memory: Any) -> list[Told]:
-    starts = only.projected(torch.stack([_start(only.off[0], seed) for seed in seeds]))
+    starts = only.projected(_starts(only.off.shape[2], seeds, only.off))
     found = batched_lanczos(only, starts, 1, which=which, copies=copies, **memory)
     return [
         Told() if one is None else Told(own.further(one.values[0], which), one.products)
         for one, own in zip(found, copies, strict=True)
     ]
-
-
-def _start(like: Tensor, seed: int) -> Tensor:
-    return random_unit(like.shape[1], seed, device=like.device, dtype=like.dtype)
 
 
 @dataclass(frozen=True)
@@ -264,31 +260,44 @@ class Request:
         return replace(self, top=min(self.top, size))
 
 
-def spectrum(product: Callable[[Tensor], Tensor], request: Request, start: Tensor, seed: int) -> Spectrum:
-    """The eigenvalues of one matrix, from its products v -> H v; the seed is that of the search for missed values.
+def spectrum(product: Callable[[Tensor], Tensor], request: Request, size: int, seed: int, like: Tensor) -> Spectrum:
+    """The eigenvalues of one matrix with `size` rows, from its products v -> H v; the other arguments as of `spectra`.
 
     Raises:
         FloatingPointError: the matrix is not finite.
     """
-    (found,) = spectra(lambda rows: product(rows[0])[None], request, [start], [seed])
+    (found,) = spectra(lambda rows: product(rows[0])[None], request, size, [seed], like)
     return finite(found)
 
 
 def spectra(
-    product: Callable[[Tensor], Tensor], request: Request, starts: Sequence[Tensor], seeds: Sequence[int]
+    product: Products, request: Request, size: int, seeds: Sequence[int], like: Tensor
 ) -> list[Spectrum | None]:
-    """The eigenvalues of several matrices with one product for all, (M, n) -> (M, n); None where one is not finite."""
-    room, storage = memory(starts[0])
-    rows = starts[0][None] if len(starts) == 1 else torch.stack(list(starts))
+    """The eigenvalues of M matrices with one product for all; None where one is not finite.
+
+    Args:
+        product: rows v_i -> H_i v_i, (M, size) to (M, size).
+        request: what is wanted.
+        size: rows of each matrix.
+        seeds: those of the random start vectors, and of the searches for missed values, M.
+        like: a tensor of the dtype and on the device of the vectors.
+    """
+    rows, storage = room(size, like.dtype, like.device)
     rule = StoppingRule(request.top, request.which, request.tol, request.tol_residual, request.ends)
-    how: dict[str, Any] = {"max_steps": request.max_products, "room": max(room // len(starts), 1), "storage": storage}
+    how: dict[str, Any] = {"max_steps": request.max_products, "room": max(rows // len(seeds), 1), "storage": storage}
     further = request.ranks if request.searched and storage is None else 0  # where memory is short, fewer vectors
     wanted = request.vectors or request.searched
-    found = run(product, searches(rows, rule, vectors=wanted, further=further, **how))
+    found = run(product, searches(_starts(size, seeds, like), rule, vectors=wanted, further=further, **how))
     if not request.searched:
         return found
     complete = completed(product, found, rule, [derived_seed(seed, "verify") for seed in seeds], **how)
     return [one and replace(one, further=None, vectors=one.vectors if request.vectors else None) for one in complete]
+
+
+def _starts(size: int, seeds: Sequence[int], like: Tensor) -> Tensor:
+    """Random unit vectors, (seeds, size)."""
+    drawn = [random_unit(size, seed, device=like.device, dtype=like.dtype) for seed in seeds]
+    return drawn[0][None] if len(drawn) == 1 else torch.stack(drawn)
 
 
 def memory(start: Tensor) -> tuple[int, torch.dtype | None]:

@@ -174,7 +174,7 @@ class Measurement:
         if math.isnan(rate) and self._optimizer is not None:  # no update of an optimiser of PyTorch so far
             values["learning_rate"] = followed_model.rate_of(self._optimizer, {id(p) for p in self._held.values()})
         simple = kind == "row" or self._shards.divided
-        product = None if simple else Curvature(subject, parameters, "double-backward").product(0)
+        product = None if simple else Curvature(subject, parameters, "double-backward", gradient=True).product(0)
         if product is None:
             loss, gradient = self._loss_and_gradient()
         else:

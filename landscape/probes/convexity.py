@@ -14,7 +14,6 @@ from landscape.options import at_least, one_of, regular_expression, require
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, make_texts
 from landscape.products.mini_batch_means import over_all_samples
 from landscape.products.operator import Curvature
-from landscape.products.vectors import random_unit
 from landscape.subject.subject import Subject
 from landscape.subject.weights_cache import once_per_weights
 from landscape.weight_space import directions, plane_evaluator, planes, weight_uses
@@ -92,14 +91,14 @@ class Convexity(Probe):
 
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """Points that share the directions and the start vector; the weights are written in place."""
-        start = random_unit(subject.size, self.seed, device=subject.device, dtype=subject.dtype)
+        weight = next(iter(subject.parameters.values()))
         request = Request(1, "both", self.tol, None, 1.0, self.max_products, vectors=False, verify=False)
         with plane_evaluator.PlaneEvaluator(subject, self._plane(subject)) as evaluator:
             for unit in units:
                 loss = evaluator.at(float(unit.at["x"]), float(unit.at["y"]))["loss"]  # the weights stay there
                 product = over_all_samples(subject, Curvature(subject, subject.parameters, "double-backward"))
                 try:
-                    yield {"loss": loss, **_ends(spectrum(product, request, start, self.seed))}
+                    yield {"loss": loss, **_ends(spectrum(product, request, subject.size, self.seed, weight))}
                 except FloatingPointError:  # the curvature is not finite this far out
                     yield {"loss": loss, **dict.fromkeys(ENDS, np.nan)}
 

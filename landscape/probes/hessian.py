@@ -14,7 +14,7 @@ from landscape.curvature.spectrum import VECTOR_RESIDUAL, Request, spectra, spec
 from landscape.curvature.stored_spectrum import Engine, Scope, check, require_storable
 from landscape.headline import Headline
 from landscape.probe import Plan, Probe, Quantity, Unit, Values, report_products
-from landscape.products import hvp_reference, mini_batch_means, vectors
+from landscape.products import hvp_reference, mini_batch_means
 from landscape.products.hvp_backends import CODES, HVP_HELP, KINKS_HELP, Hvp, Kinks, autotuned, curvature
 from landscape.products.kinks import PatternCache
 from landscape.products.micro_batches import announce, mini_batches_at_once, side_by_side
@@ -266,7 +266,7 @@ class Hessian(Probe):
                     tol=self.tol, iterations=self.max_products, seed=seed,
                 )  # fmt: skip
             else:
-                found = spectrum(product, request, _start(curved, seed), seed)
+                found = spectrum(product, request, curved.size, seed, _weight(curved))
         except FloatingPointError:
             found = None
         return self._values(found, loss, curved)
@@ -279,9 +279,8 @@ class Hessian(Probe):
             yield from (self._one(curved, unit) for unit in units)
             return
         product = curved.batched_product(indices)
-        seeds = [unit.seed(self.seed) for unit in filled]
-        starts = [_start(curved, seed) for seed in seeds]
-        found = spectra(self._as_seen(product, curved), self._request.capped(curved.size), starts, seeds)
+        seen, seeds = self._as_seen(product, curved), [unit.seed(self.seed) for unit in filled]
+        found = spectra(seen, self._request.capped(curved.size), curved.size, seeds, _weight(curved))
         for _, one, loss in zip(units, found, product.values, strict=False):
             yield self._values(one, loss, curved)
 
@@ -304,6 +303,5 @@ class Hessian(Probe):
         return {**values, "loss": loss, "hvp": CODES.index(curved.hvp)}
 
 
-def _start(curved: Curvature, seed: int) -> Tensor:
-    like = next(iter(curved.subject.parameters.values()))
-    return vectors.random_unit(curved.size, seed, device=like.device, dtype=like.dtype)
+def _weight(curved: Curvature) -> Tensor:
+    return next(iter(curved.subject.parameters.values()))

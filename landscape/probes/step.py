@@ -128,7 +128,7 @@ class Step(Probe):
     def sweep(self, subject: Subject, units: Sequence[Unit]) -> Iterator[Values]:
         """One mini-batch after the other: each moves the weights, which are restored bit for bit."""
         restored = optimizers.restored_optimizer(subject, self._options)
-        curved = curvature(subject, restored.parameters, "double-backward", kinks=self.kinks)
+        curved = replace(curvature(subject, restored.parameters, "double-backward", kinks=self.kinks), gradient=True)
         known = _preconditioner(restored)
         seen = preconditioner.SeenByOptimizer(known, _request(self.top)) if known is not None and self.top else None
         report_products(per_unit=2 + self._others(subject) + (8 + 2 * self.top if seen else 0))

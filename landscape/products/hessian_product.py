@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -65,6 +66,14 @@ class Product:
         product = flat(self._products(vector))
         return product.add_(vector, alpha=self.shift) if self.shift else product
 
+    def add_to(self, total: Tensor, vector: Tensor, weight: float) -> None:
+        """Add weight (A v + shift v) to a sum, (n,), without another vector of that length."""
+        pieces = self._products(vector)
+        for part, piece in zip(unflat(total, pieces), pieces, strict=True):
+            part.add_(piece, alpha=weight)
+        if self.shift:
+            total.add_(vector, alpha=weight * self.shift)
+
 
 @dataclass(frozen=True)
 class HessianProduct(Product):
@@ -74,12 +83,13 @@ class HessianProduct(Product):
     gradients. Nothing is written to `.grad`. A call raises ValueError where the model has no second derivative.
     """
 
-    _graph: Sequence[Tensor]  # gradients with their graphs
+    _gradient: Sequence[Tensor] = ()  # if it was asked for: products need its graph alone
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient, flat, (n,), without its graph."""
-        return flat(self._graph).detach()
+        """The gradient, flat, (n,)."""
+        assert self._gradient
+        return flat(self._gradient)
 
 
 def hessian_product(
@@ -88,10 +98,12 @@ def hessian_product(
     *,
     shift: float = 0.0,
     blocks: Sequence[Sequence[int]] = (),
+    gradient: bool = False,
 ) -> HessianProduct:
     """Prepare Hessian products of a scalar function of the parameters, at the cost of one gradient.
 
-    With `blocks`, positions of parameters, products of the block diagonal: the Hessian without all other blocks.
+    With `blocks`, positions of parameters, products of the block diagonal: the Hessian without all other blocks. With
+    `gradient` the gradient is kept, as many numbers as parameters.
 
     Raises:
         ValueError: an operation in the model has no derivative; names it.
@@ -99,9 +111,11 @@ def hessian_product(
     with differentiable_attention(), torch.enable_grad():
         value = function()
         with second_derivative_errors():
-            graph = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
-        graph = with_graphs(graph, parameters)
-    require_second_derivative(graph)
+            found = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
+        found = with_graphs(found, parameters)
+    require_second_derivative(found)
+    graph, kept = [get_gradient_edge(g) for g in found], [g.detach() for g in found] if gradient else ()
+    del found
 
     def products(vector: Tensor) -> Sequence[Tensor]:
         pieces = unflat(vector, parameters)
@@ -112,12 +126,13 @@ def hessian_product(
                 graph, parameters, pieces, retain_graph=True, allow_unused=True, materialize_grads=True
             )
 
-    return HessianProduct(value.detach(), shift, products, graph)
+    return HessianProduct(value.detach(), shift, products, kept)
 
 
 def _block_diagonal(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], blocks: Sequence[Sequence[int]], pieces: Sequence[Tensor]
-) -> list[Tensor]:
+    parameters: Sequence[Tensor], gradients: Sequence[GradientEdge], blocks: Sequence[Sequence[int]],
+    pieces: Sequence[Tensor],
+) -> list[Tensor]:  # fmt: skip
     """H_bd v from one graph of the gradient, with a tensor per parameter.
 
     The product of a block differentiates the block's own gradients by the block's own parameters: only the part of the

@@ -226,7 +226,7 @@ class MicroBatchedProduct:
         return math.inf if self._whole is None else self._whole.nbytes
 
     def gradient(self) -> Tensor:
-        """The gradient of the function without weight decay, (n,); of products by double backward alone."""
+        """The gradient of the function without weight decay, (n,); see `Curvature.gradient`."""
         whole = self._whole
         return self._retried(lambda: _gradient_of(whole) if whole is not None else self._gradient_by_micro_batches())
 
@@ -261,7 +261,7 @@ class MicroBatchedProduct:
         report_micro_batches(self._micro_batching.count)
         total = torch.zeros_like(vector)
         for part in self._slices():
-            total.add_(self._prepare(part)(vector), alpha=(part.stop - part.start) / self._samples)
+            self._prepare(part).add_to(total, vector, (part.stop - part.start) / self._samples)
         return total
 
     def _gradient_by_micro_batches(self) -> Tensor:

@@ -108,6 +108,7 @@ class Curvature:
     patterns: PatternCache | None = None
     # Positions of parameters in each block: the Hessian without all other blocks; by double backward alone.
     blocks: tuple[tuple[int, ...], ...] = ()
+    gradient: bool = False  # products by double backward keep the gradient too
     _traced: traced_hessian.TracedHessian | None = None
     _micro_batching: micro_batches.MicroBatching = field(default_factory=micro_batches.MicroBatching)
 
@@ -202,7 +203,9 @@ class Curvature:
                     return subject.losses(outputs(), targets)
                 return chunked_cross_entropy.losses_without_logits(head, outputs, targets)
 
-            return hessian_product.hessian_product(lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks)
+            return hessian_product.hessian_product(
+                lambda: losses().mean(), parameters, shift=shift, blocks=self.blocks, gradient=self.gradient
+            )
         if self.operator == "ggn":
             with hessian_product.differentiable_attention():  # one forward pass at a time
                 require_tensor_outputs(subject)

@@ -37,9 +37,9 @@ def dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 def length(vector: Tensor) -> Tensor:
-    """||vector||, summed in float64 as in `dot`."""
-    norm: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
-    return norm
+    """||vector||, summed in float64 as in `dot`, and in parts, because torch makes a copy in float64."""
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in torch.split(vector.reshape(-1), BLOCK)]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def joint_length(parts: Sequence[Tensor]) -> float:

@@ -16,7 +16,7 @@ from landscape.data.structure import Nested
 from landscape.probe import derived_seed
 from landscape.products import hessian_product, micro_batches
 from landscape.products.operator import WHOLE, part_of
-from landscape.products.vectors import dot, flat, random_unit
+from landscape.products.vectors import dot, flat
 from landscape.random_vectors import signs
 from landscape.statistics.flatness import ERROR_RISE, MEASURES
 from landscape.subject.linear_head import NormalisedLogits, linear_head, normalised
@@ -142,11 +142,9 @@ class FlatnessTerms:
 
     def top_eigenvalue(self, product: Product) -> Term:
         """The largest eigenvalue of the Hessian over all samples, with the estimated error of the search."""
-        start = random_unit(
-            len(self._like), derived_seed(self.seed, "top-eigenvalue"), device=self._like.device, dtype=self._like.dtype
-        )
+        seed = derived_seed(self.seed, "top-eigenvalue")
         try:
-            found = spectrum(product, TOP, start, self.seed)
+            found = spectrum(product, TOP, len(self._like), seed, self._like)
         except FloatingPointError:
             return math.nan, math.nan
         return float(found.values[0]), float(found.errors[0])
