@@ -9,7 +9,8 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -18,6 +19,7 @@ from landscape.options import did_you_mean, listed
 from landscape.results.headline_numbers import measured
 from landscape.studies.edge_of_stability import plateau, ratios
 
+Compute: TypeAlias = Callable[[Mapping[str, Any]], Any]  # of what the names in an expression mean
 EQUAL = 1e-3  # tolerance of a coordinate
 LONGEST, DEEPEST = 1000, 40  # characters of an expression, and levels of it
 LISTED = 12  # names in an error
@@ -140,12 +142,12 @@ class Expression:
         self.chains: list[tuple[str, str]] = []  # a name, and what is taken of it, in order
         self.taken: list[tuple[str, str, bool]] = []  # likewise at every level, and whether in brackets: a headline
         try:
-            self._tree = ast.parse(text, mode="eval").body if len(text) <= LONGEST else None
+            tree = ast.parse(text, mode="eval").body if len(text) <= LONGEST else None
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            self._tree = None
-        if self._tree is None:
+            tree = None
+        if tree is None:
             raise ValueError(f"{text[:80]} is no expression; expected such as ln(a.spectrum['ape']) - 0.5")
-        self._check(self._tree)
+        self._compute = self._function(tree)
 
     def value(self, scope: Mapping[str, Any]) -> float:
         """The number, where names mean what the scope says: results, or mappings of results by name.
@@ -156,74 +158,66 @@ class Expression:
             ValueError: a result has no such quantity or number, or it is NaN there, or the value is no single number.
         """
         try:
-            return float(self._value(self._tree, scope))
+            return float(self._compute(scope))
         except (ArithmeticError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             said = "it divides by zero" if isinstance(error, ZeroDivisionError) else " ".join(str(error).split())
             raise ValueError(f"{self.text} has no value: {said[:200]}") from error
 
-    def _check(self, node: ast.AST, depth: int = 0) -> None:
-        key = _key(node)
+    def _function(self, node: ast.expr, depth: int = 0) -> Compute:
+        """A part of the expression as a function of the scope; raises ValueError for what is not allowed."""
         if depth > DEEPEST:
             raise ValueError(f"{self.text[:80]} is nested too deep; split it")
-        if key and (of := _name(node.value) or _key(node.value)):  # type: ignore[attr-defined]
-            self.taken.append((of, key, isinstance(node, ast.Subscript)))
-        if key and (name := _name(node.value)):  # type: ignore[attr-defined]
-            self._check_name(name)
-            self.chains.append((name, key))
-            return
-        if isinstance(node, ast.Name):
-            self._check_name(node.id)
-            self.chains.append((node.id, ""))
-        elif isinstance(node, ast.Call):
-            function = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
-            if function not in FUNCTIONS or any(word.arg is None for word in node.keywords):
-                near = did_you_mean(function, FUNCTIONS)
-                raise ValueError(f"{self.text}: there is no function {function}; expected {', '.join(FUNCTIONS)}{near}")
-            for part in (*node.args, *(word.value for word in node.keywords)):
-                self._check(part, depth + 1)
-        elif key:
-            self._check(node.value, depth + 1)  # type: ignore[attr-defined]
-        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            self._check(node.left, depth + 1)
-            self._check(node.right, depth + 1)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            self._check(node.operand, depth + 1)
-        elif not (isinstance(node, ast.Constant) and type(node.value) in (int, float, str)):
-            raise ValueError(
-                f"{self.text}: {ast.unparse(node)[:60]} is not allowed; expected names, numbers, + - * / **"
-            )
+        inner = partial(self._function, depth=depth + 1)
+        match node:
+            case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+                apply, one, other = OPERATORS[type(op)], inner(left), inner(right)
+                return lambda scope: apply(one(scope), other(scope))
+            case ast.UnaryOp(ast.USub(), operand):
+                positive = inner(operand)
+                return lambda scope: -positive(scope)
+            case ast.Call(func, arguments, keywords):
+                function = self._known_function(ast.unparse(func), keywords)
+                given, words = list(map(inner, arguments)), {str(word.arg): inner(word.value) for word in keywords}
+                return lambda scope: function(
+                    *(one(scope) for one in given), **{name: one(scope) for name, one in words.items()}
+                )
+            case ast.Attribute(of, key) if not key.startswith("_"):
+                return self._part(of, key, inner, headline=False)
+            case ast.Subscript(of, ast.Constant(str(key))) if key:
+                return self._part(of, key, inner, headline=True)
+            case ast.Name(name):
+                return self._named(name, "")
+            case ast.Constant(str(word)):
+                return lambda scope: word
+            case ast.Constant(int() | float() as number) if not isinstance(number, bool):
+                return lambda scope: float(number)  # whole powers would have no end
+        raise ValueError(f"{self.text}: {ast.unparse(node)[:60]} is not allowed; expected names, numbers, + - * / **")
 
-    def _check_name(self, name: str) -> None:
+    def _known_function(self, name: str, keywords: Sequence[ast.keyword]) -> Callable[..., Any]:
+        if name not in FUNCTIONS or any(word.arg is None for word in keywords):
+            near = did_you_mean(name, FUNCTIONS)
+            raise ValueError(f"{self.text}: there is no function {name}; expected {', '.join(FUNCTIONS)}{near}")
+        return FUNCTIONS[name]
+
+    def _part(self, of: ast.expr, key: str, inner: Callable[[ast.expr], Compute], *, headline: bool) -> Compute:
+        """What an attribute, or a text in brackets, takes of a name, plain or in quotes, or of a part of it."""
+        match of:
+            case ast.Name(name) | ast.Constant(str(name)):
+                base = self._named(name, key)
+            case ast.Attribute(_, name) | ast.Subscript(_, ast.Constant(str(name))):
+                base = inner(of)
+            case _:
+                name, base = "", inner(of)
+        if name:
+            self.taken.append((name, key, headline))
+        return lambda scope: _taken(base(scope), key, headline=headline)
+
+    def _named(self, name: str, key: str) -> Compute:
         if name not in self._known:
             near = did_you_mean(name, self._known)
             raise ValueError(f"{self.text}: there is no {name}; expected one of {', '.join(self._known)}{near}")
-
-    def _value(self, node: Any, scope: Mapping[str, Any]) -> Any:
-        if isinstance(node, ast.BinOp):
-            return OPERATORS[type(node.op)](self._value(node.left, scope), self._value(node.right, scope))
-        if isinstance(node, ast.UnaryOp):
-            return -self._value(node.operand, scope)
-        if isinstance(node, ast.Call):
-            words = {str(word.arg): self._value(word.value, scope) for word in node.keywords}
-            return FUNCTIONS[node.func.id](*(self._value(one, scope) for one in node.args), **words)  # type: ignore[attr-defined]
-        if key := _key(node):
-            base = scope[name] if (name := _name(node.value)) in scope else self._value(node.value, scope)
-            return _taken(base, key, headline=isinstance(node, ast.Subscript))
-        if isinstance(node, ast.Name):
-            return scope[node.id]
-        return node.value if isinstance(node.value, str) else float(node.value)  # whole powers would have no end
-
-
-def _key(node: Any) -> str:
-    """What an attribute or a text in brackets takes; "" for all else."""
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-        return node.slice.value
-    return node.attr if isinstance(node, ast.Attribute) and not node.attr.startswith("_") else ""
-
-
-def _name(node: Any) -> str:
-    """A name, plain or in quotes."""
-    return node.id if isinstance(node, ast.Name) else str(node.value) if isinstance(node, ast.Constant) else ""
+        self.chains.append((name, key))
+        return lambda scope: scope[name]
 
 
 def _taken(base: Any, key: str, *, headline: bool) -> Any:
