@@ -137,12 +137,11 @@ def searches(
     basis = (recurrence := _Recurrence(starts, room, storage)).basis
     del starts  # its memory, if nobody else has it
     rules = [replace(rule, copies=one) for one in copies or (None,) * basis.searches]
-    going = {i: Projection(rule, n, room, recurrence.floor) for i, rule in enumerate(rules)}
+    going = {i: Projection(one, n, room, recurrence.floor) for i, one in enumerate(rules)}
     found: dict[int, _Result] = {}
     while going:
         recurrence.extend((yield basis.last))
-        slots = recurrence.steps
-        if stride > 1 and not basis.full and slots < steps and (slots < first or (slots - first) % stride):
+        if stride > 1 and not basis.full and recurrence.between_tests(first, stride, steps):
             recurrence.append()
             continue
         columns = recurrence.transferred()
@@ -150,14 +149,11 @@ def searches(
         solve(going.values())
         ended = {i: search for i, search in going.items() if search.done(steps)}
         going = {i: search for i, search in going.items() if i not in ended}
-        if not going:
-            recurrence.end()
+        recurrence.free_unless(going)
         found |= {i: _Result(search, basis, i, vectors, further) for i, search in ended.items()}
-        if going:
-            stride = 1 if any(search.broken for search in going.values()) else stride
-            recurrence.append_after_test(going)
+        stride = 1 if any(search.broken for search in going.values()) else stride
+        recurrence.append_after_test(going)
     if not basis.exact:
-        basis.clear()
         yield from _recomputed(basis, found)
     return [found[i].spectrum(vectors) if i in found else None for i in range(basis.searches)]
 
@@ -182,6 +178,10 @@ class _Recurrence:
         self._columns.append(torch.stack([alpha, self._beta]))
         self.steps += 1
 
+    def between_tests(self, first: int, stride: int, last: int) -> bool:
+        """Whether this step, counted from 1, is neither the first test, nor so many after it, nor the last step."""
+        return self.steps < last and (self.steps < first or bool((self.steps - first) % stride))
+
     def append(self) -> None:
         """Add the next Lanczos vectors; zeros after a breakdown, whose beta is then 0."""
         broken = self._beta <= self.floor * self._scale
@@ -197,8 +197,10 @@ class _Recurrence:
     def append_after_test(self, going: Mapping[int, Projection]) -> None:
         """As `append` for some searches, zeros for all others; on breakdown a random vector orthogonal to the basis.
 
-        A full basis is restarted first.
+        A full basis is restarted first. Without searches nothing happens.
         """
+        if not going:
+            return
         if self.basis.full:
             self.basis.keep(restarted(going, self.basis.searches))
         zero = [i not in going or going[i].broken for i in range(self.basis.searches)]
@@ -213,10 +215,11 @@ class _Recurrence:
             rows = rows + drawn / torch.where(size > 0, size, 1.0).to(rows.dtype)
         self.basis.append(rows)
 
-    def end(self) -> None:
-        """Free the memory of what only further steps need."""
-        self._next = self._next.new_empty(0)
-        self.basis.forget_last()
+    def free_unless(self, going: Mapping[int, Projection]) -> None:
+        """Free the memory of what only further steps need, unless some searches go on."""
+        if not going:
+            self._next = self._next.new_empty(0)
+            self.basis.forget_last()
 
     def _normalised(self, zero: Tensor | None) -> Tensor:
         """The next vectors, with zeros, also in place of NaN, for some searches; in place."""
@@ -255,7 +258,8 @@ class _Result:
 
 
 def _recomputed(basis: Basis, found: Mapping[int, _Result]) -> Generator[Tensor, Tensor, None]:
-    """Values and residuals of vectors from a basis in half precision, with a product per value for all searches."""
+    """Values and residuals of vectors from a basis in half precision, which is cleared, with a product per value."""
+    basis.clear()
     table: list[Tensor] = []
     for j in range(max((len(result.values) for result in found.values()), default=0)):
         batch = basis.zeros()
