@@ -49,7 +49,7 @@ def test_which_network_is_flatter_is_told_only_beyond_the_errors(few: Path, tmp_
     apart = {VIT: 1.0, RESNET: 2.0}
     sure = synthetic.changed(few, tmp_path / "sure.h5", lambda file: heights(file, apart, 0.1))
     assert answer(sure, "flatter").certainty == "certain"
-    assert answer(sure, "flatter").answer[0].startswith(f"{VIT} is the flattest by height at 0.1")
+    assert answer(sure, "flatter").answer[0].startswith(f"{VIT} is the flattest by height at 0.5 (surface)")
     unsure = synthetic.changed(few, tmp_path / "unsure.h5", lambda file: heights(file, apart, 0.5))
     assert answer(unsure, "flatter").certainty == "cannot tell"
     assert answer(unsure, "flatter").answer[0] == "These numbers cannot tell."
@@ -79,7 +79,7 @@ def test_measures_of_flatness_that_disagree_are_said_to(few: Path, tmp_path: Pat
     said = answer(synthetic.changed(few, tmp_path / "r.h5", change), "flatter").answer
     assert said[0].startswith("There is no single answer")
     assert said[1].startswith(f"{VIT} is the flattest by height at 1 (surface)")  # its basins are the widest too
-    assert said[3].startswith("Not told apart by height at 0.1 (surface): flattest ")
+    assert said[3].startswith("Not told apart by height at 0.5 (surface): flattest ")
     assert said[3].endswith("told apart from 1 of 2.")
 
 

@@ -15,7 +15,7 @@ from landscape.plots.comparison.comparison import GroupMean
 from landscape.plots.report import next_steps, protocols, table
 from landscape.plots.report.next_steps import listed, unfinished
 from landscape.results import reader
-from landscape.results.headline_numbers import Measured, each, measured
+from landscape.results.headline_numbers import Measured, each, measured, numbers
 from landscape.statistics import intervals, paired
 from landscape.statistics.means import mean_and_standard_error
 from landscape.statistics.stored import count_of, error_of
@@ -182,16 +182,17 @@ def _next(ordered: Stored, file: Path) -> Finding:
 def _measures(ordered: Stored) -> dict[str, dict[str, Measured]]:
     """Every measure of flatness, of the protocol that most networks share: the networks that have it with its interval.
 
-    The newest result of each network counts, and of two measures with the same values in all networks the first.
+    Those of the table of checkpoints come first. The newest result of each network counts, and of two measures with the
+    same values in all networks the first.
     """
-    groups: dict[tuple[str, str], dict[tuple[str, str], dict[str, Measured]]] = {}
+    groups: dict[tuple[bool, str, str], dict[tuple[str, str], dict[str, Measured]]] = {}
     for name, data in ordered:
-        for one in measured(data) if not unfinished(data) else ():
+        for number, one in numbers(data) if not unfinished(data) else ():
             if one.reading in (FLATTER, FLATTER_ABOVE) and one.known:
-                of = groups.setdefault((str(data.attrs.get("probe", "")), one.name), {})
+                of = groups.setdefault((not number.column, str(data.attrs.get("probe", "")), one.name), {})
                 of.setdefault(protocols.key_of(data), {})[name] = one
     found: dict[str, dict[str, Measured]] = {}
-    for (probe, title), by_protocol in groups.items():
+    for (_, probe, title), by_protocol in sorted(groups.items(), key=lambda item: item[0][0]):
         most = max(by_protocol.values(), key=len)
         values = {name: one.value for name, one in most.items()}
         if len(most) > 1 and values not in [{n: one.value for n, one in other.items()} for other in found.values()]:
