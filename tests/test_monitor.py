@@ -367,6 +367,11 @@ def test_frozen_parameters_stay_out_and_other_ones_later_are_said_not_measured(
         ({"model": lambda x: x}, "Monitor measures a module, got a function"),
         ({"other": (data()[0], data()[1] + 3)}, r"other= cannot be measured .*out of bounds.*the classes of batch="),
         ({"other": (data()[0][:, :4], data()[1])}, "other= cannot be measured with this model and loss"),
+        ({"other": (data()[0][:0], data()[1][:0])}, "other= has no samples"),
+        (
+            {"loss": F.mse_loss, "batch": (data()[0], torch.ones(24, 3)), "other": (data()[0], torch.ones(24, 1))},
+            "other= cannot be measured .* a target size",
+        ),
         ({"optimizer": torch.optim.SGD(network().parameters(), lr=0.1)}, "SGD holds none of the 6 parameters"),
         ({"optimizer": [torch.optim.SGD(network().parameters()), "adam"]}, "optimizer must be an .* several, got list"),
     ],

@@ -14,6 +14,7 @@ from landscape.data.structure import common_length
 from landscape.monitoring.shards import Shards, own_parts
 from landscape.options import OptionError, first_line
 from landscape.products.vectors import joint_inner
+from landscape.subject.loading.adaptation import refusing_broadcasts
 from landscape.subject.loading.load import Objects, load_spec, unwrapped
 from landscape.subject.spec import Spec
 from landscape.subject.subject import Subject
@@ -91,10 +92,13 @@ def subject_of(module: nn.Module, loss: str | Callable[..., Any], batch: Any, la
     return subject
 
 
-def check_other(subject: Subject) -> None:
-    """Refuse a second mini-batch that the loss does not take, before the training."""
+def check_other(subject: Subject, *, given: bool) -> None:
+    """Refuse a second mini-batch, where one is given, that the loss does not take, before the training."""
+    if given and len(subject.batches) < 2:
+        raise ValueError("other= has no samples; give another mini-batch")
     try:
-        finite = len(subject.batches) < 2 or math.isfinite(loss_on(subject, 1))
+        with refusing_broadcasts():
+            finite = not given or math.isfinite(loss_on(subject, 1))
     except Exception as error:  # whatever the caller's model and loss raise
         reason = first_line(error)
         raise ValueError(

@@ -140,7 +140,7 @@ class Monitor(contextlib.AbstractContextManager["Monitor"]):
                 self._subject = followed_model.subject_of(module, loss, batch, label, other)
             self._budget = Budget(overhead, self._subject.device)
             with measuring(self._subject), self._shards.gathered_anew():
-                followed_model.check_other(self._subject)
+                followed_model.check_other(self._subject, given=other is not None)
                 begun = gradients.Start(self._subject.parameters, self._shards, start)
                 if main:
                     about = stored_series.about_of(self._subject, optimizer, attributes, data)

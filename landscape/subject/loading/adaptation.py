@@ -7,7 +7,8 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
@@ -29,6 +30,14 @@ from landscape.subject.subject import Subject, with_traits
 _log = logging.getLogger(__name__)
 
 
+@contextmanager
+def refusing_broadcasts() -> Iterator[None]:
+    """Fail with a warning of PyTorch's where a loss would broadcast outputs or targets."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")
+        yield
+
+
 def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
     """The subject with its loss, run in the way that a pass of a few samples has shown to work.
 
@@ -39,8 +48,7 @@ def adapted(subject: Subject, loss: Loss, *, noting: bool = True) -> Subject:
     Raises:
         ValueError: the model or the loss fails, or the loss returns no tensor of the right size.
     """
-    with refusing_written_weights(subject.model), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Using a target size")  # PyTorch would broadcast one of them
+    with refusing_written_weights(subject.model), refusing_broadcasts():
         if loss.unreduced is not None:
             each = replace(loss, function=loss.unreduced, unreduced=None, per_output=True)
             try:
