@@ -303,6 +303,7 @@ def test_many_networks_are_groups_over_their_seeds(tmp_path: Path, pictures: lis
     found = Page(written(path, tmp_path, [p for p in pictures if p.stem in ("variance", "surface")]))
     data = json.loads(found.raw["script"][0])
     (plot,) = data["layers"]
+    assert data["groups"] == [[kind, *(f"{kind}-s{i}" for i in range(5))] for kind in ("a", "b")]
     assert [series["name"] for series in plot["series"]] == ["a", "b"]
     assert [panel["name"] for panel in data["surface"]] == ["a", "b"]
     members = [data["variance"].values for _, data in reader.find(path, "variance") if data.label.startswith("a")]

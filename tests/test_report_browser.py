@@ -160,7 +160,7 @@ def test_hovering_says_the_loss_with_its_error(opened: Browser) -> None:
 
 
 def test_the_cap_and_the_slice_change_what_is_drawn(opened: Browser) -> None:
-    line = "return document.querySelector('#surface svg path[stroke]').getAttribute('d')"
+    line = "return document.querySelector('#surface-view > .chart path[stroke]').getAttribute('d')"
     before = opened.run(line)
     slide = (
         "const input = document.querySelector(`#surface input[aria-label='${arguments[0]}']`);"
@@ -370,16 +370,16 @@ def test_networks_are_filtered_and_shown_alone_on_the_whole_page(opened: Browser
     drawn = "return document.querySelectorAll('#layers .mark').length"
     marks = opened.run(drawn)
     _filtered(opened, f"^{name}$")
-    assert opened.run(ROWS) == [name]
-    assert opened.run(SHOWN) == 1
+    assert (opened.run(ROWS), opened.run(SHOWN)) == ([name], 1)
     assert 0 < opened.run(drawn) < marks
     _filtered(opened, "(")  # no pattern: a part of a name
     assert opened.run(ROWS) == [one for one in every if "(" in one]
+    _filtered(opened, "^vit-s0$")  # a group is shown with any of its members
+    assert opened.run("DATA.groups = [['vit', 'vit-s0']]; return [view.fits('vit'), view.fits('net')]") == [True, False]
     _filtered(opened, "")
     button = "document.querySelector('#layers .legend button')"
     opened.run(f"{button}.dispatchEvent(new MouseEvent('click', {{detail: 2, bubbles: true}}))")
-    assert opened.run(SHOWN) == 1
-    assert len(opened.run(ROWS)) == 1
+    assert (opened.run(SHOWN), len(opened.run(ROWS))) == (1, 1)
     assert opened.run("return document.querySelectorAll('#trajectory .legend button[aria-pressed=true]').length") == 1
     opened.run(f"{button}.dispatchEvent(new MouseEvent('click', {{shiftKey: true, bubbles: true}}))")
     assert opened.run(ROWS) == every

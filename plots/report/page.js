@@ -1,4 +1,4 @@
-// The page: parts that are drawn, the sortable table, explanations, copied commands, theme and print.
+// The page: the sortable table, explanations, copied commands, theme and print.
 
 const views = {};
 const PARTS = { surface: surfacePart, trajectory: trajectoryPart, spectra: spectraPart, layers: layersPart };

@@ -42,6 +42,7 @@ def document(
     named = list(zip(checkpoints(ordered), (data for _, data in ordered), strict=True))
     groups = drawn_groups(list(dict.fromkeys(appearance.label_of(data) for _, data in ordered)), group)
     data = live_data(*over_seeds.both(ordered, groups, {figure.probe for figure in FIGURES.values() if figure.layers}))
+    data["groups"] = [[name, *members] for name, members in groups.members.items()] if groups else []
     parts = [part for part in PARTS if data.get(part) or (part == "spectra" and data["densities"])]
     numbered = Protocols()
     table = comparison(ordered, numbered)

@@ -1,4 +1,4 @@
-// What of a study is shown: one choice of networks for the whole page, the address that says it, and what can be saved.
+// What of a study is shown: one choice of networks for the page, its address, and what can be saved.
 
 const view = { names: [], hidden: new Set(), filter: "", fits: () => true };
 const visible = (panel) => !view.hidden.has(panel.name) && view.fits(panel.name);
@@ -69,18 +69,15 @@ function legend(host, panels, change) {
   host.append(list);
 }
 
-/** The filter above everything: a part of the names to show, or a regular expression. */
+/** The filter: a part of the names to show, of members too, or a regular expression. */
 function networkFilter(host) {
   const said = make("output");
   const input = make("input", { type: "search", placeholder: "part of a name, or a regex", "aria-label": "Show only networks whose name fits" });
   const set = (to) => {
     input.value = view.filter = to;
-    try {
-      const pattern = new RegExp(to, "i");
-      view.fits = (name) => pattern.test(name);
-    } catch {
-      view.fits = (name) => name.toLowerCase().includes(to.toLowerCase());
-    }
+    let pattern;
+    try { pattern = new RegExp(to, "i"); } catch { pattern = new RegExp(to.replace(/\W/g, "\\$&"), "i"); }
+    view.fits = (name) => (DATA.groups.find(([group]) => group === name) ?? [name]).some((one) => pattern.test(one));
     chosen();
     said.textContent = to ? `${view.names.filter(view.fits).length} of ${view.names.length} fit` : "";
   };
