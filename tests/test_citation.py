@@ -55,7 +55,13 @@ def test_a_file_cites_what_it_measured_and_says_how_without_paths(
 
 
 def test_labels_and_files_of_a_user_break_no_latex() -> None:
-    options = {"checkpoint": "/home/me/a.pt", "against": "/home/me/b.pt", "top": 7, "hvp": "traced"}
+    options = {
+        "checkpoint": "/home/me/a.pt",
+        "against": "/home/me/b.pt",
+        "data_root": "home",
+        "top": 7,
+        "hvp": "traced",
+    }
     about = {"probe": "hessian", "options": json.dumps(options)}
     results = [xr.Dataset(attrs={**about, "label": f"a_{i}%@x", "protocol": f"digits, {i} samples"}) for i in (1, 2)]
     paragraph, _, _ = methods_and_sources(results).partition("@")

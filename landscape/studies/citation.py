@@ -12,16 +12,10 @@ from landscape.results.protocols import stored as attribute
 from landscape.results.run_key import OPTIONS
 
 TOOL = "landscape"  # key of this software
-SAID = (
-    "checkpoint",
-    "samples",
-    "split",
-    "batch_size",
-    "weight_decay",
-    "seed",
-    "augment",
-    "hvp",
-)  # or not what it is of
+SAID = (  # by the protocol, or about files and machines of the user
+    "checkpoint", "data", "samples", "split", "batch_size", "weight_decay", "seed", "augment", "hvp",
+    "data_root", "device", "adapter", "trust_pickle",
+)  # fmt: skip
 LATEX = {  # what a character is in a paper
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "\N{MINUS SIGN}": "$-$", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}", '"': r"\textquotedbl{}",
