@@ -442,17 +442,15 @@ def test_tables_are_saved_with_their_shown_rows_and_columns(opened: Browser) -> 
 
 
 def test_charts_are_saved_as_drawings_and_as_pictures(opened: Browser) -> None:
-    plots = {
-        "#layers .chart": "normalised depth",
-        "#surface .turn + *": "x",
-        "#surface .flat": "first random direction",
-    }
+    plots = {"#layers .chart": "normalised depth", "#surface .turn + *": "x", "#surface .flat": "first random"}
     for plot, axis in (plots | {"#layers .flat": "layer"}).items():  # the latter three are pictures with vector axes
         save = f"document.querySelector('{plot} .save').querySelectorAll('button')"
         drawing = ElementTree.fromstring(_saved(opened, f"{save}[0]"))
         words = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
         assert any(word.startswith(axis) for word in words if word)
         assert (plot == "#layers .chart") == (HOSTILE in words)
+        names = [part for part in drawing if part.get("d", "").endswith("h18")]
+        assert all(part.get("stroke") != "#ffffff" for part in names)  # on a white page
     kind, size = _saved(opened, f"{save}[1]").split()
     assert kind == "image/png"
     assert int(size) > 5000

@@ -135,7 +135,7 @@ function saving(formats) {
 /** A chart as a drawing of its own: colours and letters written into it, the names of its series below. */
 function standalone(svg, title, series) {
   const copy = svg.cloneNode(true), [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number), line = 15;
-  const names = [...new Map(series.map((s) => [s.name, s])).values()], total = height + line * (names.length + 1) + 4;
+  const names = [...new Map(series.map((s) => [s.name, s]).reverse()).values()].reverse(), total = height + line * (names.length + 1) + 4;
   names.forEach((s, i) => {
     const y = height + line * i + 8;
     copy.append(draw("path", { d: `M64 ${y}h18`, stroke: ink(s.color), "stroke-width": 2, "stroke-dasharray": s.dash }), draw("text", { x: 88, y: y + 4 }, s.name));
@@ -149,10 +149,10 @@ function standalone(svg, title, series) {
   return new XMLSerializer().serializeToString(copy);
 }
 
-/** Buttons that save a drawing and a picture of it. */
+/** Save a drawing or a picture of it. */
 const saved = (name, drawing) => saving({ SVG: () => download(`${name()}.svg`, "image/svg+xml", drawing()), PNG: () => savePicture(name(), drawing()) });
 
-/** A pen that writes a drawing of what the pen of a canvas would draw. */
+/** A pen that writes SVG as that of a canvas paints. */
 function vectors(width, height) {
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}` }), put = (...node) => svg.append(draw(...node));
   let d = "";
