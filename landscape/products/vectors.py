@@ -38,8 +38,11 @@ def dot(left: Tensor, right: Tensor) -> Tensor:
 
 def length(vector: Tensor) -> Tensor:
     """||vector||, summed in float64 as in `dot`, and in parts, because torch makes a copy in float64."""
-    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in torch.split(vector.reshape(-1), BLOCK)]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    norms: list[Tensor] = [
+        torch.linalg.vector_norm(part, dtype=torch.float64) for part in torch.split(vector.reshape(-1), BLOCK)
+    ]
+    total: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def joint_length(parts: Sequence[Tensor]) -> float:
