@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,7 @@ FORMS: dict[str, Callable[[Path], Path]] = {
     "compile and DDP": file("ddp.pt", {"model": state("_orig_mod.module.")}),
     "safetensors": lambda folder: save_file(state(), folder / "model.safetensors") or folder / "model.safetensors",
     "safetensors, sharded": lambda folder: sharded(folder / "shards", "safetensors"),
+    "folder of shards": lambda folder: sharded(folder / "shards", "safetensors").parent,
     "Hugging Face folder": lambda folder: hugging_face(folder / "model", "safetensors"),
     "Hugging Face folder, bin": lambda folder: hugging_face(folder / "model", "bin"),
 }
@@ -133,6 +135,12 @@ def test_every_form_gives_the_network_that_was_saved_and_says_what_was_taken(for
     assert subject.checkpoint.missing == ()
     assert TAKEN.get(form, "the file itself") in subject.checkpoint.taken
     assert subject.checkpoint.sha256 == raw_files.sha256_of(path)
+
+
+def test_one_of_several_shards_is_refused_with_the_index_of_all(mine: Path) -> None:
+    index = sharded(mine / "shards", "bin")
+    with pytest.raises(ValueError, match=f"of which {re.escape(str(index))} names all; give that one"):
+        landscape.load(index.parent / "pytorch_model-00001-of-00002.bin", **MINE)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -18,6 +19,7 @@ IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model
 # an adapter of peft: what it changes in a model, and how
 ADAPTER, ADAPTER_CONFIG = ("adapter_model.safetensors", "adapter_model.bin"), "adapter_config.json"
 INDEX = ".index.json"
+SHARD = re.compile(r"-\d+-of-\d+\.")
 MAX_TEXT = 64 * 2**20  # bytes of a config, an index or a header, far more than those of real models
 # What zipfile raises on damaged bytes.
 DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError, OverflowError)
@@ -129,6 +131,9 @@ def files_of(path: Path) -> list[Path]:
         return files_of(inside)
     refuse_special(path)
     if not path.name.endswith(INDEX):
+        for index in (path.with_name(name) for name in IN_FOLDER if name.endswith(INDEX)):
+            if SHARD.search(path.name) and index.is_file():
+                raise ValueError(f"{path} is a part of the weights, of which {index} names all; give that one")
         return [path]
     table = json_of(path).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
@@ -161,8 +166,9 @@ def file_sha256(path: Path) -> str:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder is a checkpoint as Hugging Face libraries write them: a config beside weights, or an adapter."""
-    return holds_model(folder) or holds_adapter(folder)
+    """Whether a folder is a checkpoint as Hugging Face libraries write them: a config, an adapter, or shards."""
+    index = any((folder / name).is_file() for name in IN_FOLDER if name.endswith(INDEX))
+    return index or holds_model(folder) or holds_adapter(folder)
 
 
 def holds_model(folder: Path) -> bool:
