@@ -87,9 +87,7 @@ class Progress:
     def in_words(self, steps: Sequence[str]) -> str:
         """How many of some steps are done, how many are left and for how long, and which of these the file changed."""
         left = [step for step in steps if self.state(step) in (LEFT, CHANGED)]
-        expected = self.left(left)
-        about = f", about {format_duration(expected)}" if left and math.isfinite(expected) else ""
-        text = f"{len(steps) - len(left)} of {len(steps)} steps done, {len(left)} left{about}"
+        text = f"{len(steps) - len(left)} of {len(steps)} steps done, {len(left)} left{self.about(left)}"
         changed = [step for step in left if step in self.changed]
         if changed:
             text += f"; the file has changed for {listed(changed)}, measured anew by study run"
@@ -97,22 +95,23 @@ class Progress:
             text += "; a network that is trained otherwise needs another name, or the study another --out"
         return text
 
-    def left(self, steps: Sequence[str]) -> float:
-        """Expected seconds of some steps, each as the mean of those of its kind; NaN without any of one."""
-        means: dict[str, float] = {}
-        for kind in {_kind(step) for step in steps}:
-            own = [seconds for step, seconds in self.seconds.items() if _kind(step) == kind]
-            means[kind] = sum(own) / len(own) if own else math.nan
-        return sum(means[_kind(step)] for step in steps)
+    def about(self, steps: Sequence[str]) -> str:
+        """The expected time of some steps in words, each as the mean of those of its kind; none without any of one."""
+        known: dict[str, list[float]] = {}
+        for step, seconds in self.seconds.items():
+            known.setdefault(_kind(step), []).append(seconds)
+        if not steps or not known.keys() >= set(map(_kind, steps)):
+            return ""
+        return f", about {format_duration(sum(float(np.mean(known[_kind(step)])) for step in steps))}"
 
 
 class Conducted(NamedTuple):
     """What a study gives."""
 
-    text: str  # its table
-    wrong: list[str]  # expressions without a value
-    correlations: list[Correlation]
-    diagrams: list[Diagram]
+    text: str = ""  # its table
+    wrong: Sequence[str] = ()  # expressions without a value
+    correlations: Sequence[Correlation] = ()
+    diagrams: Sequence[Diagram] = ()
 
 
 def steps_of(study: StudyFile, claims: Sequence[Claim]) -> list[str]:
@@ -145,20 +144,19 @@ def conduct(
         out, results or out / "results.h5", study.data, study.data_root, study.load, device, quiet, train, measure
     )
     run = _Run(study, out, setting, each, quiet, Progress.of(study, out), options or {})
-    run.steps, cells, text = steps_of(study, claims), study.cells(claims), ""
+    run.steps, cells, found = steps_of(study, claims), study.cells(claims), Conducted()
     with Bar(study.title, quiet=quiet, lines=False) as run.bar:
         for seeds in [[seed] for seed in study.seeds] if each is map else [study.seeds]:
             run.train_all(seeds, cells)
-            for found in run.measure_all(seeds, cells) if measured else ():
-                run.seeds.append(found)
-                run.wrong.clear()
-                text = _text(run, study.seeds[: len(run.seeds)], claims)
-                write_text(table or out / "study.md", text)
-                for wrong in dict.fromkeys(run.wrong if len(run.seeds) == 1 else ()):  # the others take their time
+            for results_of_seed in run.measure_all(seeds, cells) if measured else ():
+                run.seeds.append(results_of_seed)
+                found = _found(run, claims)
+                write_text(table or out / "study.md", found.text)
+                for wrong in found.wrong if len(run.seeds) == 1 else ():  # the others take their time
                     say(f"note: {wrong}; correct the file at any time, nothing is measured twice", quiet=quiet)
     if (why := list(run.progress.left_out.values())) and not any(run.seeds):
         raise ValueError(f"nothing to measure: {why[0]}")
-    return Conducted(text, list(dict.fromkeys(run.wrong)), run.correlated, run.diagrams)
+    return found
 
 
 @dataclass
@@ -175,9 +173,6 @@ class _Run:
     bar: Callable[[float, int], object] = max
     trained: set[tuple[str, int]] = field(default_factory=set)  # networks with their seeds
     seeds: list[dict[Cell, xr.Dataset]] = field(default_factory=list)  # results of each
-    wrong: list[str] = field(default_factory=list)  # expressions without a value
-    correlated: list[Correlation] = field(default_factory=list)
-    diagrams: list[Diagram] = field(default_factory=list)
 
     def part(self, finished: int, total: int) -> None:
         """Show how far the study is, with the finished epochs or units of the step that runs."""
@@ -244,9 +239,8 @@ class _Run:
         self.position = position = self.steps.index(step.name) + 1
         self.part(0, 1)
         rest = [one for one in self.steps[position:] if self.progress.state(one) in (LEFT, CHANGED)]
-        expected = self.progress.left(rest)
-        about = f", about {format_duration(expected)} left" if math.isfinite(expected) and rest else ""
-        return f" ({position} of {len(self.steps)}{about})"
+        about = self.progress.about(rest)
+        return f" ({position} of {len(self.steps)}{about}{' left' * bool(about)})"
 
 
 def _kind(step: str) -> str:
@@ -254,55 +248,50 @@ def _kind(step: str) -> str:
     return step.partition(" ")[2]
 
 
-def _text(run: _Run, seeds: Sequence[int], claims: Sequence[Claim]) -> str:
-    """The whole table: protocol, trainings that are followed, numbers, comparisons, claims."""
-    study = run.study
+def _found(run: _Run, claims: Sequence[Claim]) -> Conducted:
+    """What the seeds so far give; the table has protocol, followed trainings, numbers, comparisons, claims."""
+    study, seeds = run.study, run.study.seeds[: len(run.seeds)]
     networks = [study.networks[name] for name in dict.fromkeys(name for name, _ in study.cells(claims))]
     trained = [one for one in networks if not one.full_batch]
-    text = protocol(study.title, study.about, trained, run.out, data=study.data, train=study.train, seeds=seeds)
-    series = {one.name: one.full_batch for one in networks if one.full_batch}
-    text += table_of(series, [one for one in run.seeds if all((name, SERIES) in one for name in series)])
+    wrong: list[str] = []
     values = {
-        (number, one.name): [_value(run, one.name, seed, number, of) for seed, of in zip(seeds, run.seeds, strict=True)]
+        (number, one.name): [_value(run, one.name, number, i, wrong) for i in range(len(seeds))]
         for number in study.numbers for one in trained
     }  # fmt: skip
-    if values:
-        rows = [
-            (name, *(_mean(values[number, name]) for number in study.numbers)) for name in (t.name for t in trained)
-        ]
-        text += "\n".join(["", "Means over seeds [95 %]:", "", *markdown(("network", *study.numbers), rows), ""])
-    for names, numbers in study.compare:
-        text += _compared(names, numbers, values)
-    groups = {name: study.networks[name].group for name in study.networks}
-    run.correlated = [
-        correlation(names, {name: groups[name] for name in of}, values)
+    correlations = [
+        correlation(names, {name: study.networks[name].group for name in of}, values)
         for names, of in study.correlations if all((names[0], name) in values for name in of)
     ]  # fmt: skip
-    text += correlation_table(run.correlated)
-    run.diagrams = [
+    diagrams = [
         diagram(number, over, base, {one.name: one.at for one in trained if one.base == base}, values)
         for number, over, base in study.diagrams
     ]  # fmt: skip
-    text += "".join(map(diagram_table, run.diagrams))
-    if run.progress.diverged:
-        text += f"\nDiverged: {len(run.progress.diverged)} ({', '.join(run.progress.diverged)}).\n".replace(
-            " training", ""
-        )
-    if not claims:
-        return text
-    decided = findings(claims, run.seeds)
-    run.wrong += [wrong for one in decided for wrong in one.wrong]
-    return text + "\n" + markdown_table(decided)
+    series = {one.name: one.full_batch for one in networks if one.full_batch}
+    text = protocol(study.title, study.about, trained, run.out, data=study.data, train=study.train, seeds=seeds)
+    text += table_of(series, [one for one in run.seeds if all((name, SERIES) in one for name in series)])
+    if values:
+        rows = [(one.name, *(_mean(values[number, one.name]) for number in study.numbers)) for one in trained]
+        text += "\n".join(["", "Means over seeds [95 %]:", "", *markdown(("network", *study.numbers), rows), ""])
+    text += "".join(_compared(names, numbers, values) for names, numbers in study.compare)
+    text += correlation_table(correlations) + "".join(map(diagram_table, diagrams))
+    if diverged := [step.removesuffix(f" {TRAINING}") for step in run.progress.diverged]:
+        text += f"\nDiverged: {len(diverged)} ({', '.join(diverged)}).\n"
+    if claims:
+        decided = findings(claims, run.seeds)
+        wrong += [why for one in decided for why in one.wrong]
+        text += "\n" + markdown_table(decided)
+    return Conducted(text, list(dict.fromkeys(wrong)), correlations, diagrams)
 
 
-def _value(run: _Run, network: str, seed: int, number: str, results: dict[Cell, xr.Dataset]) -> float:
-    """A number of a network; NaN where its results are not there, or it has no value, which is said at the end."""
+def _value(run: _Run, network: str, number: str, i: int, wrong: list[str]) -> float:
+    """A number of a network with the i-th seed; NaN where its results are not there, or it has no value, and why."""
+    results = run.seeds[i]
     if not all(need in results for need in run.study.needs(network, number)):
         return math.nan
     try:
         return float(run.study.scope(network, results)[number])
     except ValueError as error:
-        run.wrong.append(f"{network}, seed {seed}: {error}")
+        wrong.append(f"{network}, seed {run.study.seeds[i]}: {error}")
         return math.nan
 
 
