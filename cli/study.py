@@ -318,7 +318,7 @@ def study_named(
     """A study, with checkpoints for its networks and changes of the file."""
     from landscape.api import names_of_results
     from landscape.plots import FIGURES, STUDIES
-    from landscape.studies.network_tables import require_known
+    from landscape.studies.network_tables import known_names
     from landscape.studies.study_file import study_of
 
     known = shipped()
@@ -328,8 +328,7 @@ def study_named(
     changes |= {"data_root": str(data_root)} if data_root else {}
     path = Path(file) if Path(file).is_file() else known[file]
     made = study_of(path, names_of_results, changes=changes, given=given or ())
-    for name in made.figures:
-        require_known(name, (*FIGURES, *STUDIES), f"{file}: figures")
+    known_names(made.figures, (*FIGURES, *STUDIES), f"{file}: figures")
     return made
 
 

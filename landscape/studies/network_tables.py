@@ -68,6 +68,14 @@ def require_known(name: Any, names: Any, where: str = "") -> None:
     refuse(name not in names, f"{place}there is no {name}; expected one of {', '.join(names)}{near}")
 
 
+def known_names(given: str | Sequence[Any], known: Any, where: str) -> list[str]:
+    """One name or several, all of which are known; raises ValueError otherwise."""
+    names = [given] if isinstance(given, str) else list(given)
+    for name in names:
+        require_known(name, known, where)
+    return names
+
+
 def refuse(wrong: bool, text: str) -> None:
     """Raise a ValueError where something is wrong."""
     if wrong:

@@ -6,7 +6,7 @@ The file is TOML, see `docs/studies.md`. Its tables become the objects of `claim
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from landscape.statistics.seed_groups import FEWEST_NETWORKS
 from landscape.studies import edge_of_stability, merged, network_tables
 from landscape.studies.claims import JOINTLY, Claim, Measurement, Network
 from landscape.studies.expressions import Expression, Known
-from landscape.studies.network_tables import Table, checked, refuse, require_known, tables, within
+from landscape.studies.network_tables import Table, checked, known_names, refuse, require_known, tables, within
 from landscape.studies.study import Cell, Results
 
 Configure: TypeAlias = Callable[[str, str, dict[str, Any]], Known]  # checks a probe's preset and options
@@ -148,8 +148,7 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
     refuse(without, "data is missing, such as data = 'digits'")
     check_name(data) if data else None
     for name, how in measurements.items():
-        for network in (*how.networks, *how.others):
-            require_known(network, networks, f"[measure.{name}] networks")
+        known_names([*how.networks, *how.others], networks, f"[measure.{name}] networks")
         most = max((len(one.seeds) for one in networks.values() if one.name in (how.networks or networks)), default=0)
         for other in how.others:
             refuse(len(networks[other].seeds) < most, f"[measure.{name}] with: {other} has fewer than {most} seeds")
@@ -170,7 +169,7 @@ def _study(table: Table, folder: Path, configure: Configure, given: Sequence[Pat
     claims = tuple(_claim(one, study, known) for one in file.get("claims", ()))
     names = [one.name for one in claims]
     refuse(len(set(names)) < len(names), f"two claims are named {next((n for n in names if names.count(n) > 1), '')}")
-    return StudyFile(**{**vars(study), "claims": claims})
+    return replace(study, claims=claims)
 
 
 def _over(name: str, table: Table) -> Iterator[tuple[str, Table]]:
@@ -242,15 +241,12 @@ def _claim(table: Table, study: StudyFile, known: Mapping[str, Known]) -> Claim:
 def _comparison(table: Table, networks: Table, numbers: Table) -> tuple[Sequence[str], Sequence[str]]:
     with within("[[compare]]"):
         given = checked(table, "comparison")
-        names, of = given.get("networks", list(networks)), given.get("numbers", list(numbers))
-        said = f"networks must be two names, the second is subtracted; got {', '.join(map(str, names))}"
-        refuse(len(set(names)) != 2, said)
+        names = known_names(given.get("networks", list(networks)), networks, "networks")
+        refuse(len(set(names)) != 2, f"networks must be two names, the second is subtracted; got {', '.join(names)}")
         for name in names:
-            require_known(name, networks, "networks")
             refuse(len(networks[name].seeds) < 2, f"{name} is a group of one; a comparison needs two seeds or files")
         _check_pairs(names, networks)
-        for name in of:
-            require_known(name, numbers, "numbers")
+        of = known_names(given.get("numbers", list(numbers)), numbers, "numbers")
         refuse(not of, "there are no [numbers] to compare")
         return names, of
 
@@ -269,13 +265,11 @@ def _diagrams(
         given = checked(table, "diagram")
         over, known = given.get("over", []), [name for one in networks.values() for name in one.at]
         refuse(not given.get("number") or len(over) not in (1, 2), "it needs a number, and over of 1 or 2 arguments")
-        for name in over:
-            require_known(name, dict.fromkeys(known), "over of the networks")
+        known_names(over, dict.fromkeys(known), "over of the networks")
         for base in dict.fromkeys(one.base for one in networks.values() if {*over} <= one.at.keys()):
             rest = [name for one in networks.values() if one.base == base for name in one.at if name not in over]
             refuse(bool(rest), f"networks of {base} differ in {', '.join(dict.fromkeys(rest))} too; name it in over")
-            for number in [given["number"]] if isinstance(given["number"], str) else given["number"]:
-                require_known(number, numbers, "numbers")
+            for number in known_names(given["number"], numbers, "numbers"):
                 yield number, over, base
 
 
@@ -283,12 +277,10 @@ def _correlations(table: Table, networks: Table, numbers: Table) -> Iterator[tup
     with within("[[correlations]]"):
         given = checked(table, "correlation")
         refuse(not given.get("x") or not given.get("y"), "x and y are missing: names of [numbers]")
-        of = given.get("networks", [name for name, one in networks.items() if not one.full_batch])
-        for name in of:
-            require_known(name, networks, "networks")
+        usual = [name for name, one in networks.items() if not one.full_batch]
+        of = known_names(given.get("networks", usual), networks, "networks")
         why = "seeds of one are kept together, and files of one pattern are its seeds"
         refuse(len(set(of)) < FEWEST_NETWORKS, f"it needs {FEWEST_NETWORKS} networks, got {len(set(of))}; {why}")
-        for y in [given["y"]] if isinstance(given["y"], str) else given["y"]:
-            for name in (given["x"], y):
-                require_known(name, numbers, "numbers")
-            yield (given["x"], y), list(dict.fromkeys(of))
+        (x,) = known_names(given["x"], numbers, "numbers")
+        for y in known_names(given["y"], numbers, "numbers"):
+            yield (x, y), list(dict.fromkeys(of))
