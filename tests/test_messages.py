@@ -32,7 +32,7 @@ from landscape.reporting import progress
         (("line", "--along", "checkpoints/resnet_demo-digits/init.pt"), 1, "two different ones"),
         (("line", "--along", "checkpoints/resnet_demo-digits"), 1, "at least two"),
         (("line", "--along", "checkpoints"), 1, "holds 0 different snapshots"),
-        (("lesion", "--layers", "nothing_has_this_name"), 1, "matches no unit; .* layer1.0"),
+        (("lesion", "--layers", "nothing_has_this_name"), 1, "matches no unit; its units are layer1.0"),
         (("probe-linear", "--pool", "cls"), 1, "use --pool mean"),
         (("corruption", "--severities", "6"), 2, "--severities must be 1 to 5"),
         (("corruption", "--corruptions", "gausian_noise"), 2, "did you mean gaussian_noise"),
