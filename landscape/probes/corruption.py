@@ -101,14 +101,15 @@ class Corruption(Probe):
         *_, found = every = scored(with_images(subject, images))
         accuracy, accuracy_se = means.mean_and_standard_error(found.correct)
         nll, nll_se = means.mean_and_standard_error(found.nll)
+        of_ece = calibration.bootstrap(found, draws=DRAWS, seed=self.seed)["ece"]
         return {
             "samples": len(found),
             **{"accuracy": accuracy, "accuracy_se": accuracy_se, "nll": nll, "nll_se": nll_se},
-            "ece": calibration.summary(found)["ece"],
-            "ece_se": calibration.bootstrap(found, draws=DRAWS, seed=self.seed)["ece"].error,
+            "ece": calibration.summary(found)["ece"], "ece_se": of_ece.error,
+            "ece_low": of_ece.low, "ece_high": of_ece.high, corruption_summary.CHANCE: calibration.chance_ece(found),
             **_block_sums(found),
             **(_by_size(every) if subject.members else {}),
-        }
+        }  # fmt: skip
 
     def reduce(self, data: Mapping[str, np.ndarray]) -> Values:
         return corruption_summary.reduced(data)
@@ -167,6 +168,7 @@ def _by_size(every: Sequence[SampleScores]) -> dict[str, np.ndarray]:
     """What is stored of every size."""
     summaries, sums = [calibration.summary(one) for one in every], [_block_sums(one) for one in every]
     values = {f"size_{name}": np.array([one[name] for one in summaries]) for name in METRICS}
+    values[f"size_{corruption_summary.CHANCE}"] = np.array([calibration.chance_ece(one) for one in every])
     return values | {f"size_{name}": np.stack([one[name] for one in sums]) for name in sums[0]}
 
 

@@ -250,6 +250,16 @@ def _joined(one: float, other: float, correlation: float) -> float:
     return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 
+def chance_ece(scores: SampleScores) -> float:
+    """The mean of the ECE that a calibrated network of these confidences has by chance: at most so much is too large.
+
+    The sum over bins of the mean of |N(0, s^2)|, s^2 the sum of the squared gaps of the bin.
+    """
+    rows = sums(scores)
+    spread = np.sqrt(((rows[:, _CONFIDENCE] - rows[:, _CORRECT]) ** 2).sum(axis=0))
+    return float(math.sqrt(2 / math.pi) * spread.sum() / len(rows))
+
+
 def _calibrated(rows: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """The ECE that a calibrated network of these confidences has by chance, whose gaps have mean 0, (draws,)."""
     gap = rows[:, _CONFIDENCE] - rows[:, _CORRECT]

@@ -6,6 +6,7 @@ summary is a weighted sum of scores per image, so that its error follows from th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ HEADLINES = (
     Headline("mCECE", "mcece", reading=LOWER),
 )  # fmt: skip
 RELATIVE = {"accuracy": "corruption error", "nll": "corruption NLL", "ece": "corruption ECE"}
+CHANCE = "ece_chance"  # per cell: what the ECE is too large by at most, on average
 PER_CELL, PER_BLOCK, PER_SIZE = ("corruption", "severity"), ("block",), ("size",)
 
 
@@ -44,8 +46,8 @@ def quantities() -> dict[str, Quantity]:
     """What is stored for every corruption and severity."""
     found = {"samples": Quantity("samples")}
     for name, (long_name, units, _) in METRICS.items():
-        found[name] = Quantity(long_name, units, bounds=BOUNDS[name], error="samples")
-    return found
+        found[name] = Quantity(long_name, units, bounds=BOUNDS[name], error="samples", ends=name == "ece")
+    return {**found, CHANCE: Quantity("mean ECE of a calibrated network of the same confidences")}
 
 
 def block_quantities() -> dict[str, Quantity]:
@@ -57,6 +59,7 @@ def block_quantities() -> dict[str, Quantity]:
 def size_quantities() -> dict[str, Quantity]:
     """What is stored for every size of an ensemble, of the first so many members."""
     found = {f"size_{name}": Quantity(long_name, units, PER_SIZE) for name, (long_name, units, _) in METRICS.items()}
+    found[f"size_{CHANCE}"] = replace(quantities()[CHANCE], dims=PER_SIZE)
     for name, quantity in block_quantities().items():
         found[f"size_{name}"] = replace(quantity, dims=(*PER_SIZE, *PER_BLOCK))
     return found
@@ -73,8 +76,10 @@ def summaries(*, baseline: bool, sizes: bool = False) -> dict[str, Quantity]:
 
 
 def _is_mean(name: str) -> bool:
-    """Whether a summary, or an error, is one over all corruptions and severities."""
-    return name.removesuffix("_se") in [one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])]
+    """Whether a summary, an error or an end is one over all corruptions and severities."""
+    return re.sub("_(se|low|high)$", "", name) in [
+        one for name, row in METRICS.items() for one in (f"mean_{name}", row[2])
+    ]
 
 
 def _summaries(*, baseline: bool) -> dict[str, Quantity]:
@@ -86,13 +91,14 @@ def _summaries(*, baseline: bool) -> dict[str, Quantity]:
             ("mean", "corruptions and severities", ()),
         ):
             found[f"{prefix}_{name}"] = Quantity(
-                f"{long_name}, mean over {over}", units, dims, bounds=BOUNDS[name], error="samples", over="block"
-            )
+                f"{long_name}, mean over {over}", units, dims, bounds=BOUNDS[name], error="samples", over="block",
+                ends=name == "ece",
+            )  # fmt: skip
         if baseline:
             for of, what, dims in ((f"relative_{name}", "", ("corruption",)), (relative, "mean ", ())):
                 found[of] = Quantity(
                     f"{what}{RELATIVE[name]} relative to the baseline", dims=dims,
-                    error="samples, of a fixed baseline", over="block",
+                    error="samples, of a fixed baseline", over="block", ends=name == "ece",
                 )  # fmt: skip
     return found
 
@@ -102,6 +108,7 @@ def reduced(data: Mapping[str, np.ndarray]) -> Values:
 
     mCE (Hendrycks & Dietterich 2019): mean over corruptions of sum_s error / sum_s error of the baseline, as a
     fraction; mCNLL and mCECE are the same of NLL and ECE. Of an ensemble also of its first members, for every size.
+    Every ECE is too large by chance, and so is their mean: its interval reaches down by what a calibrated network has.
     """
     found: dict[str, np.ndarray] = dict(_reduced(data))
     if "size_nll" not in data:
@@ -109,7 +116,7 @@ def reduced(data: Mapping[str, np.ndarray]) -> Values:
     whole = {name: data[name] for name in data if name in ("done", "block_samples") or name.startswith("baseline_")}
     each = []
     for k in range(data["size_nll"].shape[2]):
-        of_size = {name: data[f"size_{name}"][:, :, k] for name in METRICS}
+        of_size = {name: data[f"size_{name}"][:, :, k] for name in (*METRICS, CHANCE)}
         each.append(_reduced({**whole, **of_size, **{f"{n}_block": data[f"size_{n}_block"][:, :, k] for n in METRICS}}))
     return {**found, **{f"size_{name}": np.array([one[name] for one in each]) for name in found if _is_mean(name)}}
 
@@ -124,28 +131,32 @@ def _reduced(data: Mapping[str, np.ndarray]) -> Values:
         columns[np.arange(severities), :, np.arange(severities)] = 1 / types
         weights = {"type": rows, "severity": columns, "mean": np.full((1, *done.shape), 1 / done.size)}
         for prefix, of in weights.items():
-            value, error = _weighted(data, name, of)
-            found[f"{prefix}_{name}"], found[f"{prefix}_{name}_se"] = _scalar(value), _scalar(error)
+            found |= _with_ends(f"{prefix}_{name}", *map(_scalar, _weighted(data, name, of)))
         if f"baseline_{name}" not in data:
             continue
         baseline = data[f"baseline_{name}"]
         with np.errstate(invalid="ignore", divide="ignore"):
             share = 1 / (1 - baseline if name == "accuracy" else baseline).sum(axis=1)
             of = rows * severities * share[:, None, None]
-            value, error = _weighted(data, name, of)
+            value, *rest = _weighted(data, name, of)
             value = of.sum(axis=(1, 2)) - value if name == "accuracy" else value
-            mean, mean_error = _weighted(data, name, of.mean(axis=0, keepdims=True))
+            mean, *mean_rest = _weighted(data, name, of.mean(axis=0, keepdims=True))
             mean = of.sum(axis=(1, 2)).mean() - mean if name == "accuracy" else mean
-        found[f"relative_{name}"], found[f"relative_{name}_se"] = value, error
-        found[relative], found[f"{relative}_se"] = _scalar(mean), _scalar(mean_error)
+        found |= _with_ends(f"relative_{name}", value, *rest) | _with_ends(relative, *map(_scalar, (mean, *mean_rest)))
     return found
+
+
+def _with_ends(name: str, value: np.ndarray, error: np.ndarray, *ends: np.ndarray) -> dict[str, np.ndarray]:
+    found = {name: value, f"{name}_se": error}
+    return found | dict(zip((f"{name}_low", f"{name}_high"), ends, strict=False))
 
 
 def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[float, calibration.Interval]]:
     """Mean scores over corruptions and severities of a result minus those of another one on the same images.
 
     Intervals are those of Student's t over blocks of samples, which both have in common. The error of the ECE is that
-    of its calibration gaps, whose signs per bin are taken as given.
+    of its calibration gaps, whose signs per bin are taken as given; each end goes further by what one of the two may be
+    too large by chance.
     """
     found = {}
     for name in METRICS:
@@ -154,21 +165,31 @@ def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[fl
         counts = data["block_samples"].values
         error = float(_error_over_blocks((sums - others)[None] / counts, counts)[0])
         low, high = intervals.interval(value, error, len(counts))
+        if name == "ece":
+            low, high = low - float(data[CHANCE].mean()), high + float(other[CHANCE].mean())
         found[name] = value, calibration.Interval(error, float(low), float(high))
     return found
 
 
-def _weighted(data: Mapping[str, np.ndarray], name: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of scores over cells with weights (k, corruption, severity), and their standard errors, (k,) each."""
-    known = np.where(data["done"] == 1, data[name], np.nan)
-    with np.errstate(invalid="ignore"):
-        value = np.where(weights != 0, weights * known, 0.0).sum(axis=(1, 2))
-    if f"{name}_block" not in data:
-        return value, np.full(len(value), np.nan)
+def _weighted(data: Mapping[str, np.ndarray], name: str, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Sums of scores over cells with weights (k, corruption, severity), their errors, the ends of ECEs, (k,) each."""
+    value, n = _over_cells(data, name, weights), len(data.get("block_samples", ()))
+    if not n or f"{name}_block" not in data:
+        return value, *[np.full(len(value), np.nan)] * (3 if name == "ece" else 1)
     counts, sums = data["block_samples"], data[f"{name}_block"]
     with np.errstate(invalid="ignore", divide="ignore"):
         parts = np.where((weights != 0)[..., None], weights[..., None] * sums, 0.0).sum(axis=(1, 2)) / counts
-    return value, _error_over_blocks(parts, counts)
+    error = _error_over_blocks(parts, counts)
+    if name != "ece":
+        return value, error
+    half = intervals.quantile(n) * error
+    return value, error, np.maximum(value - _over_cells(data, CHANCE, weights) - half, 0.0), value + half
+
+
+def _over_cells(data: Mapping[str, np.ndarray], name: str, weights: np.ndarray) -> np.ndarray:
+    known = np.where(data["done"] == 1, data[name], np.nan)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(weights != 0, weights * known, 0.0).sum(axis=(1, 2)))
 
 
 def _error_over_blocks(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -74,6 +74,8 @@ def paired(data: xr.Dataset, other: xr.Dataset) -> Mapping[str, Difference]:
     found = corruption_summary.paired_difference(data, other)
     blocks = data.sizes["block"]
     return {
-        f"mean {name}": by_error(value, interval.error, blocks, f"paired over {counted(blocks, 'block')} of samples")
-        for name, (value, interval) in found.items()
+        f"mean {name}": by_error(
+            value, of.error, blocks, f"paired over {counted(blocks, 'block')} of samples", (of.low, of.high)
+        )
+        for name, (value, of) in found.items()
     }

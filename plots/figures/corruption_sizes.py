@@ -8,7 +8,7 @@ import xarray as xr
 from landscape.plots import broken, style
 from landscape.plots.figure import Axes, Figure, Look
 from landscape.plots.figures.ensemble import count_axis
-from landscape.statistics.stored import error_of, half_width
+from landscape.statistics.stored import ends_of, error_of
 
 MEANING = (
     "Scores under corruptions of the first so many members of an ensemble, mean over corruptions and severities, or "
@@ -24,11 +24,11 @@ def draw(data: xr.Dataset, ax: Axes, *, look: Look, quantity: str = "") -> Axes:
     """Draw a score over the number of members, by default mCNLL or, without a baseline, the mean NLL."""
     quantity = quantity or next(iter(panels([data])))
     value, error = data[f"size_{quantity}"].values, error_of(data, f"size_{quantity}")
-    value = 1 - value if quantity == "mean_accuracy" else value
-    ax.errorbar(
-        data["size"].values, value, yerr=broken.bar(half_width(data, f"size_{quantity}")), **look.cues, elinewidth=0.7,
-        label=look.label,
-    )  # fmt: skip
+    low, high = ends_of(data, f"size_{quantity}")
+    if quantity == "mean_accuracy":
+        value, low, high = 1 - value, 1 - high, 1 - low
+    bars = broken.bars(value, low, high)
+    ax.errorbar(data["size"].values, value, yerr=bars, **look.cues, elinewidth=0.7, label=look.label)
     broken.mark(ax, data["size"].values, value, error)
     ax.set(xlabel="members", ylabel={**RELATIVE, **MEANS}[quantity])
     count_axis(ax, data["size"].values)

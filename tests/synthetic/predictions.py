@@ -187,7 +187,9 @@ def corruption(network: Network) -> tuple[Plan, Measure]:
         random = np.random.default_rng(unit.seed(0)).normal(size=20)
         found = {"accuracy": accuracy, "nll": 3 - 2 * accuracy, "ece": 0.4 - accuracy / 3}
         by_size = {name: value * np.array([1.2, 1.1, 1.0]) for name, value in found.items()}
-        return {"samples": 1000, **found, **{f"{name}_se": 0.01 for name in found},
+        ends = {"ece_low": found["ece"] - 0.02, "ece_high": found["ece"] + 0.02, "ece_chance": 0.01}
+        return {"samples": 1000, **found, **{f"{name}_se": 0.01 for name in found}, **ends,
+                "size_ece_chance": np.full(3, 0.01),
                 **{f"{name}_block": 50 * value + 2 * random for name, value in found.items()},
                 **{f"size_{name}": values for name, values in by_size.items()},
                 **{f"size_{name}_block": np.add.outer(50 * values, 2 * random) for name, values in by_size.items()},
