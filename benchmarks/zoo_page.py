@@ -23,8 +23,7 @@ def cells(row: Row) -> list[str]:
     """A row of the table."""
     if "broken" in row or "not_built" in row:
         return [row["name"], row.get("broken") or "not built", *[""] * (3 + len(COLUMNS))]
-    layers = row["discovery"]
-    known = "layers" in layers
+    layers, known = row["discovery"], "layers" in row["discovery"]
     kinds = ", ".join(f"{count} {kind}" for kind, count in layers.get("kinds", {}).items())
     read = row.get("attention", {})
     measured = known and layers["attentions"] and read.get("outcome") != "limit"
@@ -34,12 +33,8 @@ def cells(row: Row) -> list[str]:
         f"{layers['grids']}" if known else "",
         f"{read.get('finite', 0)} of {layers['attentions']}" if measured else "",
         f"{row.get('lesion', {}).get('units', '')}",
-        *(
-            f"{SIGNS[row[c]['outcome']]}" + (f" {row[c]['finite']}/{row[c]['of']}" if "nan" in row[c] else "")
-            if c in row
-            else ""
-            for c in COLUMNS
-        ),
+        *(SIGNS[row[c]["outcome"]] + (f" {row[c]['finite']}/{row[c]['of']}" if "nan" in row[c] else "")
+          if c in row else "" for c in COLUMNS),
     ]  # fmt: skip
 
 
@@ -97,8 +92,7 @@ def page(known: Iterable[Row], everything: int) -> str:
         f"`benchmarks/zoo.py` from {' to '.join(dict.fromkeys((dates[0], dates[-1])))} with {versions}, on four "
         "samples of noise; `hessian` on two samples, with two products, which are compared with differences of "
         "gradients only where no number comes out. Of detection networks the scores of the classes are measured, as "
-        "means over anchors, or in R-CNNs of a box that is the image.", "",
-        "| cell | meaning |", "| --- | --- |",
+        "means over anchors, or in R-CNNs of a box that is the image.", "", "| cell | meaning |", "| --- | --- |",
         *(f"| {SIGNS.get(outcome, '(empty)')} | {meaning} |" for outcome, meaning in MEANINGS.items()), "",
         "[The reasons](#reasons) for refusals and failures follow the table, and [the versions](#versions) of this "
         "project that measured the cells end the page.", "",
