@@ -282,7 +282,7 @@ def test_the_error_of_a_temperature_is_over_samples_not_labels() -> None:
 
 def test_what_is_no_classifier_is_refused() -> None:
     logits, targets = logits_and_classes(20)
-    with pytest.raises(ValueError, match="got 1 sample; give --samples"):
+    with pytest.raises(ValueError, match="got 1 sample; raise --samples"):
         Calibration().plan(subject_of(logits[:1], targets[:1]))
     with pytest.raises(OptionError, match="got --loss mse"):
         Calibration().plan(replace(subject_of(logits, targets), losses=mse, traits=LossTraits(name="mse")))
