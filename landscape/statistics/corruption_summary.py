@@ -165,8 +165,9 @@ def paired_difference(data: xr.Dataset, other: xr.Dataset) -> dict[str, tuple[fl
         counts = data["block_samples"].values
         error = float(_error_over_blocks((sums - others)[None] / counts, counts)[0])
         low, high = intervals.interval(value, error, len(counts))
-        if name == "ece":
-            low, high = low - float(data[CHANCE].mean()), high + float(other[CHANCE].mean())
+        if name == "ece":  # of a result without what chance adds, the interval is not known
+            mine, theirs = (float(one[CHANCE].mean()) if CHANCE in one else np.nan for one in (data, other))
+            low, high = low - mine, high + theirs
         found[name] = value, calibration.Interval(error, float(low), float(high))
     return found
 
