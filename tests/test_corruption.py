@@ -138,6 +138,7 @@ def test_the_interval_of_a_mean_calibration_error_holds_the_truth_though_every_o
             data |= {name: data["ece"], f"{name}_block": data["ece_block"]}
         found = reduced(data)
         inside += bool(found["mean_ece_low"] <= excess <= found["mean_ece_high"])
+        assert found["mean_ece_high"] - found["mean_ece_low"] < 0.2
     assert inside >= 37
 
 
