@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from analytic import tanh_net
+from landscape_gradient_norm import figure
 from landscape_gradient_norm.probe import GradientNorm
 
 import landscape
 from landscape import plots, plugins, probes
 from landscape.checkpoints.optimizer_state import optimizer_class
 from landscape.data import load_batches
+from landscape.plots import appearance
 from landscape.probes import probe_class
 from landscape.results import reader
 from landscape.running.run import digest
@@ -47,7 +49,7 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_a_probe_of_ones_own_is_measured_stored_and_found_again(tmp_path: Path) -> None:
-    subject, out = tanh_net(), tmp_path / "results.h5"
+    subject, out = tanh_net(sizes=(3,) * 4), tmp_path / "results.h5"
     for probe in (GradientNorm, GradientNorm(), GradientNorm(order=2)):
         found = landscape.measure(probe, subject, out=out, quiet=True)
         np.testing.assert_allclose(found["norm"], found["batch_norm"].mean("batch"))
@@ -56,6 +58,8 @@ def test_a_probe_of_ones_own_is_measured_stored_and_found_again(tmp_path: Path) 
     assert [name.partition("/")[0] for name, _ in reader.groups(out)] == ["gradient-norm"] * 2
     assert "norm_se" in found
     assert found["norm_se"].attrs["n"] == found.sizes["batch"]
+    drawn = figure.page([found], appearance.looks([found]))
+    assert any("95 % intervals" in text.get_text() for text in drawn.texts)  # what its bars are
 
 
 def test_other_code_is_another_result_and_a_name_of_this_project_is_refused() -> None:

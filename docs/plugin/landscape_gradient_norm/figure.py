@@ -17,8 +17,9 @@ def draw(data, axes, *, look):
 
 
 def page(results, looks):
-    """All networks, with their legend and protocol."""
-    figure = style.page(results, looks, height=2.0, legend=looks)
+    """All networks, with their legend, their protocol and what the bars are."""
+    note = "Bars: 95 % intervals over mini-batches."
+    figure = style.page(results, looks, height=2.0, legend=looks, note=note)
     axes = figure.subplots()
     for data, look in zip(results, looks, strict=True):
         draw(data, axes, look=look)
